@@ -103,8 +103,9 @@ GPU_MINUTES ?= 9
 GPU_CALL_MINUTES ?= $(GPU_MINUTES)
 GPU_STUDY := $(if $(filter 9,$(GPU_MINUTES)),gpu,gpu-grid)
 gpu-study: ## one NVIDIA GPU, nine minutes (or GPU_MINUTES=32), no network: records, in build/gpu-study.tar.gz, or in $OUT
-	PYTHONPATH=.:build/packages $(GPU_PYTHON) -m energynn.cli study run $(GPU_STUDY) --minutes $(GPU_CALL_MINUTES) --warm-up \
-	  --run-minutes 4 --archive $(or $(OUT),build)/gpu-study.tar.gz --runs-dir build/gpu-runs
+	PYTHONPATH=.:build/packages timeout -s INT $$((60 * $(GPU_CALL_MINUTES) + 45)) $(GPU_PYTHON) -m energynn.cli study run $(GPU_STUDY) \
+	  --minutes $(GPU_CALL_MINUTES) --warm-up --runs-dir build/gpu-runs; status=$$?; mkdir -p $(or $(OUT),build); \
+	tar -czf $(or $(OUT),build)/gpu-study.tar.gz --exclude=checkpoint -C build/gpu-runs . ; exit $$status
 
 GPU_PYTHON_VERSION ?= 3.12
 gpu-carry: $(TRAIN) ## what a machine with a GPU needs of this one and git does not bring: build/data, build/commit, build/packages

@@ -47,11 +47,11 @@ class Variables:
         if self is SRUN and "SLURM_STEP_ID" not in os.environ:
             # the batch script itself is one process, whatever the number of tasks
             return False
-        return self.rank in os.environ
+        return {self.rank, self.size} <= os.environ.keys()
 
 
 MPICH = Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")  # and Slurm's pmi2
-PMIX = Variables("PMIX_RANK", "", "")
+PMIX = Variables("PMIX_RANK", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
 OPEN_MPI = Variables(
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
@@ -61,7 +61,7 @@ TORCHRUN = Variables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 # SLURM_STEP_TASKS_PER_NODE begins with the number of this host only where all hosts have the same
 # number. No more is needed of it.
 SRUN = Variables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
-OF_MPI = (MPICH, PMIX, OPEN_MPI)
+OF_MPI = (MPICH, OPEN_MPI, PMIX)
 ALL = (*OF_MPI, TORCHRUN, SRUN)
 
 
@@ -72,9 +72,7 @@ def started_by_mpi() -> bool:
 
 def rank() -> int:
     """The number of this process among the ranks of its run; 0 where no launcher has started it."""
-    return next(
-        (int(os.environ[variables.rank]) for variables in ALL if variables.are_set()), 0
-    )
+    return (rank_and_size() or (0, 1))[0]
 
 
 def rank_and_size() -> tuple[int, int] | None:
@@ -82,7 +80,7 @@ def rank_and_size() -> tuple[int, int] | None:
     it.
     """
     for variables in ALL:
-        if variables.are_set() and variables.size in os.environ:
+        if variables.are_set():
             return int(os.environ[variables.rank]), int(os.environ[variables.size])
     return None
 
@@ -144,9 +142,8 @@ def find_launcher(devices: int) -> str:
     return "torchrun" if devices > 1 else "alone"
 
 
-def find_mpi() -> tuple[str, str]:
-    """Path of mpirun and its flavour, ``mpich`` or ``openmpi``; the environment's own comes
-    before the site's.
+def find_mpi() -> str:
+    """Path of mpirun; the environment's own comes before the site's.
 
     Raises ValueError with the remedy if there is no mpirun or mpi4py finds no MPI library.
     """
@@ -161,21 +158,19 @@ def find_mpi() -> tuple[str, str]:
     if probe.returncode:
         lines = probe.stderr.strip().splitlines() or ["unknown error"]
         raise ValueError(f"no MPI library found by mpi4py ({lines[-1]}); {remedy}")
-    version = subprocess.run(
-        [mpirun, "--version"], capture_output=True, text=True
-    ).stdout
-    return mpirun, "openmpi" if "Open MPI" in version else "mpich"
+    return mpirun
 
 
-def mpi_start(mpirun: str, flavour: str, ranks: int) -> list[str]:
-    """Begin an mpirun command that labels the lines of several ranks.
+def mpi_start(ranks: int) -> list[str]:
+    """Begin an mpirun command that labels the ranks' lines.
 
     Open MPI has to be told that ranks may share and choose cores.
     """
-    options, label = ["--oversubscribe", "--bind-to", "none"], "--tag-output"
-    if flavour == "mpich":
-        options, label = [], "-l"
-    return [mpirun, *options, *([label] if ranks > 1 else []), "-n", str(ranks)]
+    mpirun, options = find_mpi(), ["-l"]
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True)
+    if "Open MPI" in version.stdout:
+        options = ["--oversubscribe", "--bind-to", "none", "--tag-output"]
+    return [mpirun, *options, "-n", str(ranks)]
 
 
 def mpi_environment() -> dict[str, str]:

@@ -19,7 +19,6 @@ import psutil
 STARTER_VARIABLE = "ENERGYNN_STARTER"
 # the folder for which a process and all that it starts work
 MARK_VARIABLE = "ENERGYNN_MARK"
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SET_PDEATHSIG = 1  # a number of Linux's prctl
 GRACE_S = 2.0  # between asking processes to end and killing them
 STUCK_S = 30.0  # for one that even SIGKILL does not end, as it waits for a disk
@@ -117,7 +116,7 @@ def try_to_read(read: Callable, path: str, parent: int) -> None:
 
 
 def name_of_this_process() -> str:
-    """Name this process by boot, process namespace and number to another, which may be
+    """Name this process by host, process namespace and number to another, which may be
     elsewhere.
     """
     return f"{_place()} {os.getpid()}"
@@ -126,21 +125,13 @@ def name_of_this_process() -> str:
 def is_alive(name: str) -> bool:
     """Tell whether a process named by ``name_of_this_process`` lives, as far as this one sees."""
     place, _, number = name.rpartition(" ")
-    return place != _place() or lives(int(number))
+    if place != _place():
+        return True
+    try:
+        return psutil.Process(int(number)).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _place() -> str:
-    return f"{boot_id() or os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
-
-
-def boot_id() -> str:
-    """Name this start of the host's kernel; empty where it tells none, as gVisor's."""
-    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-
-
-def lives(number: int) -> bool:
-    """Tell whether a process of this host has not ended."""
-    try:
-        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return f"{os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"

@@ -1,29 +1,22 @@
-"""Lines for a person: how far something long is, what has become of a run, how much energy that
-is.
-"""
+"""Lines for a person: how far something long is, what a run took, how much energy that is."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable
 
 PERIOD_S = 2.0  # between two lines
 CLASSES = {"photographs": 10, "imagenet": 1000}  # by data set
-INDENT = " " * 11
 
 
 def entry(state: str, name: str, words: str) -> str:
-    """What has become of a run, on lines of 80 columns: what is to be said of it stands below
-    its name.
-    """
-    facts = dict(
-        initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
-    )
-    return "\n".join([f"{state:10} {name}", *textwrap.wrap(words, 79, **facts)])
+    """A line, and below it what is to be said of it, on lines of 80 columns."""
+    room = {"initial_indent": " " * 11, "subsequent_indent": " " * 11}
+    said = textwrap.fill(words, 79, break_on_hyphens=False, **room)
+    return f"{state:10} {name}\n{said}"
 
 
 def tell(text: str) -> None:
@@ -45,12 +38,8 @@ def _fold(line: str, width: int) -> str:
 def energy_words(energy_Wh: float) -> str:
     """An energy in Wh, or from 1 kWh on in kWh, with three digits."""
     unit, size = ("kWh", 1000.0) if abs(energy_Wh) >= 999.5 else ("Wh", 1.0)
-    value = energy_Wh / size
-    return (
-        f"{value:,.0f} {unit}"
-        if abs(value) >= 999.5
-        else f"{float(f'{value:.3g}'):.12g} {unit}"
-    )
+    three_digits = float(f"{energy_Wh / size:.3g}")
+    return f"{three_digits:,.12g} {unit}"
 
 
 def sentence(record: dict) -> str:
@@ -75,28 +64,22 @@ def sentence(record: dict) -> str:
     return ", ".join(parts)
 
 
-def meter(
-    label: str, total: float, unit: str, progress: Callable[[str], None] = print
-) -> Callable[[float], None]:
-    """A function to call with each amount done, from any thread; at most every two seconds it
-    tells how it goes.
+def meter(label: str, total: int, unit: str) -> Callable[[int], None]:
+    """A function to call with each number done; at most every two seconds it tells how it goes."""
+    begun = last = time.monotonic()
+    done = 0
 
-    ``total`` and the amounts are in ``unit``, for example "GB" or "images".
-    """
-    lock, begun, done, last = threading.Lock(), time.monotonic(), 0.0, time.monotonic()
-
-    def advance(amount: float) -> None:
+    def advance(number: int) -> None:
         nonlocal done, last
-        with lock:
-            done += amount
-            now = time.monotonic()
-            if now - last < PERIOD_S or not done:
-                return
-            last, rate = now, done / (now - begun)
-            left_s = (total - done) / rate
-            progress(
-                f"{label}: {done:.6g} of {total:.6g} {unit}, "
-                f"{rate:.3g} {unit}/s, {left_s:.0f} s left"
-            )
+        done += number
+        now = time.monotonic()
+        if now - last < PERIOD_S:
+            return
+        last, rate = now, done / (now - begun)
+        left_s = (total - done) / rate
+        print(
+            f"{label}: {done} of {total} {unit}, "
+            f"{rate:.3g} {unit}/s, {left_s:.0f} s left"
+        )
 
     return advance

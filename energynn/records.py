@@ -32,19 +32,18 @@ READABLE = ("energynn-record/2", SCHEMA)
 FEWEST_SAMPLES = 60
 
 _ROWS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
-_FIELDS = {}
+FIELDS = {}
 for _name, _facts in _ROWS.items():
     _parts = (*energy.COMPONENTS, "total") if "*" in _name else [""]
-    _FIELDS |= {_name.replace("*", part): _facts for part in _parts}
-FIELDS = {
-    name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FIELDS.items()
-}
-ALWAYS = tuple(name for name, facts in _FIELDS.items() if facts.get("required"))
-FROM_INTENT = tuple(name for name, facts in _FIELDS.items() if facts.get("intent"))
-KIND_OF = {name: facts.get("kind", "text") for name, facts in _FIELDS.items()}
+    FIELDS |= {_name.replace("*", part): _facts for part in _parts}
+ALWAYS = tuple(name for name, facts in FIELDS.items() if facts.get("required"))
+FROM_INTENT = tuple(name for name, facts in FIELDS.items() if facts.get("intent"))
+KIND_OF = {name: facts.get("kind", "text") for name, facts in FIELDS.items()}
+UTC = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z\Z"
 KINDS = {
     "number": int | float,
     "text": str,
+    "time": Annotated[str, msgspec.Meta(pattern=UTC)],
     "schema": Literal[READABLE],
     "status": Literal["finished", "failed", "killed", "interrupted"],
     "flag": bool,
@@ -52,7 +51,6 @@ KINDS = {
     "tables": list[dict],
     "texts": list[str],
 }
-UTC = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"
 GIVEN = {"schema", "status", "status_reason", "ended_at", "files", "record_sha256"}
 # Files and folders of a run that the record is not derived from: the notebook is a view of the run,
 # the log of a batch job grows after the record, checkpoints are of use until the training ends.
@@ -83,10 +81,8 @@ def _struct(name: str, fields: Collection[str]) -> type[msgspec.Struct]:
     """Make the type of a JSON object with these fields of a record."""
     members = []
     for field in fields:
-        unit, meaning = FIELDS[field]
-        about = msgspec.Meta(description=f"{meaning} [{unit}]")
         default = [] if field in ALWAYS else [None]
-        members.append((field, Annotated[KINDS[KIND_OF[field]], about], *default))
+        members.append((field, KINDS[KIND_OF[field]], *default))
     return msgspec.defstruct(name, members, kw_only=True)
 
 
@@ -423,8 +419,6 @@ def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
     unread = {flag.partition(": ")[0] for flag in record["flags"]}
     derived = derive(run_dir, intent, record["status"], record["files"].keys() - unread)
     faults = []
-    if not re.fullmatch(UTC, record["ended_at"]):
-        faults.append(f"ended_at: {record['ended_at']!r} is no time in UTC")
     if record["status"] == "finished" and record["status_reason"]:
         faults.append("status_reason: a finished run needs none")
     for name in FIELDS:
@@ -482,15 +476,3 @@ def how_far(events: list[dict]) -> str:
     if epochs:
         return f"{epochs[-1]['epoch']} of {epochs[-1]['epochs']} epochs were done"
     return "no end of an epoch is known"
-
-
-def table() -> str:
-    """Write the fields of a record as a Markdown table; * stands for gpu, cpu, ram and total."""
-    lines = ["| field | unit | meaning |", "|---|---|---|"]
-    for name, facts in _ROWS.items():
-        lines.append(f"| `{name}` | {facts.get('unit', '')} | {facts['meaning']} |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(table())

@@ -101,6 +101,7 @@ def minimal_record(**fields) -> dict:
     """A record with every field that each must have, empty but for those given."""
     empty = {
         "text": "",
+        "time": "2026-01-01T00:00:00Z",
         "status": "finished",
         "schema": records.SCHEMA,
         "number": 0,

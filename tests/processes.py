@@ -32,3 +32,11 @@ def processes_of(folder):
         if str(folder) in words and process.pid != os.getpid() and alive:
             found.append(process)
     return found
+
+
+def lives(number):
+    """Whether a process of this host has not ended."""
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -263,3 +264,29 @@ def test_the_examples_of_the_guide_run(two_runs, powered, tmp_path):
         command, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0 and "simulated" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_the_guide_forecasts_measured_commands(powered, tmp_path):
+    """docs/own.md as it stands, from three measured commands to how many devices and kWh."""
+    text = (REPOSITORY / "docs" / "own.md").read_text()
+    section = text.partition("## How many GPUs")[2].partition("\n## ")[0]
+    lines = re.findall(r"^    (\S.*)$", section, flags=re.MULTILINE)
+    assert len(lines) == 5
+    environment = os.environ | {"ENERGYNN_POWERCAP": str(powered)}
+    (tmp_path / "build").mkdir()
+    for name in ("examples", "energynn"):
+        os.symlink(REPOSITORY / name, tmp_path / name)
+    for line in lines:
+        line = line.replace(".venv/bin/energynn", ".venv/bin/python -m energynn.cli")
+        done = subprocess.run(
+            shlex.split(line.replace(".venv/bin/python", sys.executable)),
+            env=environment | {"PYTHONPATH": str(tmp_path)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    table = done.stdout.partition("\n\n")[0]
+    assert "kWh" in table and "fastest" in table and "not known" not in table
+    assert "3 simulated runs" in done.stdout  # as this machine's sensor is

@@ -1,8 +1,6 @@
 """What people call a run, and what they are told of it: lists, comparisons, one sentence."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 import energynn
 from energynn import cli, config, records
 from energynn.files import write_json
-from energynn.launch import start, supervise
+from energynn.launch import start
 from energynn.progress import sentence
 from tests.conftest import write_run_dir
 
@@ -177,30 +175,3 @@ def test_one_sentence_says_energy_how_good_time_and_accuracy():
     assert sentence({"training_time_s": 3.0, "metrics": {"rmse": 1 / 3}}) == (
         "in 3 s, rmse 0.3333"
     )
-
-
-HOLDS = """
-import time
-from energynn.launch import supervise
-held = supervise.take_host()
-print("held", flush=True)
-time.sleep(2)
-"""
-
-
-@pytest.mark.parametrize("is_left", [True, False])
-def test_only_what_is_left_of_the_same_run_is_waited_for(tmp_path, is_left):
-    parent = "1" if is_left else str(os.getpid())
-    words = [sys.executable, "-c", HOLDS, str(tmp_path), parent]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
-        other.stdout.readline()
-        whose = f"process {other.pid} of .* since .*; one at a time"
-        with pytest.raises(ValueError, match=whose):
-            supervise.take_host()
-        supervise.await_predecessor(tmp_path / "another")
-        assert other.poll() is None
-        supervise.await_predecessor(tmp_path)
-        if is_left:
-            supervise.take_host().close()
-        else:
-            assert other.poll() is None

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from energynn import processes
-from tests.processes import wait_until
+from tests.processes import lives, wait_until
 
 CHILD = "import os, sys, time; from energynn import processes\n{arm}\nprint(os.getpid(), flush=True); time.sleep(60)"
 
@@ -32,7 +32,7 @@ def test_a_process_ends_with_its_parent(arm):
     pid = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    wait_until(lambda: not processes.lives(pid), 5, "for the child to end")
+    wait_until(lambda: not lives(pid), 5, "for the child to end")
 
 
 def test_an_orphan_ends_at_once():
@@ -78,13 +78,11 @@ def test_what_a_process_forks_ends_with_it_but_not_with_a_thread():
     parent = python(program)
     lines = sorted((parent.stdout.readline().split() for _ in range(2)), key=len)
     (of_thread,), forked = [[int(word) for word in line] for line in lines]
-    assert processes.lives(of_thread)
+    assert lives(of_thread)
     parent.kill()
     parent.wait()
-    wait_until(
-        lambda: not any(map(processes.lives, forked)), 5, "for what was forked to end"
-    )
-    assert processes.lives(of_thread)
+    wait_until(lambda: not any(map(lives, forked)), 5, "for what was forked to end")
+    assert lives(of_thread)
     os.kill(of_thread, signal.SIGKILL)
 
 
@@ -109,7 +107,7 @@ def test_a_file_that_crashes_its_reader_or_holds_it_for_ever_is_one_line(
     with pytest.raises(ValueError, match="file: is damaged .*copy it again"):
         processes.require_an_end(read, tmp_path / "file", 5)
     for number in tmp_path.iterdir():
-        assert not processes.lives(int(number.read_text())), "the reader is left behind"
+        assert not lives(int(number.read_text())), "the reader is left behind"
 
 
 @pytest.mark.parametrize("read", [refuses, repr])
@@ -126,11 +124,3 @@ def test_all_that_works_for_a_folder_is_ended(tmp_path):
     assert len(processes.marked(tmp_path)) >= 2
     processes.end_marked(tmp_path)
     assert not processes.marked(tmp_path) and started.wait() == -signal.SIGKILL
-
-
-def test_a_kernel_without_a_name_for_its_start_has_that_of_the_host(
-    monkeypatch, tmp_path
-):
-    """As gVisor's: there no run could begin."""
-    monkeypatch.setattr(processes, "BOOT_ID", tmp_path / "missing")
-    assert processes.is_alive(processes.name_of_this_process())

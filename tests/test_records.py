@@ -3,6 +3,7 @@
 import fcntl
 import json
 import shutil
+import tomllib
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -232,5 +233,11 @@ def test_records_of_today_and_before_are_whole():
     assert records.check(folder) == [] and len(records.read_all(folder)) == 24
 
 
-def test_the_table_of_the_fields_is_the_one_that_is_printed():
-    assert records.table() in (REPOSITORY / "runs" / "README.md").read_text()
+def test_the_table_of_the_fields_says_what_the_record_has():
+    lines = ["| field | unit | meaning |", "|---|---|---|"]
+    fields = REPOSITORY / "energynn" / "record_fields.toml"
+    for name, facts in tomllib.loads(fields.read_text()).items():
+        lines.append(f"| `{name}` | {facts.get('unit', '')} | {facts['meaning']} |")
+    table = (REPOSITORY / "runs" / "README.md").read_text().splitlines()
+    begin = table.index(lines[0])
+    assert table[begin : begin + len(lines)] == lines

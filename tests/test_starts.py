@@ -61,7 +61,7 @@ def batch_job(folder, devices):
     original, slurm.call = slurm.call, lambda *_: "1"
     try:
         run_dir = folder / "runs" / "local" / config.run_id(made)
-        submit.submit(submit.Job({run_dir: made}, 1, 10), systems.site("local"), "x")
+        submit.submit(submit.Job({run_dir: made}, 10), systems.site("local"), "x")
     finally:
         slurm.call = original
     script = folder / "runs" / "local" / config.run_id(made) / "job" / "job.sh"

@@ -65,14 +65,10 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     """
     table = observations.means(observations.load(runs_dir))
     study = table[table["origin"] == "published"]
-    study = with_scatter(pd.concat([study, observations.published_runs("derived")]))
+    study = pd.concat([study, observations.published_runs("derived")])
     printed = study[study["provenance"] == "published"]
     own = table.query(OF_GPUS)
-    machines = {
-        "all": own,
-        **dict(list(own.groupby(own["system"] + " " + own["hardware"]))),
-    }
-    machines = {name: with_scatter(rows) for name, rows in machines.items()}
+    machines = own.groupby(own["system"] + " " + own["hardware"])
     errata = published.errata()
     outside = others.load()
     claims = []
@@ -95,7 +91,7 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
         entry["derived"] = [derived] if says_more else []
         judged = [
             {"on": name, **judge(claim, rows)}
-            for name, rows in machines.items()
+            for name, rows in [("all", own), *machines]
             if (name == "all") == ("hardware" in claim.get("a", ""))
         ]
         entry["own"] = [verdict for verdict in judged if "value" in verdict]
@@ -125,7 +121,7 @@ def counts(claims: list[dict]) -> dict[str, dict[str, int]]:
     every = [
         (one["verdict"], column) for claim in claims for column, one in columns(claim)
     ]
-    number_of = pd.crosstab(*map(np.array, zip(*every, strict=True)))
+    number_of = pd.DataFrame(every).value_counts().unstack(fill_value=0)
     return number_of.reindex(VERDICTS, columns=COLUMNS, fill_value=0).to_dict()
 
 
@@ -137,36 +133,28 @@ def elsewhere(claim: dict, runs: pd.DataFrame) -> dict:
     test = {name: claim[name] for name in STATEMENT if name in claim}
     test |= claim["elsewhere"]
     rows = others.means(runs.query(test.pop("where"), engine="python"))
-    rows = rows.reindex(columns=rows.columns.union(observations.QUANTITIES))
     rows["series"] = ""
     if "alike" in test:
         rows = others.series(rows.dropna(subset=[test["quantity"]]), test["alike"])
         test["series"] = list(rows["series"].unique())
-    return judge(test, with_scatter(rows)) | {"data": test["data"]}
+    return judge(test, rows) | {"data": test["data"]}
 
 
-def with_scatter(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add how much repeated runs scatter to rows of ``observations.means``, by workload.
+def scatter(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    """Compute by workload how much repeated runs scatter, among rows of ``observations.means``.
 
-    ``<quantity>_scatter`` is the relative standard deviation, ``<quantity>_freedom`` its degrees of
-    freedom.
+    ``scatter`` is the relative standard deviation, ``freedom`` its degrees of freedom.
     """
     runs = observations.distinct(rows[rows["repeats"] > 1])
-    names = observations.QUANTITIES
-    stds = runs.reindex(columns=[f"{name}_std" for name in names]).set_axis(
-        names, axis=1
-    )
-    relative = stds / runs[names]
-    each_freedom = relative.notna().mul(runs["repeats"] - 1.0, axis=0)
-    squares = (each_freedom * relative**2).groupby(runs["workload"]).sum()
-    freedom = each_freedom.groupby(runs["workload"]).sum().replace(0, np.nan)
-    scatter = np.sqrt(squares / freedom)
-    both = scatter.add_suffix("_scatter").join(freedom.add_suffix("_freedom"))
-    return rows.join(both, on="workload").copy()  # in one piece
+    relative = runs.get(f"{quantity}_std", np.nan) / runs[quantity]
+    freedom = (runs["repeats"] - 1.0)[relative.notna()]
+    squares = (freedom * relative**2).groupby(runs["workload"]).sum(min_count=1)
+    freedom = freedom.groupby(runs["workload"]).sum()
+    return pd.DataFrame({"scatter": np.sqrt(squares / freedom), "freedom": freedom})
 
 
 def judge(claim: dict, rows: pd.DataFrame) -> dict:
-    """Judge one statement on rows of ``with_scatter``.
+    """Judge one statement on rows of ``observations.means``.
 
     Returns ``verdict`` and ``reason``, and, where there are data, ``value``, ``low`` and ``high``
     of the mean or of the unit nearest to the ends of what is allowed, the ``units`` (name ->
@@ -235,27 +223,27 @@ def decide(
 
 
 def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
-    """Select the rows that can test a statement; add log, error, degrees of freedom."""
+    """Select the rows that can test a statement; add log, error, degrees of freedom.
+
+    All rows tell how much runs scatter, in the quantity, else in the total energy.
+    """
     quantity = claim["quantity"]
     tested = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else quantity
+    of_runs = scatter(rows, tested).combine_first(scatter(rows, "energy_total_kWh"))
     rows = rows.query(claim.get("where", "devices > 0"))
     provenance = observations.provenance(quantity, rows)
     rows = rows[
         ~provenance.isin(["estimated", "simulated"]) & (rows["copies"] != tested)
     ]
     rows = rows.dropna(subset=[quantity, claim.get("per", quantity)])
-    scatter, freedom = (
-        rows[f"{tested}_{column}"].fillna(rows[f"energy_total_kWh_{column}"])
-        for column in ("scatter", "freedom")
-    )
+    rows = rows.join(of_runs, on="workload")
     printed = observations.DERIVED_FROM.get(tested, [tested])
     rounding = (rows.get(f"{name}_half", np.nan) / rows[name] for name in printed)
     # all between its ends is alike
     squares = sum(part.fillna(0.0) ** 2 / 3 for part in rounding)
     return rows.assign(
         value=np.log(rows[quantity].astype(float)),
-        error=np.sqrt(scatter**2 / rows["repeats"].astype(float) + squares),
-        freedom=freedom,
+        error=np.sqrt(rows["scatter"] ** 2 / rows["repeats"].astype(float) + squares),
     )
 
 

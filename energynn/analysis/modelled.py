@@ -88,15 +88,12 @@ def _derived(values: dict, fit, work, base: int) -> dict[str, np.ndarray]:
     base_h = time_h[work.devices == base, 0]
     samples = (work.trained * work.devices * work.epochs)[:, None]
     sockets = (fit.runs.site.sockets_per_node * work.nodes / work.devices)[:, None]
-    half = fits.forecast(fit, work)["power_W"][1][0][:, None]
     rate = samples / hours[:, least_last]
     return {
         "training_time_h": time_h,
         "speed_up": base_h / time_h[:, least_last],
         "energy_total_kWh": values["energy_kWh"],
-        "energy_per_gpu_hour_kW": values["energy_kWh"][:, :1]
-        / middle_h
-        * np.exp(half * [0, -1, 1]),
+        "energy_per_gpu_hour_kW": fits.forecast(fit, work)["power_W"] / 1000,
         "mean_power_gpu_W": 1000 * values["energy_gpu_kWh"] / middle_h,
         "mean_power_cpu_socket_W": 1000 * values["energy_cpu_kWh"] / middle_h / sockets,
         "samples_per_gpu_hour": rate,

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from energynn.analysis.regression import Fit
 from energynn.files import write_json
 from energynn.measure import energy, machine
 from energynn.reading import json_table
@@ -91,7 +90,7 @@ class Numbers:
     def add_table(
         self,
         frame: pd.DataFrame,
-        units: str | dict[str, str],
+        unit: str,
         provenance: str = "exact",
         names: str = "{row}_{column}",
         **about,
@@ -99,58 +98,16 @@ class Numbers:
         """Add a table's cells as numbers, named by ``names`` from the row's index and the
         column.
 
-        ``units``: column -> unit of the columns to add, or one unit for all columns. The column
-        "value" is left out of a name at its end. Columns "source" and "provenance", where there
-        are any, hold those of each row; all else that ``add`` takes is common to the table.
+        The column "value" is left out of a name at its end. Columns "source" and "provenance",
+        where there are any, hold those of each row; all else that ``add`` takes is common to the
+        table.
         """
-        if isinstance(units, str):
-            units = {
-                column: units
-                for column in frame
-                if column not in ("source", "provenance")
-            }
         common = {"provenance": provenance} | about
-        of_row = frame[
-            [column for column in ("source", "provenance") if column in frame]
-        ]
-        for column, unit in units.items():
+        of_row = frame[frame.columns.intersection(["source", "provenance"])]
+        for column in frame.columns.difference(of_row.columns, sort=False):
             for row, value in frame[column].items():
                 name = names.format(row=row, column=column).removesuffix("_value")
                 self.add(name, value, unit, **common | of_row.loc[row].to_dict())
-
-    def add_fit(
-        self,
-        name: str,
-        fit: Fit | None,
-        unit: str,
-        provenance: str,
-        model: str = "least squares",
-        term: str = "",
-        **about,
-    ) -> None:
-        """Add a coefficient of a fit as ``name``, and its interval as ``<name>_low``, ``_high``.
-
-        The coefficient is that of ``term``. Without one it is the slope, and R2, kind of standard
-        errors and largest leverage are added too. The source tells model, formula and rows; a
-        ``source`` and a ``reason`` are for a fit that could not be made (None).
-        """
-        about["provenance"] = provenance
-        coefficient, quality = {}, {}
-        if fit is not None:
-            fitted_to = f"{fit.formula}, {fit.covariance} errors, on {rows(fit.data)}"
-            about["source"] = f"{model} {fitted_to}".strip()
-            coefficient = fit.parameters.loc[term or fit.regressor]
-            quality = {"r_squared": fit.r_squared, "leverage": fit.leverage.max()}
-            quality["covariance"] = fit.covariance
-        for column, end in (("value", ""), ("low", "_low"), ("high", "_high")):
-            self.add(name + end, coefficient.get(column), unit, **about)
-        if term:
-            return
-        for quantity, digits in (("r_squared", 4), ("leverage", 2)):
-            precision = {"digits": digits, "decimals": digits}
-            self.add(f"{name}_{quantity}", quality.get(quantity), **about | precision)
-        about = {"source": about["source"], "reason": about.get("reason", "")}
-        self.add(f"{name}_covariance", quality.get("covariance"), **about)
 
     def save(self) -> Path:
         """Write the file atomically, in the order of names."""

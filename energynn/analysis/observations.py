@@ -107,25 +107,33 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
 def means(table: pd.DataFrame) -> pd.DataFrame:
     """Reduce the rows of ``load`` to one per configuration and series: means over own repeats.
 
-    ``_std`` is the standard deviation over ``repeats`` runs with one seed (divisor repeats - 1),
-    NaN for a single run: its scatter is unknown, not zero. Published rows are means already.
+    Published rows are means already.
     """
     own = table[table["origin"] == "own"]
-    groups = own.groupby([*WHAT, "provenance"], dropna=False, sort=False)
-    reduced = pd.concat(
-        [
-            groups[QUANTITIES].mean(),
-            groups[QUANTITIES].std().add_suffix("_std"),
-            groups[[*PARTS, "run_dir"]].first(),
-            groups["run"].agg(", ".join),
-            groups["run"].size().rename("repeats"),
-        ],
-        axis=1,
-    ).reset_index()
+    reduced = mean_of_repeats(own, [*WHAT, "provenance", *PARTS], QUANTITIES)
+    reduced["run"] = reduced["run"].str.join(", ")
     reduced = reduced.sort_values(["series", "devices"], kind="stable")
     return pd.concat(
         [table[table["origin"] == "published"], reduced], ignore_index=True
     )
+
+
+def mean_of_repeats(
+    runs: pd.DataFrame, alike: list[str], numbers: list[str]
+) -> pd.DataFrame:
+    """Reduce runs that are ``alike`` to one row: means of ``numbers``, and the list of ``run``.
+
+    ``_std`` is the standard deviation over ``repeats`` runs (divisor repeats - 1), NaN for a single
+    run: its scatter is unknown, not zero.
+    """
+    groups = runs.groupby(alike, dropna=False, sort=False)
+    parts = [
+        groups[numbers].mean(),
+        groups[numbers].std().add_suffix("_std"),
+        groups["run"].agg(list),
+        groups.size().rename("repeats"),
+    ]
+    return pd.concat(parts, axis=1).reset_index()
 
 
 def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from energynn import records
-from energynn.analysis import profiles, results, theme
+from energynn.analysis import profiles, theme
 from energynn.files import require_place
 from energynn.measure import samples
 from energynn.measure.energy import SECOND_PER_HOUR
@@ -73,13 +73,11 @@ def _curve(table: pd.DataFrame, x: str, y: str) -> alt.Chart:
 
 def _powers(run_dir: Path, record: dict, step_s: float) -> pd.DataFrame:
     """Tabulate the mean power of each component, with its provenance, in steps of time."""
-    parts = []
-    for component in results.COMPONENTS[:3]:
-        known = record.get(f"energy_{component}_provenance", "")
-        part = profiles.load(run_dir, component, step_s)
-        parts.append(part.assign(component=f"{component}, {known}"))
-    power = pd.concat(parts).rename(columns={"time_s": TIME, "power_W": POWER})
-    return power.groupby([TIME, "component"], as_index=False)[POWER].sum()
+    power = profiles.load(run_dir, step_s)
+    power = power.rename(columns={"time_s": TIME, "power_W": POWER})
+    power = power.groupby([TIME, "component"], as_index=False)[POWER].sum()
+    known = [record.get(f"energy_{name}_provenance", "") for name in power["component"]]
+    return power.assign(component=power["component"] + ", " + known)
 
 
 def _epochs_and_phases(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
+from energynn.analysis import observations
 from energynn.data import manifests
 from energynn.reading import json_table
 
 LABELS = {"origin": "others", "provenance": "published by others"}
 # What repeats of a configuration have in common.
 CONFIGURATION = [
+    *LABELS,
     "file",
     "commit",
     "submitter",
@@ -72,16 +74,11 @@ def means(runs: pd.DataFrame) -> pd.DataFrame:
         raise ValueError(
             f"energies of {sorted(scopes)} cannot be pooled; select one energy_scope"
         )
-    groups = runs.groupby(CONFIGURATION, dropna=False, sort=False)
     numbers = runs.select_dtypes("number").columns.difference([*CONFIGURATION, "row"])
-    parts = [
-        groups[numbers].mean(),
-        groups[numbers].std().add_suffix("_std"),
-        groups["row"].agg(list).rename("rows"),
-        groups.size().rename("repeats"),
-    ]
-    table = pd.concat(parts, axis=1).reset_index().assign(**LABELS)
-    return table.assign(run=table.index, copies="", recipe="")
+    runs = runs.assign(run=runs["row"])
+    table = observations.mean_of_repeats(runs, CONFIGURATION, list(numbers))
+    rows = table["run"]
+    return table.assign(rows=rows, run=table.index, copies="", recipe="")
 
 
 def series(table: pd.DataFrame, alike: list[str]) -> pd.DataFrame:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from energynn.analysis import results
@@ -20,11 +19,10 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
 
     ``component`` is "gpu" where a GPU has an energy, else "cpu"; ``provenance`` that of its energy.
     """
-    trained = results.load(runs_dir)
-    others = results.load(runs_dir, trained=False)
-    runs = pd.concat([trained, others], ignore_index=True)
-    files = [any(Path(run_dir).rglob("samples-*.jsonl")) for run_dir in runs["run_dir"]]
-    runs = runs[np.array(files, bool)]
+    kinds = [results.load(runs_dir, trained) for trained in (True, False)]
+    runs = pd.concat(kinds, ignore_index=True)
+    with_trace = {path.parent for path in Path(runs_dir).rglob("samples-*.jsonl")}
+    runs = runs[runs["run_dir"].map(Path).isin(with_trace)]
     is_gpu = runs["energy_gpu_J"].notna()
     of_gpu, of_cpu = (runs[f"energy_{name}_provenance"] for name in ("gpu", "cpu"))
     component = is_gpu.map({True: "gpu", False: "cpu"})
@@ -42,41 +40,36 @@ def segments(run_dir: Path, record: dict) -> Iterator[tuple[Path, float, float]]
         begin_s += length_s
 
 
-def load(
-    run_dir: str | Path, component: str = "gpu", period_s: float = 1.0
-) -> pd.DataFrame:
-    """Return mean power of each primary sensor of a component: time_s, device, power_W.
+def load(run_dir: str | Path, period_s: float = 1.0) -> pd.DataFrame:
+    """Return mean power of each primary sensor: time_s, device, component, power_W.
 
     In steps of ``period_s`` from the start of the training, only within it; segments of a resumed
     run follow one another without the gaps between them. Empty without such a sensor or samples.
     """
     run_dir = Path(run_dir)
     record = json_table(run_dir / "record.json")
-    names = []
+    component = {}
     for sensor in record["sensors"]:
-        if sensor["component"] == component and sensor.get("primary", True):
+        if sensor.get("primary", True):
             # as traces name them
-            names += [sensor["id"], f"{sensor.get('host')}:{sensor['id']}"]
-    rows = [pd.DataFrame(columns=PROFILE)]
+            names = sensor["id"], f"{sensor.get('host')}:{sensor['id']}"
+            component |= dict.fromkeys(names, sensor["component"])
+    rows = [pd.DataFrame(columns=PROFILE, dtype=float)]
     for folder, begin_s, length_s in segments(run_dir, record):
         for device, (t_s, power_W) in account.power_trace(folder, period_s).items():
-            inside = (t_s > 0) & (t_s < length_s) & (device in names)
-            values = begin_s + t_s[inside], device, power_W[inside]
-            rows.append(pd.DataFrame(dict(zip(PROFILE, values, strict=True))))
-    return pd.concat(rows, ignore_index=True).astype(
-        {"time_s": float, "power_W": float}
-    )
+            part = pd.DataFrame({"time_s": begin_s + t_s, "power_W": power_W})
+            part = part[(t_s > 0) & (t_s < length_s)].assign(device=device)
+            rows.append(part)
+    profile = pd.concat(rows, ignore_index=True)
+    profile["component"] = profile["device"].map(component)
+    return profile.dropna(subset="component")
 
 
 def thin(profile: pd.DataFrame, points: int = 1000) -> pd.DataFrame:
     """At most ``points`` rows per device: the lowest and the highest of each stretch of time: no
     peak is lost.
     """
-    kept = []
-    for _, part in profile.groupby("device"):
-        if len(part) > points:
-            stretch = np.arange(len(part)) * (points // 2) // len(part)
-            power = part["power_W"].groupby(stretch)
-            part = part.loc[sorted({*power.idxmin(), *power.idxmax()})]
-        kept.append(part)
-    return pd.concat(kept) if kept else profile
+    devices = profile.groupby("device")["device"]
+    stretch = devices.cumcount() * (points // 2) // devices.transform("size")
+    power = profile.groupby(["device", stretch])["power_W"]
+    return profile.loc[sorted({*power.idxmin(), *power.idxmax()})]

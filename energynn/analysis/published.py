@@ -31,13 +31,6 @@ def values(
     return table
 
 
-def epochs() -> pd.DataFrame:
-    """Read the epochs of two jobs of the study; study_epochs/README.md explains the columns."""
-    return pd.DataFrame(published_values.rows("study_epochs/epochs")).apply(
-        pd.to_numeric
-    )
-
-
 def runs(name: str = "values") -> pd.DataFrame:
     """Make one row per run of ``name``.csv: what was run, and the value of each quantity.
 

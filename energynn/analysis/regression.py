@@ -46,10 +46,6 @@ class Fit:
         """Compute the centred R2, also without an intercept, so that models compare."""
         return 1 - self.results.ssr / self.results.centered_tss
 
-    @property
-    def residuals(self) -> np.ndarray:
-        return np.asarray(self.results.resid)
-
     def predict(self, at: pd.DataFrame) -> pd.DataFrame:
         """Add the fitted mean and its confidence band to the rows of ``at``: mean, low, high."""
         frame = self.results.get_prediction(at).summary_frame(alpha=0.05)
@@ -94,21 +90,4 @@ def fit(
     errors = {"value": results.params, "standard_error": results.bse}
     return Fit(
         formula, data, results, covariance, pd.DataFrame({**errors, **ends}), leverage
-    )
-
-
-def describe(fits: dict[str, Fit]) -> pd.DataFrame:
-    """Tabulate several fits by their names: slope, its interval, and how good the fit is."""
-    rows = {}
-    for name, one in fits.items():
-        rows[name] = {
-            **one.slope,
-            "n": len(one.data),
-            "intercept": one.parameters["value"].get("Intercept"),
-            "covariance": one.covariance,
-            "r_squared": one.r_squared,
-            "largest_leverage": one.leverage.max(),
-        }
-    return pd.DataFrame.from_dict(rows, orient="index").rename(
-        columns={"value": "slope"}
     )

@@ -42,9 +42,9 @@ def build(build_dir: str | Path = "build") -> Path:
         one["question"]: one["answer"].format_map(texts).replace("*", "")
         for one in results
     }
-    points = max(map(len, specs["explore"]["datasets"].values()))
     contents = {
-        "bundle": _bundle(build_dir),
+        # Vega, Vega-Lite and Vega-Embed
+        "bundle": vl_convert.javascript_bundle().replace("</script", "<\\/script"),
         "results": _table(
             [{"": question, " ": answer} for question, answer in answers.items()]
         ),
@@ -53,7 +53,6 @@ def build(build_dir: str | Path = "build") -> Path:
         "claims_count": len(ledger["claims"]),
         "errata": _table(errata[["where", "what", "treated"]]),
         "specs": json.dumps(specs, sort_keys=True).replace("</", "<\\/"),
-        "renderer": "svg" if points < 3000 else "canvas",
         "made": f"Made from commit {texts['git_commit']}, {texts['git_state']}.",
     }
     path = build_dir / "report.html"
@@ -70,16 +69,6 @@ def _figure(name: str, caption: str) -> str:
     title, _, rest = html.escape(caption).partition(". ")
     drawing = f'<div id="figure-{name}" class="figure"></div>'
     return f"<figure>{drawing}<figcaption><b>{title}.</b> {rest}</figcaption></figure>"
-
-
-def _bundle(build_dir: Path) -> str:
-    """Read Vega, Vega-Lite and Vega-Embed as one script; making it takes seconds, so it is kept."""
-    path = build_dir / f"vega-{vl_convert.__version__}.js"
-    if not path.is_file():
-        path.write_text(
-            vl_convert.javascript_bundle().replace("</script", "<\\/script")
-        )
-    return path.read_text()
 
 
 def _statement(claim: dict) -> dict:

@@ -16,6 +16,7 @@ import vl_convert
 # Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_px is the
 # width of a page of the ACM format.
 PAGE_px = 806
+TEXT_px = 13  # 8 pt in print
 FONT = "Liberation Sans"  # the converter carries it: no system font is needed
 
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
@@ -87,8 +88,8 @@ def _theme() -> alt.theme.ThemeConfig:
     text = {
         "labelFont": FONT,
         "titleFont": FONT,
-        "labelFontSize": 11,
-        "titleFontSize": 12,
+        "labelFontSize": TEXT_px,
+        "titleFontSize": TEXT_px,
         "titleFontWeight": "normal",
     }
     axis = {
@@ -108,7 +109,7 @@ def _theme() -> alt.theme.ThemeConfig:
         "titleLimit": 640,
         "orient": "bottom",
         "layout": {
-            "bottom": {"anchor": "start", "direction": "horizontal", "margin": 26}
+            "bottom": {"anchor": "start", "direction": "vertical", "margin": 10}
         },
     }
     config = {
@@ -119,14 +120,14 @@ def _theme() -> alt.theme.ThemeConfig:
         "legend": text | legend,
         "title": {
             "font": FONT,
-            "fontSize": 13,
+            "fontSize": 14,
             "anchor": "start",
             "frame": "group",
             "offset": 10,
         },
         "range": {"category": COLOURS},
         "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
-        "text": {"font": FONT, "fontSize": 11},
+        "text": {"font": FONT, "fontSize": TEXT_px},
         "concat": {"spacing": 13},
         "mark": {"tooltip": {"content": "encoding"}},
     }
@@ -160,7 +161,10 @@ def provenance(
     }
     scale = alt.Scale(domain=list(present), range=list(present.values()))
     return alt.Shape(
-        field, type="nominal", scale=scale, legend=alt.Legend(title=title, columns=1)
+        field,
+        type="nominal",
+        scale=scale,
+        legend=alt.Legend(title=title, titleOrient="left"),
     )
 
 
@@ -199,21 +203,15 @@ def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
     )
 
 
-def titled(
-    title: str, said: str = "", width: int = PAGE_px, lines: int = 0
-) -> alt.Title:
-    """A panel's title with small grey lines under it: what is known there, and what is not.
-
-    ``said`` is broken to ``width`` px; with ``lines``, titles of neighbouring panels are level.
-    """
-    # a character of 10.5 px is 5 px wide on average
-    words = textwrap.wrap(said, int(width / 5))
-    words += [""] * (lines - len(words))
+def titled(title: str, said: str, width: int = PAGE_px) -> alt.Title:
+    """A title with grey lines under it, broken to ``width`` px: what a run's number is worth."""
+    # a character is half as wide as it is high, on average
+    words = textwrap.wrap(said, 2 * width // TEXT_px)
     return alt.Title(
         title,
         subtitle=words,
         subtitleColor=GREY,
-        subtitleFontSize=10.5,
+        subtitleFontSize=TEXT_px,
         subtitlePadding=3,
     )
 
@@ -242,7 +240,7 @@ def log_axis(
 def placeholder(message: str) -> alt.Chart:
     """Draw the words that say why there is nothing to see."""
     text = alt.Chart(alt.InlineData([{}]), width=384, height=96)
-    text = text.mark_text(fontSize=13, color=GREY, lineBreak="\n")
+    text = text.mark_text(color=GREY, lineBreak="\n")
     return text.encode(text=alt.datum(message))
 
 

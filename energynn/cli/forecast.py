@@ -118,32 +118,33 @@ def probe(
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
-    """Make two to four short runs that tell of a long one, and fit them."""
+    """Make five short runs that tell of a long one, and fit them.
+
+    One of them makes its devices wait: what an hour of waiting draws.
+    """
     from energynn.cluster import systems
+    from energynn.forecast import fit as fits
     from energynn.forecast import predict, probe, runs
     from energynn.measure import machine
 
     site = systems.site(system)
     run = probe.target(workload, site, parameters_of(p))
     rows = []
-    is_here = site.scheduler == "local"
-    if is_here:
+    if site.scheduler == "local":
         site = runs.here(site, machine.describe_machine(), run.device == "gpu")
-    predict.check_devices(site, run.devices)
-    before = probe.before(run, site)
-    chosen = probe.planned(before, run, minutes)
-    if is_here:
+        predict.check_devices(site, run.devices)
         with contextlib.redirect_stdout(sys.stderr):
             # lines of runs do not get into the answer
-            chosen, after = probe.make_here(
-                before, run, folder_of_runs(runs_dir), minutes
-            )
-        rows = predict.rows(after, [run])
-        words = predict.text(rows)
+            chosen, made = probe.make_here(run, site, folder_of_runs(runs_dir), minutes)
+        rows = predict.rows(made, [run])
+        words = f"{predict.text(rows)}\n\n{fits.text(made)}"
     else:
+        predict.check_devices(site, run.devices)
+        chosen = probe.planned(run, site, minutes)
         words = probe.hand_over(chosen, site)
-    answer = {"probes": probe.as_json(chosen), "rows": rows}
-    reply(as_json, answer, f"{words}\n\n{probe.text(chosen)}")
+    probes = probe.table(chosen)
+    answer = {"probes": probes.to_dict("records"), "rows": rows}
+    reply(as_json, answer, f"{words}\n\n{probes.to_string(index=False)}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -53,8 +54,6 @@ def tell(text: str) -> None:
 
 def reply(as_json: bool, table: dict, text: str) -> None:
     """Print the table as JSON, or the text."""
-    import json
-
     if as_json:
         print(json.dumps(table, indent=1))
     elif text:

@@ -43,8 +43,10 @@ def show(
 
         one_run.save(run_dir, plot)
     record = records.read_record(run_dir)
-    labels = [f"  {record[key]}" for key in ("name", "note") if key in record]
-    lines = [command.report(record, details), *labels, f"  {run_dir}"]
+    lines = [command.report(record, details)]
+    lines += [f"  {record[key]}" for key in ("name", "note") if key in record]
+    lines.append(f"  {run_dir}")
+    lines += [f"  wrote {plot}"] if plot else []
     reply(as_json, record, "\n".join(lines))
     return 0
 
@@ -166,9 +168,7 @@ def import_perun(
 
     for folder in perun_import.import_file(file, folder_of_runs(runs_dir)):
         record = records.read_record(folder)
-        tell(
-            f"{command.report(record)}\n  method: {record['method']}\n  record: {folder}"
-        )
+        tell(f"{command.report(record)}\n  record: {folder}")
     return 0
 
 

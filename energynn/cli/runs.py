@@ -81,13 +81,6 @@ def study_run(
     minutes: Annotated[
         float, typer.Option(min=0, help="begin no run that would end later")
     ] = (math.inf),
-    run_minutes: Annotated[
-        float, typer.Option(min=0, help="end a run that lasts longer")
-    ] = (math.inf),
-    archive: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="pack the runs, after each of them"),
-    ] = None,
     warm_up: Annotated[
         bool, typer.Option("--warm-up", help="make the first run once before")
     ] = (False),
@@ -96,14 +89,10 @@ def study_run(
     """Make every run of a study that has no valid record."""
     from energynn import studies
     from energynn.cluster import local
-    from energynn.files import require_place
 
-    if archive:
-        require_place(archive)
     runs = [run for runs in studies.find([name]).values() for run in runs]
     folder = folder_of_runs(runs_dir).absolute()
-    failed = local.run_study(runs, folder, minutes, archive, warm_up, run_minutes)
-    return _answer(failed)
+    return _answer(local.run_study(runs, folder, minutes, warm_up))
 
 
 @study.command("list")

@@ -35,23 +35,24 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
     fixed = sizes.keys() - {"epochs", "local_batch_size"}
     if not sizes or any(getattr(run, name) != sizes[name] for name in fixed):
         return Cost(0.0, 0.0, "unknown")
-    samples = getattr(run, "training_samples", 0) or IMAGES
-    published_gpu = gpu if gpu == "H100" else "A100"
+    asked = {
+        "batch": run.local_batch_size,
+        "devices": run.devices,
+        "samples": getattr(run, "training_samples", 0) or IMAGES,
+        "epochs": run.epochs,
+    }
 
     def distance(row: dict) -> tuple:
-        batch = abs(log2(run.local_batch_size / row["batch"]))
-        octaves = abs(log2(run.devices / row["devices"])) + abs(
-            log2(samples / row["samples"])
-        )
-        octaves += batch + 0.5 * (run.epochs != row["epochs"])
+        octaves = [abs(log2(asked[name] / row[name])) for name in asked]
+        is_other_gpu = (gpu == "H100") != ("H100" in row["device_name"])
         # Where several runs are equally near, the local batch size decides: power depends on it.
-        return published_gpu not in row["device_name"], octaves, batch
+        return is_other_gpu, sum(octaves), octaves[0]
 
     row = min(
         (row for row in _published() if row["workload"] == run.workload), key=distance
     )
     steps = 2 if getattr(run, "stage", "") == "finetune" else 1
-    factor = samples / row["samples"] * run.epochs / row["epochs"] * steps
+    factor = asked["samples"] / row["samples"] * run.epochs / row["epochs"] * steps
     is_the_same = distance(row)[1] == 0 and steps == 1
     source = "published" if is_the_same else "scaled from published runs"
     return Cost(row["gpu_hours"] * factor, row["energy_total"] * factor, source)
@@ -94,7 +95,8 @@ def report(runs_by_study: dict[str, list[RunConfig]], each_run: bool) -> str:
         costs = {
             run_id(run): expect(run, "H100" if is_h100 else "A100") for run in runs
         }
-        sums = f"{len(costs)} runs, {in_words(total(costs.values()))}"
+        noun = "run" if len(costs) == 1 else "runs"
+        sums = f"{len(costs)} {noun}, {in_words(total(costs.values()))}"
         text = inspect.getdoc(STUDIES[name]) if name in STUDIES else name
         if each_run:
             lines += [

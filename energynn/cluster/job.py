@@ -11,10 +11,9 @@ import sys
 import threading
 from pathlib import Path
 
-import msgspec
-
 from energynn import files, records
 from energynn.cluster import local, slurm, status
+from energynn.launch import supervise
 from energynn.launchers import CAN_GO_ON
 from energynn.measure.samples import segments
 
@@ -34,34 +33,39 @@ def main(run_dir: Path, command: list[str]) -> int:
     }
     print(f"energynn: {start['started_at']} {run_dir.name}: start {number}", flush=True)
     files.write_json(path, start)
-    signals = _collect_signals()
+    signals = supervise.hear_signals()
     last_line = _execute(command, run_dir, signals)
-    exit_status, outcome, continues = _judge(run_dir, submitted_at, signals, last_line)
+    exit_status, outcome = _judge(run_dir, submitted_at, signals, last_line)
     end = {"ended_at": files.utc_now(), "exit_status": exit_status, "outcome": outcome}
     files.write_json(path, start | end)
     print(f"energynn: {run_dir.name}: {outcome}", flush=True)
-    if continues and slurm.this_task():
+    if exit_status == CAN_GO_ON and slurm.this_task():
         _queue_again(run_dir)
     return exit_status
 
 
-def _judge(run_dir: Path, submitted_at: str, signals: list[int], last_line: str):
-    """Decide how a start has ended: exit status, outcome in words, and whether to start again."""
+def _judge(
+    run_dir: Path,
+    submitted_at: str,
+    signals: list[int],
+    last_line: str,
+) -> tuple[int, str]:
+    """Decide how a start has ended: exit status and outcome in words; CAN_GO_ON: to start again."""
     record = records.read(run_dir) or {}
     if record.get("valid"):
-        return 0, "finished", False
+        return 0, "finished"
     reason = records.reason(record) or last_line
     if signal.SIGTERM in signals:
         # cancelled or preempted; Slurm knows whether to queue it again
-        return CANCELLED, "asked to stop", False
+        return CANCELLED, "asked to stop"
     if record.get("status") == "finished":  # the same would happen again
-        return 1, f"failed: not valid: {reason}", False
+        return 1, f"failed: not valid: {reason}"
     if _failures_in_a_row(run_dir, submitted_at) >= MOST_FAILURES:
         starts = f"{MOST_FAILURES} starts in a row came to no new checkpoint"
-        return 1, f"failed: {starts}, the last with: {reason}", False
+        return 1, f"failed: {starts}, the last with: {reason}"
     if signal.SIGUSR1 in signals:
-        return CAN_GO_ON, "asked to stop", True
-    return CAN_GO_ON, f"failed: {reason}", True
+        return CAN_GO_ON, "asked to stop"
+    return CAN_GO_ON, f"failed: {reason}"
 
 
 def _newest_checkpoint(run_dir: Path) -> str:
@@ -69,29 +73,21 @@ def _newest_checkpoint(run_dir: Path) -> str:
 
 
 def _failures_in_a_row(run_dir: Path, submitted_at: str) -> int:
-    """Count the last starts of this submission that began at the newest checkpoint."""
-    checkpoint, failures = _newest_checkpoint(run_dir), 0
-    for start in reversed(status.read_starts(run_dir)):
-        was_cancelled = start.exit_status == CANCELLED
-        if (
-            was_cancelled
-            or start.submission != submitted_at
-            or start.checkpoint != checkpoint
-        ):
-            break
-        failures += 1
-    return failures
+    """Count the starts of this submission from the newest checkpoint, but those cancelled."""
+    here = submitted_at, _newest_checkpoint(run_dir)
+    starts = [
+        start
+        for start in status.read_starts(run_dir)
+        if (start.submission, start.checkpoint) == here
+    ]
+    return sum(start.exit_status != CANCELLED for start in starts)
 
 
-def _collect_signals() -> list[int]:
-    """Return a list to which each signal that asks the job to stop is added from now on."""
-    signals: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda number, _frame: signals.append(number))
-    return signals
-
-
-def _execute(command: list[str], run_dir: Path, signals: list[int]) -> str:
+def _execute(
+    command: list[str],
+    run_dir: Path,
+    signals: list[int],
+) -> str:
     """Execute the run's notebook and wait for its record; returns the last line that it wrote."""
     ended = threading.Event()
     threading.Thread(
@@ -102,7 +98,11 @@ def _execute(command: list[str], run_dir: Path, signals: list[int]) -> str:
     return last_line
 
 
-def _pass_on(run_dir: Path, signals: list[int], ended: threading.Event) -> None:
+def _pass_on(
+    run_dir: Path,
+    signals: list[int],
+    ended: threading.Event,
+) -> None:
     """Ask the ranks to stop by the file that they look for; a segment may only be beginning."""
     while not ended.wait(0.2):
         if signals and (run_dir / "run.json").exists():
@@ -112,12 +112,13 @@ def _pass_on(run_dir: Path, signals: list[int], ended: threading.Event) -> None:
 def _queue_again(run_dir: Path) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        job = slurm.queue_again(run_dir / "job" / "job.sh")
+        slurm.queue_again(slurm.this_task())
     except ValueError as error:
-        print(f"energynn: {run_dir.name}: cannot be queued again: {error}", flush=True)
-        return
-    submission = status.read_submission(run_dir)
-    status.write_submission(run_dir, msgspec.structs.replace(submission, job_id=job))
+        remedy = "`energynn submit` goes on from its checkpoint"
+        print(
+            f"energynn: {run_dir.name}: not queued again ({error}); {remedy}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

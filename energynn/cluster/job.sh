@@ -3,7 +3,6 @@
 # by executing notebooks/run_training.ipynb on the first node, whose srun starts the ranks. energynn.cluster.job starts
 # the command that follows it; warned of the time limit (SIGUSR1) it asks for a checkpoint and queues the task again.
 #SBATCH --job-name=@name
-#SBATCH --comment=@token
 #SBATCH --nodes=@nodes
 #SBATCH --ntasks=@devices
 #SBATCH --ntasks-per-node=@devices_of_node

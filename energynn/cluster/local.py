@@ -8,9 +8,7 @@ import math
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -32,68 +30,55 @@ def run_study(
     runs: list[RunConfig],
     runs_dir: Path,
     minutes: float = math.inf,
-    archive: Path | None = None,
     warm_up: bool = False,
-    run_minutes: float = math.inf,
     labels: dict | None = None,
 ) -> list[str]:
     """Make every run that has no valid record yet; returns a line for each that was not.
 
     minutes: a run that would not fit, if it took as long as the longest so far, is left out.
-    run_minutes: a run that lasts longer is ended.
-    archive: everything is packed into it after every run.
     warm_up: where none is made yet, the first run is made once before, and forgotten.
     labels: name and note of every run.
     Raises ValueError with the remedy if this machine cannot make the runs.
     """
     missing = [run for run in runs if not _is_done(run, runs_dir)]
     begun = time.monotonic()
+    # one of each kind, so that none is refused after hours
+    kinds = {
+        (run.dataset, run.device, run.devices, run.power_limit_W): run
+        for run in missing
+    }
+    for run in kinds.values():
+        start.warnings_of(start.prepare(run, _folder(run, runs_dir)))
+    if warm_up and len(missing) == len(runs):
+        tell("\n--- to warm up: the first run, which does not count")
+        with tempfile.TemporaryDirectory() as name:
+            elsewhere = Path(name)
+            execute(command(runs[0], elsewhere), _folder(runs[0], elsewhere))
     failed, made = [], []
-    try:
-        # one of each kind, so that none is refused after hours
-        kinds = {
-            (run.dataset, run.device, run.devices, run.power_limit_W): run
-            for run in missing
-        }
-        for run in kinds.values():
-            start.warnings_of(start.prepare(run, _folder(run, runs_dir)))
-        if warm_up and len(missing) == len(runs):
-            tell("\n--- to warm up: the first run, which does not count")
-            with tempfile.TemporaryDirectory() as name:
-                elsewhere = Path(name)
-                execute(
-                    command(runs[0], elsewhere),
-                    _folder(runs[0], elsewhere),
-                    60 * run_minutes,
-                )
-        for number, run in enumerate(missing, 1):
-            elapsed_s, run_dir = time.monotonic() - begun, _folder(run, runs_dir)
-            # The first of all may be cold, and says least of the others.
-            if elapsed_s + max(made[1:] or made, default=0.0) > 60 * minutes:
-                failed.append(f"{run_dir.name}: left out for lack of time")
-                continue
-            so_far = f"run {number} of {len(missing)}, {elapsed_s / 60:.1f} min so far"
-            tell(f"\n--- {so_far}: {run_dir.name}")
-            words = command(run, runs_dir, labels)
-            status, last_line = execute(words, run_dir, 60 * run_minutes)
-            made.append(time.monotonic() - begun - elapsed_s)
-            reason = records.reason(records.read(run_dir) or {})
-            if reason := reason or (last_line if status else ""):
-                tell(f"energynn: {run_dir.name}: {reason}")
-            if status:
-                failed.append(f"{run_dir.name}: {reason}")
-            if archive:
-                pack(runs_dir, archive)
-    finally:
-        if archive:
-            pack(runs_dir, archive)
-            tell(f"packed into {archive}: {archive.stat().st_size / 2**20:.1f} MiB")
+    for number, run in enumerate(missing, 1):
+        elapsed_s, run_dir = time.monotonic() - begun, _folder(run, runs_dir)
+        # The first of all may be cold, and says least of the others.
+        if elapsed_s + max(made[1:] or made, default=0.0) > 60 * minutes:
+            failed.append(f"{run_dir.name}: left out for lack of time")
+            continue
+        tell(f"\n--- run {number} of {len(missing)}: {run_dir.name}")
+        status, last_line = execute(command(run, runs_dir, labels), run_dir)
+        made.append(time.monotonic() - begun - elapsed_s)
+        reason = records.reason(records.read(run_dir) or {})
+        if reason := reason or (last_line if status else ""):
+            tell(f"energynn: {run_dir.name}: {reason}")
+        if status:
+            failed.append(f"{run_dir.name}: {reason}")
     valid = sum(_is_done(run, runs_dir) for run in runs)
     tell(f"{valid} of {len(runs)} runs have a valid record in {runs_dir}")
     return failed
 
 
-def command(run: RunConfig, runs_dir: Path, labels: dict | None = None) -> list[str]:
+def command(
+    run: RunConfig,
+    runs_dir: Path,
+    labels: dict | None = None,
+) -> list[str]:
     """Write the command that executes the launch notebook for a run, in the run's folder."""
     parameters = configuration.to_dict(run)
     labels = labels or {}
@@ -132,10 +117,8 @@ def command(run: RunConfig, runs_dir: Path, labels: dict | None = None) -> list[
     ]
 
 
-def execute(
-    command: list[str], run_dir: Path, most_s: float = math.inf
-) -> tuple[int, str]:
-    """Execute a command that makes a run, in ``most_s``; returns exit status and last line."""
+def execute(command: list[str], run_dir: Path) -> tuple[int, str]:
+    """Execute a command that makes a run; returns its exit status and last line."""
     run_dir.mkdir(parents=True, exist_ok=True)
     ends_with_us = partial(end_with_parent, os.getpid())
     child = subprocess.Popen(
@@ -146,9 +129,6 @@ def execute(
         preexec_fn=ends_with_us,
     )
     last_line, in_traceback = "", False
-    begun = time.monotonic()
-    timer = threading.Timer(min(most_s, threading.TIMEOUT_MAX), child.terminate)
-    timer.start()
     try:
         for line in child.stderr:
             in_traceback = in_traceback or line.startswith("Traceback")
@@ -160,26 +140,10 @@ def execute(
         child.terminate()
         raise
     finally:
-        timer.cancel()
-        timer.join()  # a process that has threads had better not fork
         child.wait()
         while records.is_running(run_dir):  # until its record is written
             time.sleep(0.1)
-    if child.returncode and time.monotonic() - begun >= most_s:
-        last_line = f"ended after {most_s:.0f} s, as one that hangs; see its log.txt"
     return child.returncode, last_line
-
-
-def pack(runs_dir: Path, path: Path) -> None:
-    """Pack all runs but their checkpoints, to take them home from a machine that is given back."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")
-    with tarfile.open(unfinished, "w:gz", compresslevel=4) as file:
-        for member in runs_dir.rglob("*"):
-            name = member.relative_to(runs_dir)
-            if "checkpoint" not in name.parts:
-                file.add(member, name, recursive=False)
-    unfinished.replace(path)
 
 
 def _folder(run: RunConfig, runs_dir: Path) -> Path:

@@ -12,19 +12,6 @@ from typing import NamedTuple
 
 PATIENCE_S = 20
 REQUEUE_S = 60  # in which Slurm ends a job that it has queued again
-ENDED = (
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "DEADLINE",
-)
-
-
-class NoAnswer(ValueError):
-    """A command of Slurm has not answered in time; it may still take effect."""
 
 
 class Queued(NamedTuple):
@@ -39,32 +26,16 @@ def submit(script: Path, *options: str) -> str:
     return call("sbatch", "--parsable", *options, str(script)).strip().split(";")[0]
 
 
-def find(comment: str) -> str:
-    """Find the number of the user's job with this comment; empty if there is none."""
-    lines = call("squeue", "--me", "--noheader", "--format=%F %k").splitlines()
-    found = [line.split()[0] for line in lines if line.split()[1:] == [comment]]
-    return "".join(found[:1])
-
-
 def queue(jobs: Iterable[str]) -> dict[str, Queued]:
-    """Ask which jobs (ARRAY_TASK) are queued or running. Raises ValueError without an answer."""
-    numbers = sorted({job.split("_")[0] for job in jobs if job})
-    if not numbers:
+    """Ask what this user has queued or running, by ARRAY_TASK; where there are no jobs, nobody.
+
+    Raises ValueError without an answer.
+    """
+    if not any(jobs):
         return {}
-    command = ["squeue", "--array", "--noheader", "--format=%F_%K|%T|%r"]
-    try:
-        lines = call(*command, f"--jobs={','.join(numbers)}").splitlines()
-    except ValueError as error:
-        if "nvalid job id specified" not in str(error):
-            # says Slurm if it remembers none of them
-            raise
-        return {}
-    queued = {}
-    for line in lines:
-        job, state, reason = line.split("|", 2)
-        if state not in ENDED:
-            queued[job] = Queued(state, reason)
-    return queued
+    lines = call("squeue", "--me", "--array", "--noheader", "--format=%F_%K|%T|%r")
+    fields = [line.split("|", 2) for line in lines.splitlines()]
+    return {job: Queued(state, reason) for job, state, reason in fields}
 
 
 def cancel(jobs: list[str]) -> None:
@@ -81,24 +52,18 @@ def this_task() -> str:
     return f"{number}_{task}" if number else ""
 
 
-def queue_again(script: Path) -> str:
-    """Queue this task again, or a new job where the site forbids that; returns its name.
-
-    Raises ValueError where neither is possible.
-    """
-    job = this_task()
-    for patience_s in (5, 20, 60, 120):
+def queue_again(job: str) -> None:
+    """Queue a task again. Raises ValueError where the site forbids that, or Slurm is down."""
+    for patience_s in (5, 20, 60, 0):
         try:
             # by task: the job's own number may name the array
             call("scontrol", "requeue", job)
             time.sleep(REQUEUE_S)
-            return job
-        except ValueError as error:
-            if "isabled" in str(error):
-                break
-            time.sleep(patience_s)  # the controller may be down
-    task = job.split("_")[1]
-    return f"{submit(script, f'--dependency=afterany:{job}', f'--array={task}')}_{task}"
+            return
+        except ValueError:
+            if not patience_s:
+                raise
+            time.sleep(patience_s)
 
 
 def call(*command: str) -> str:
@@ -113,9 +78,8 @@ def call(*command: str) -> str:
             command, capture_output=True, text=True, timeout=PATIENCE_S
         )
     except subprocess.TimeoutExpired:
-        raise NoAnswer(
-            f"{name}: no answer in {PATIENCE_S} s; try again later"
-        ) from None
+        remedy = "see `squeue --me`, then try again"
+        raise ValueError(f"{name}: no answer in {PATIENCE_S} s; {remedy}") from None
     if done.returncode:
         raise ValueError(f"{' '.join(command[:3])}: {' '.join(done.stderr.split())}")
     return done.stdout

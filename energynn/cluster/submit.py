@@ -10,8 +10,11 @@ import string
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
+import pandas as pd
 
 from energynn import config as configuration
 from energynn import files, records
@@ -41,7 +44,6 @@ class Job:
     """
 
     runs: dict[Path, RunConfig]
-    nodes: int
     minutes: int
     after: Path | None = None
 
@@ -68,16 +70,18 @@ def submit_runs(
     to cost more than ``max_gpu_hours`` (default: the system's).
     """
     system_dir = runs_dir.absolute() / site.name
-    jobs = plan(runs, site, system_dir, _queued(system_dir, may_fail=dry_run))
+    jobs = plan(runs, site, system_dir, _queued(system_dir))
     missing = [run for job in jobs for run in job.runs.values()]
     done = f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued"
     tell(f"{done}; {len(missing)} to make")
     without_data = _without_data(missing, site)
     if jobs:
-        tell(_table(missing, site, without_data))
+        tell(_table(missing, site))
     if dry_run:
+        for fault in without_data:
+            tell(f"missing: {fault}")
         for job in jobs if scripts else ():
-            print(script(job, site, name, ""))
+            print(script(job, site, name))
         tell("nothing is submitted; --scripts prints the batch scripts")
         return 0
     if without_data:
@@ -100,27 +104,28 @@ def cluster(system: str, options: list[str] = ()) -> Site:
         raise ValueError(
             f"system: {site.name} is no cluster; `energynn study run NAME` works here"
         )
-    return systems.from_dict(asdict(site) | {"sbatch": [*site.sbatch, *options]})
+    given = msgspec.structs.asdict(site) | {"sbatch": [*site.sbatch, *options]}
+    return systems.from_dict(given)
 
 
-def _table(runs: list[RunConfig], site: Site, without_data: list[str]) -> str:
-    """Write what is to make, a line for what trains on as many nodes, and what is missing."""
-    rows: dict[str, list[RunConfig]] = {}
-    for run in runs:
-        what = f"{run.workload} {getattr(run, 'stage', '')}"
-        rows.setdefault(f"{what:22}{_nodes(run, site):6}", []).append(run)
-    lines = [f"{'':22} nodes   runs    GPU hours        kWh"]
-    for label, members in [*sorted(rows.items()), ("total", runs)]:
-        hours = sum(_node_hours(run, site) for run in members)
-        kWh = costs.total(costs.expect(run, site.gpu) for run in members).energy_kWh
-        line = f"{label:28}{len(members):7}{hours:13,.1f}"
-        lines.append(f"{line}{kWh:11,.1f}" if kWh else f"{line}    unknown")
-    missing = list(without_data)
-    given = any(re.match("--account=|-A", option) for option in site.sbatch)
-    if not given and not os.environ.get("SBATCH_ACCOUNT"):
-        missing.append("account: --account NAME; without it sbatch takes your default")
+def _table(runs: list[RunConfig], site: Site) -> str:
+    """Write what is to make, a line for what trains on as many nodes."""
+    rows = [
+        {
+            "training": f"{run.workload} {getattr(run, 'stage', '')}",
+            "nodes": _nodes(run, site),
+            "runs": 1,
+            "GPU hours": _node_hours(run, site),
+            "kWh": costs.expect(run, site.gpu).energy_kWh or math.nan,
+        }
+        for run in runs
+    ]
+    table = pd.DataFrame(rows).groupby(["training", "nodes"]).sum(min_count=1)
+    table.loc[("total", ""), :] = table.sum(min_count=1)
+    formats = {"float_format": "{:,.1f}".format, "na_rep": "unknown"}
+    table = table.astype({"runs": int}).to_string(**formats)
     origin = "kWh: the nearest published run's, in proportion to samples and epochs"
-    return "\n".join([*lines, origin, *(f"missing: {what}" for what in missing)])
+    return f"{table}\n{origin}"
 
 
 def _nodes(run: RunConfig, site: Site) -> int:
@@ -146,16 +151,11 @@ def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
     return faults
 
 
-def _queued(system_dir: Path, may_fail: bool) -> set[Path]:
+def _queued(system_dir: Path) -> set[Path]:
     """List the folders of runs that are running, or whose jobs are queued."""
     folders = [path.parent for path in system_dir.glob("*/job")]
     jobs = {folder: status.read_submission(folder).job_id for folder in folders}
-    try:
-        queue = slurm.queue(jobs.values())
-    except ValueError:
-        if not may_fail:
-            raise
-        queue = {}
+    queue = slurm.queue(jobs.values())
     return {path for path in folders if jobs[path] in queue or records.is_running(path)}
 
 
@@ -187,8 +187,7 @@ def plan(
         # A run that needs longer than the longest job continues in the next.
         hours = min(MARGIN * _hours(run, site) + SPARE_H, site.max_hours)
         limit = math.ceil(60 * hours)
-        nodes = _nodes(run, site)
-        job = jobs.setdefault((after, run.devices, limit), Job({}, nodes, limit, after))
+        job = jobs.setdefault((after, run.devices, limit), Job({}, limit, after))
         job.runs[folder] = run
     return sorted(jobs.values(), key=lambda job: job.after is not None)
 
@@ -198,23 +197,24 @@ def _hours(run: RunConfig, site: Site) -> float:
     return costs.expect(run, site.gpu).gpu_hours / run.devices or site.default_hours
 
 
-def script(job: Job, site: Site, name: str, token: str) -> str:
+def script(
+    job: Job,
+    site: Site,
+    name: str,
+) -> str:
     """Render the batch script of a job array; every value in it is quoted for the shell.
 
-    token: by which the job is found where sbatch does not answer. Raises ValueError for a text that
-    no script should hold.
+    Raises ValueError for a text that no script should hold.
     """
     folders = list(job.runs)
-    devices = job.runs[folders[0]].devices
+    run = job.runs[folders[0]]
+    nodes = _nodes(run, site)
     at_once = f"%{site.runs_at_once}" if site.runs_at_once else ""
-    # at most 24 letters, by which people know it
-    nodes = f"-{job.nodes}n"
     values = {
-        "name": re.sub("[^A-Za-z0-9_.-]", "-", name)[: 24 - len(nodes)] + nodes,
-        "token": token,
-        "nodes": job.nodes,
-        "devices": devices,
-        "devices_of_node": min(devices, site.devices_per_node),
+        "name": re.sub("[^A-Za-z0-9_.-]", "-", f"{name}-{nodes}n"),
+        "nodes": nodes,
+        "devices": run.devices,
+        "devices_of_node": min(run.devices, site.devices_per_node),
         "time": f"{job.minutes // 60}:{job.minutes % 60:02}:00",
         "array": f"0-{len(folders) - 1}{at_once}",
         "warning_s": min(WARNING_S, 5 * job.minutes),
@@ -255,15 +255,18 @@ def quote(value: str | Path) -> str:
     return shlex.quote(str(value))
 
 
-def submit(job: Job, site: Site, name: str) -> str:
+def submit(
+    job: Job,
+    site: Site,
+    name: str,
+) -> str:
     """Submit a job, and write beside each run how; returns a line for the user.
 
     Raises ValueError where Slurm refuses it.
     """
     folders = list(job.runs)
     submission = Submission(files.utc_now())
-    token = f"energynn-{time.time_ns()}"
-    text = script(job, site, name, token)
+    text = script(job, site, name)
     for folder, run in job.runs.items():  # all before the job, which may start at once
         (folder / "job").mkdir(parents=True, exist_ok=True)
         (folder / "job" / "job.sh").write_text(text)
@@ -276,23 +279,11 @@ def submit(job: Job, site: Site, name: str) -> str:
     if job.after:
         waits_for = status.read_submission(job.after).job_id
         options = [f"--dependency=afterok:{waits_for}", "--kill-on-invalid-dep=yes"]
-    number = _hand_in(folders[0] / "job" / "job.sh", token, options)
+    number = slurm.submit(folders[0] / "job" / "job.sh", *options)
     for task, folder in enumerate(folders):
         submission.job_id = f"{number}_{task}"
         status.write_submission(folder, submission)
-    return f"job {number}: {len(folders)} x {folders[0].name} {' '.join(options[:1])}".rstrip()
-
-
-def _hand_in(path: Path, token: str, options: list[str]) -> str:
-    """Call sbatch, and look once for the job if it does not answer; returns its number."""
-    try:
-        return slurm.submit(path, *options)
-    except slurm.NoAnswer:
-        if number := slurm.find(token):
-            return number
-        raise ValueError(
-            "sbatch: did not answer; see `squeue --me`, then submit again"
-        ) from None
+    return f"job {number}: {len(folders)} x {folders[0].name}"
 
 
 def cancel(folders: list[Path]) -> int:
@@ -308,22 +299,24 @@ def check(system: str) -> int:
     """Prove a system's file by a short measured run on two nodes; returns 1 where it is wrong."""
     site = cluster(system)
     devices = 2 * site.devices_per_node
-    pace = dict(epochs=40, step_period_s=0.01 * devices)  # eight seconds
     run = configuration.make(
-        "fourcastnet", system=site.name, devices=devices, embed_dim=32, depth=1, **pace
+        "fourcastnet",
+        system=site.name,
+        devices=devices,
+        embed_dim=32,
+        depth=1,
+        epochs=40,
+        step_period_s=0.01 * devices,  # eight seconds
     )
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
     folder = runs_dir / site.name / configuration.run_id(run)
-    print(submit(Job({folder: run}, 2, 10), site, "doctor"), flush=True)
+    print(submit(Job({folder: run}, 10), site, "doctor"), flush=True)
     while status.rows([folder])[0][0]["state"] in status.UNFINISHED:
         time.sleep(2)
     print(status.text(*status.rows([folder])))
     record = records.read(folder) or {}
     expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node)
     found = {name: record.get(name) for name in expected}
-    print(
-        f"as {site.file} says"
-        if found == expected
-        else f"WRONG: {found} instead of {expected}"
-    )
-    return 0 if found == expected else 1
+    is_right = found == expected
+    print(f"as {site.file} says" if is_right else f"WRONG: {found}, not {expected}")
+    return 0 if is_right else 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +10,7 @@ from msgspec import Meta
 
 from energynn.config import suggestion
 from energynn.files import shipped
-from energynn.reading import toml_table
+from energynn.reading import one_fault, toml_table
 
 # An option of sbatch or srun: sbatch reads it from a comment, where nothing is quoted.
 OPTION = r"^(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+=-]*)\Z"
@@ -21,8 +20,7 @@ Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Amount = Annotated[float, Meta(ge=0, le=1e6)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Site:
+class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A system that runs can be made on; ``name`` and ``file`` follow from where its file lies."""
 
     name: Annotated[str, Meta(pattern=r"^\w[\w.-]{0,99}\Z")]
@@ -35,13 +33,13 @@ class Site:
     # of a run for which nothing published tells how long it takes
     default_hours: Amount = 1.0
     max_gpu_hours: Amount = 100.0  # of one submission, where it gives no other
-    sbatch: list[Option] = field(default_factory=list)
+    sbatch: list[Option] = []
     srun: list[Option] | None = None
     python: str = ""  # how srun calls it, where it is in a container
     # of one job array; 0: as many as Slurm starts
     runs_at_once: Annotated[int, Meta(ge=0)] = 0
-    setup: list[str] = field(default_factory=list)
-    environment: dict[Variable, str] = field(default_factory=dict)
+    setup: list[str] = []
+    environment: dict[Variable, str] = {}
     # What a forecast needs (energynn/forecast/); 0: not known.
     nodes: Annotated[int, Meta(ge=0)] = 0
     link_GB_per_s: Amount = 0.0  # of one node to the others
@@ -63,16 +61,9 @@ def site(name: str) -> Site:
         raise ValueError(
             f"system: {name!r} is not known{suggestion(name, known)}; {remedy}"
         )
-    try:
-        values = toml_table(path)
-        known = [
-            each.name for each in fields(Site) if each.name not in ("name", "file")
-        ]
-        for key in values.keys() - set(known):
-            raise ValueError(f"{key}: not known{suggestion(key, known)}")
-        return from_dict(values | {"name": path.stem, "file": str(path.resolve())})
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}; correct it") from error
+    with one_fault(path):
+        names = {"name": path.stem, "file": str(path.resolve())}
+        return from_dict(toml_table(path) | names)
 
 
 def from_dict(values: dict) -> Site:

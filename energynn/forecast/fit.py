@@ -122,6 +122,8 @@ def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, fl
         update_s = UPDATE_S_PER_B * run.epoch().gradient_bytes or 3e-3
         found |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
         found |= {"efficiency": (1.0, 1.0), "kappa": (0.2, 1.0)}
+    if not work.updates.any():
+        found["t_start"] = 5.0, 1.5  # a whole command begins
     if workers > 1:
         found["fill"] = workers - 1, 0.3  # all first batches come together
     if storage:
@@ -265,11 +267,10 @@ def unseen(fit: Fit, work: np.recarray) -> pd.Series:
     return (shares[0] - shares[1].max()).clip(lower=0).sum(axis=1)
 
 
-def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Of time_s, power_W and energy_J the logarithm of the value and its distances to both ends.
+def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
+    """Forecast time_s, power_W and energy_J of one GPU, (configurations, 3) each.
 
-    (configurations,) and (2, configurations), of the 90 % interval. The energy is the product of
-    the others: of one GPU.
+    Value, and low and high end of the 90 % interval. The energy is the product of the others.
     """
     middle, slopes = (of(fit.names, fit.point, work) for of in (outcomes, jacobian))
     is_single = all(run.repeats == 1 for run in fit.runs.taken)
@@ -287,7 +288,8 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndar
         freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
         half = stats.t.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(variance)
         below = half if name == "power_W" else np.hypot(half, hidden)
-        result[name] = middle[of].sum(axis=0), np.stack([below, half])
+        off = np.stack([0 * half, -below, half], axis=1)
+        result[name] = np.exp(middle[of].sum(axis=0)[:, None] + off)
     return result
 
 
@@ -309,18 +311,31 @@ def describe(fit: Fit) -> dict[str, dict]:
     return table.to_dict("index")
 
 
+def gpu_power_W(fit: Fit, of_gpu: str = "idle") -> dict[str, float]:
+    """Power in W of a GPU that waits, or is ``fed``, with its part of a full node."""
+    at = [fit.names.index("host"), fit.names.index(of_gpu)]
+    parts = np.array([1 / fit.runs.site.devices_per_node, 1])
+    value = parts @ fit.point[at]
+    spread = np.sqrt(parts @ fit.covariance[np.ix_(at, at)] @ parts)
+    half = stats.t.ppf((1 + LEVEL) / 2, fit.freedom[1]) * spread
+    return {"value": value, "low": value - half, "high": value + half}
+
+
 def text(fit: Fit, details: bool = False) -> str:
     """Show to people how good the fit is; with details its parameters, too."""
     of_time, of_power = fit.errors
-    known = (
-        ""
-        if fit.has_power
-        else "; energies are not all measured: times alone are fitted"
-    )
     words = (
         f"fitted to {len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload}; "
-        f"errors of times about {of_time:.1%} and of powers about {of_power:.1%}{known}"
+        f"errors of times about {of_time:.1%}"
     )
+    if fit.has_power:
+        waits = "{value:.0f} W ({low:.0f}-{high:.0f})".format(**gpu_power_W(fit))
+        words += (
+            f" and of powers about {of_power:.1%}\n"
+            f"a GPU that waits draws {waits}, with its part of the node"
+        )
+    else:
+        words += "; energies are not all measured: times alone are fitted"
     if details:
         table = pd.DataFrame(describe(fit)).T.drop(columns="meaning")
         words += "\n" + table.to_string(float_format="{:.3g}".format)

@@ -7,12 +7,13 @@ Time of an epoch of one GPU:
     + t_start passes                                      passes over data, each starts a loader
     + fill tau (1 + c) filled                             waits for the first batches of a pass
     + updates (t_update + 2 (n-1)/n gradient_bytes / (efficiency bandwidth))
+    + what is left of updates step_period_s               a run that is made to wait
     c = kappa [node full] + kappa_nodes log2(nodes) + kappa_storage (nodes - 1)      contention
 
 Energy is waiting plus work:
 
     E = (host / GPUs of a node in use + idle) time        every hour costs this, idle or not
-        + (fed - idle) (time without starts and fills)    a GPU that has data
+        + (fed - idle) (time without starts, fills, waiting)   a GPU that has data
         + image_J trained samples
 
 All of one GPU with its part of a node. Bandwidth: of a node's link, or between the GPUs of one
@@ -21,7 +22,8 @@ node.
 ``work`` is a record array, (configurations,): what one GPU does, and where. devices_of_node: in
 use on each node, as a mean. is_full: whether a node has all in use. workers: of each GPU's
 loader. Of an epoch of one GPU: trained and evaluated samples, passes, filled (samples of the
-first local batches), updates. allreduce_s: of one update at the full bandwidth.
+first local batches), updates. allreduce_s: of one update at the full bandwidth. step_period_s:
+from one update to the next at least.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
     slower = slower + values["kappa_storage"] * (work.nodes - 1)
     filled_s = work.filled * values["tau"] * (1 + slower)
     updates = work.epochs * work.updates
-    return {
+    times = {
         "images": images,
         "starts": work.epochs * work.passes * values["t_start"],
         "fill": work.epochs * values["fill"] * filled_s,
@@ -92,6 +94,11 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
         "allreduce": updates * work.allreduce_s / values["efficiency"],
         "contention": slower * images,
     }
+    if work.step_period_s.any():
+        trained = (1 + slower) * images * work.trained / samples
+        busy = trained + times["updates"] + times["allreduce"]
+        times["waiting"] = np.maximum(updates * work.step_period_s - busy, 0.0)
+    return times
 
 
 def predict(
@@ -100,9 +107,11 @@ def predict(
     """Time in s, and mean power of one GPU with its part of a node in W, (configurations,)."""
     times = times_s(values, work)
     total_s = sum(times.values())
-    waiting = (times["starts"] + times["fill"]) / total_s
+    waiting = times["starts"] + times["fill"] + times.get("waiting", 0.0)
     power_W = values["host"] / work.devices_of_node
     power_W = (
-        power_W + values["idle"] + (values["fed"] - values["idle"]) * (1 - waiting)
+        power_W
+        + values["idle"]
+        + (values["fed"] - values["idle"]) * (1 - waiting / total_s)
     )
     return total_s, power_W + values["image_J"] * work.epochs * work.trained / total_s

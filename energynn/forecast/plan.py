@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from energynn import config
 from energynn.config import RunConfig
@@ -98,55 +99,52 @@ def make(
     work = runs.works(fit.runs, asked)
     values = predict.quantities(fit, work, power_share)
     limits = {name: most for name, most in limits.items() if most is not None}
-    costs = {name: values[name][:, 0] for name in JUDGED}
-    batch = np.array([run.global_batch_size for run in asked])
-    costs["global_batch_size"] = batch
-    meets = [costs[name] <= most for name, most in limits.items()]
-    inside = np.flatnonzero(np.all([batch > 0, *meets], axis=0))
-    if not len(inside):
-        least = " or ".join(
-            f"{OPTIONS[name]} {costs[name].min():.4g}" for name in limits
-        )
-        devices = max(run.devices for run in asked)
+    costs = pd.DataFrame({name: values[name][:, 0] for name in JUDGED})
+    costs["global_batch_size"] = [run.global_batch_size for run in asked]
+    limited = costs[list(limits)]
+    able = costs[(limited <= list(limits.values())).all(axis="columns")]
+    if able.empty:
+        least = limited.min().items()
+        least = " or ".join(f"{OPTIONS[name]} {value:.4g}" for name, value in least)
         raise ValueError(
-            f"plan: nothing on at most {devices} devices keeps {_words(limits)}; "
+            f"plan: nothing on at most {work.devices.max():.0f} devices keeps {_words(limits)}; "
             f"the least of each alone: {least}"
         )
-    spent = "energy_kWh" if fit.has_power else "gpu_hours"
-    judged = JUDGED if fit.has_power else ("time_h", "gpu_hours")
-    table = np.stack([costs[name][inside] for name in judged], axis=1)
+    # without powers, energies are not known, and not judged
+    best = _unbeaten(able[list(JUDGED)].dropna(axis="columns")).sort_values("time_h")
+    answer = np.array(best.index), _choices(best)
+    return Plan(fit, asked, work, values, limits, *answer, power_share, per_kWh)
+
+
+def _unbeaten(costs: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows that no other row beats: no worse in any column, and better in one."""
+    table = costs.to_numpy()
     no_worse = (table[:, None] <= table).all(axis=2)
-    is_beaten = (no_worse & (table[:, None] < table).any(axis=2)).any(axis=0)
-    best = inside[~is_beaten]
-    best = best[np.argsort(costs["time_h"][best])]
-    choices = _choices(best, costs["time_h"][best], costs[spent][best], UNITS[spent])
-    return Plan(fit, asked, work, values, limits, best, choices, power_share, per_kWh)
+    beats = no_worse & (table[:, None] < table).any(axis=2)
+    return costs[~beats.any(axis=0)]
 
 
 def _words(limits: dict[str, float]) -> str:
-    return (
-        " and ".join(f"{OPTIONS[name]} {most:g}" for name, most in limits.items())
-        or "no limit"
-    )
+    words = [f"{OPTIONS[name]} {most:g}" for name, most in limits.items()]
+    return " and ".join(words) or "no limit"
 
 
-def _choices(best: np.ndarray, time: np.ndarray, spent: np.ndarray, unit: str) -> dict:
+def _choices(best: pd.DataFrame) -> dict[str, tuple[int, str]]:
     """Choose the fastest, the most frugal and the balanced of the Pareto set, with reasons."""
-    slower, more = time / time.min(), spent / spent.min()
+    spent = best.columns[-1]  # kWh where they are known, else GPU hours
+    times = best[["time_h", spent]] / best[["time_h", spent]].min()
     # How far each is from the least time and the least cost, on the way to the other end.
-    logs = np.log([slower, more])
-    balanced = np.argmin(
-        np.hypot(*logs / np.maximum(logs.max(axis=1, keepdims=True), 1e-9))
-    )
+    far = np.log(times) / np.log(times).max().clip(lower=1e-9)
     found = {
-        "fastest": np.argmin(time),
-        "most frugal": np.argmin(spent),
-        "balanced": balanced,
+        "fastest": times["time_h"].idxmin(),
+        "most frugal": times[spent].idxmin(),
+        "balanced": (far**2).sum(axis="columns").idxmin(),
     }
+    reason = "{:.1f} times the least time, {:.0%} above the least {}"
     return {
         name: (
-            int(best[at]),
-            f"{slower[at]:.1f} times the least time, {more[at] - 1:.0%} above the least {unit}",
+            at,
+            reason.format(times["time_h"][at], times[spent][at] - 1, UNITS[spent]),
         )
         for name, at in found.items()
     }

@@ -47,6 +47,7 @@ warmup_epochs
 save_weights
 plateau_patience
 on_bad_image
+step_period_s
 sampling_period_s
 perun_sampling_period_s
 idle_baseline_s
@@ -67,15 +68,12 @@ def quantities(
     """
     site = fit.runs.site
     devices, of_node = work.devices[:, None], work.devices_of_node[:, None]
-    of = {}
-    for name, (middle, (below, above)) in fits.forecast(fit, work).items():
-        of[name] = np.exp(np.stack([middle, middle - below, middle + above], axis=1))
-    time_s = of["time_s"]
-    energy_J = of.get("energy_J", np.nan * time_s)
-    result = {"time_h": time_s / SECOND_PER_HOUR}
-    result["gpu_hours"] = result["time_h"] * devices
-    result["energy_kWh"] = energy_J * devices / JOULE_PER_KWH
-    power_W = energy_J[:, :1] / time_s[:, :1]
+    of = fits.forecast(fit, work)
+    unknown = np.full((len(work), 3), np.nan)
+    power_W = of.get("power_W", unknown)[:, :1]
+    time_h = of["time_s"] / SECOND_PER_HOUR
+    result = {"time_h": time_h, "gpu_hours": time_h * devices}
+    result["energy_kWh"] = of.get("energy_J", unknown) * devices / JOULE_PER_KWH
     cpu_W = (site.cpu_W or np.nan) / of_node + site.cpu_thread_W * (
         work.workers[:, None] + 1
     )
@@ -130,7 +128,7 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
 
     Raises ValueError for another workload, too many devices, or too few samples for an update.
     """
-    if others := {run.workload for run in asked} - {fit.runs.workload}:
+    if others := {run.workload for run in asked} - {fit.runs.longest.workload}:
         raise ValueError(
             f"workload: the fit is of {fit.runs.workload}; fit {others.pop()}"
         )
@@ -149,13 +147,14 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
     for run in dict.fromkeys(config.replace(run, **same) for run in asked):
         check_devices(fit.runs.site, run.devices)
         work = runs.works(fit.runs, [run])
-        if not work.updates[0]:
+        if run.local_batch_size and not work.updates[0]:
             raise ValueError(
                 "local_batch_size: a device has fewer samples than one update takes; choose a "
                 "smaller one"
             )
-        row = {name: getattr(run, name) for name in ("workload", "system", *SIZES)}
-        row |= {"run_id": config.run_id(run), "provenance": provenance}
+        row = {name: getattr(run, name) for name in ("system", *SIZES)}
+        row |= {"workload": fit.runs.workload, "run_id": config.run_id(run)}
+        row["provenance"] = provenance
         row["samples"] = runs.epoch_of(run, fit.runs.samples).training_samples
         for name, values in quantities(fit, work, power_share).items():
             known = [
@@ -176,7 +175,8 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
     for name in ("devices", "nodes", "local_batch_size", "trained"):
         at, of = work[name][0], seen[name]
         if not of.min() * 0.99 <= at <= of.max() * 1.01:
-            lines.append(f"{name}: beyond the fitted {of.min():g} to {of.max():g}")
+            words = name.replace("trained", "samples of a device")
+            lines.append(f"{words}: beyond the fitted {of.min():g} to {of.max():g}")
     plain = config.asdict(run)
     for name in sorted(plain.keys() - ACCOUNTED | {"accumulation_steps"}):
         had = {getattr(one, name, None) for one in fit.runs.configs}
@@ -261,7 +261,8 @@ def table(rows: list[dict]) -> str:
         line |= {unit: span(row[name]) for name, unit in SHOWN.items() if name in row}
         plain.append(line | {" ": "*" if row["outside"] else ""})
         marks |= dict.fromkeys(f"* {words}" for words in row["outside"])
-    shown = pd.DataFrame(plain).to_string(index=False)
+    shown = pd.DataFrame(plain)
+    shown = shown.loc[:, (shown != 0).any()].to_string(index=False)
     foot = f"of {rows[0]['epochs']} epochs; intervals at 90 %; {rows[0]['provenance']}"
     return "\n".join([shown, "", *marks, foot])
 

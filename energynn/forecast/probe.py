@@ -1,14 +1,11 @@
-"""Make short runs that tell of a long one: few batches and many, a small local batch, one
-device.
+"""Make short runs that tell of a long one: few batches and many, a small local batch, one device,
+and one whose devices mostly wait.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from energynn import config
@@ -19,23 +16,15 @@ from energynn.files import REPOSITORY
 from energynn.forecast import fit as fits
 from energynn.forecast import runs
 from energynn.forecast.fit import Fit
-from energynn.forecast.runs import Runs, Taken
 from energynn.measure import machine
 
-FEWEST, MOST = 2, 4  # probes
 START_S = 15.0  # of a run, before and after its training
-BATCHES = (6, 12, 24, 48, 96)  # of a device in an epoch
+FEW, MOST = 6, 96  # batches of a device in an epoch
+BATCH_S = 0.5  # before the first probe
+WAITING = 6  # times the time of a batch, from one step to the next
 PART_OF_BATCH = 4  # of the local batch, for a second size
-# Before the first probe: time of a sample, and samples of data of unknown size.
-UNKNOWN_SAMPLE_S, UNKNOWN_SAMPLES = 0.01, 200
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A short run, and what it takes by what is known before it."""
-
-    run: RunConfig
-    seconds: float
+PROBES = 5
+PERIOD_S = 0.02  # between power samples, of which short runs need enough, too
 
 
 def target(workload: str, site: Site, parameters: dict) -> RunConfig:
@@ -46,105 +35,81 @@ def target(workload: str, site: Site, parameters: dict) -> RunConfig:
     return config.make(workload, **preset | parameters)
 
 
-def shorter(run: RunConfig, site: Site, number: int) -> list[RunConfig]:
-    """Make versions of the probe of this number, from few to many batches, on one node.
+def shorter(run: RunConfig, batches: int, **changed) -> RunConfig:
+    """Make a run of so many batches, or of a year or two; of epochs where its data are not cut."""
+    plain = config.to_dict(run) | {"epochs": 1, "save_weights": False}
+    plain |= {"accumulation_steps": 1, "sampling_period_s": PERIOD_S} | changed
+    plain["global_batch_size"] = None
+    if plain["dataset"] == "era5":
+        first = int(plain["training_years"][:4])
+        plain["training_years"] = f"{first}-{first + (batches > FEW)}"
+        plain["validation_years"] = plain["validation_years"][:4]
+    elif "training_samples" in plain:
+        step = plain["local_batch_size"] * plain["devices"]
+        most = run.epoch().training_samples or batches * step
+        plain["training_samples"] = max(1, min(batches, most // step)) * step
+        plain["validation_samples"] = step
+    else:
+        plain["epochs"] = max(1, batches // FEW)
+    return config.make(**plain)
 
-    0: as few batches as there are; 1: more of them; 2: with a small local batch; 3: on one device.
+
+def planned(
+    run: RunConfig, site: Site, minutes: float, batch_s: float = BATCH_S
+) -> list[RunConfig]:
+    """Choose the probes, on one node: few batches first, then as many as an equal part of the
+    minutes allows.
+
+    batch_s: time of a batch. Raises ValueError for too few minutes.
     """
-    plain = config.to_dict(run) | {
-        "accumulation_steps": 1,
-        "epochs": 1,
-        "save_weights": False,
-    }
-    size = (
-        max(1, run.local_batch_size // PART_OF_BATCH)
-        if number == 2
-        else run.local_batch_size
-    )
-    devices = 1 if number == 3 else min(run.devices, site.devices_per_node)
-    plain |= {"devices": devices, "local_batch_size": size, "global_batch_size": None}
-    step = size * devices
-    most = (run.epoch().training_samples or UNKNOWN_SAMPLES) // step
-    found = []
-    for batches in BATCHES if number else BATCHES[:1]:
-        if "training_samples" in plain:
-            changed = {
-                "training_samples": min(batches, most) * step,
-                "validation_samples": step,
-            }
-        else:  # its data cannot be cut: it runs longer instead
-            changed = {"epochs": batches // BATCHES[0]}
-        found.append(config.make(**plain | changed))
-    return found
-
-
-def before(run: RunConfig, site: Site) -> Fit:
-    """Say what is known before the first probe: little."""
-    samples = (UNKNOWN_SAMPLES, UNKNOWN_SAMPLES // 10)
-    taken = [Taken(config.to_dict(run), 1.0)]
-    fit = fits.unfitted(Runs(run.workload, site, taken, samples=samples))
-    fit.point[0] = np.log(UNKNOWN_SAMPLE_S)
-    return fit
-
-
-def following(
-    fit: Fit, run: RunConfig, left_s: float, done: list[Probe]
-) -> Probe | None:
-    """Choose the probe after others: the longest that takes at most half of the time left."""
-    if len(done) == MOST:
-        return None
-    made = [probe.run for probe in done]
-    new = [
-        short for short in shorter(run, fit.runs.site, len(done)) if short not in made
+    part_s = 60 * minutes / PROBES - START_S
+    if part_s < FEW * BATCH_S:
+        raise ValueError(f"minutes: {minutes:g} are too few for the probes; give more")
+    batches = min(MOST, max(2 * FEW, int(part_s / batch_s)))
+    full = {"devices": min(run.devices, site.devices_per_node)}
+    small = {"local_batch_size": max(1, run.local_batch_size // PART_OF_BATCH)}
+    slow = {"step_period_s": round(WAITING * batch_s, 2)}
+    probes = [
+        shorter(run, FEW, **full),
+        shorter(run, batches, **full),
+        shorter(run, batches, **full | small),
+        shorter(run, batches, devices=1),
+        shorter(run, max(FEW, batches // WAITING), **full | slow),
     ]
-    if not new:
-        return None
-    times_s = np.exp(fits.outcomes(fit.names, fit.point, runs.works(fit.runs, new))[0])
-    expected = map(Probe, new, (START_S + times_s).tolist())
-    able = [probe for probe in expected if probe.seconds <= left_s / 2]
-    return max(able, key=lambda probe: probe.seconds, default=None)
-
-
-def planned(fit: Fit, run: RunConfig, minutes: float) -> list[Probe]:
-    """Choose all probes by what is known before them; ValueError for too few minutes."""
-    left_s, probes = 60 * minutes, []
-    while probe := following(fit, run, left_s, probes):
-        probes.append(probe)
-        left_s -= probe.seconds
-    if len(probes) < FEWEST:
-        raise ValueError(f"minutes: {minutes:g} are too few for two probes; give more")
-    return probes
+    return list(dict.fromkeys(probes))
 
 
 def make_here(
-    fit: Fit, run: RunConfig, runs_dir: Path, minutes: float
-) -> tuple[list[Probe], Fit]:
-    """Make probes on this machine, each as long as those before it allow, and fit them.
+    run: RunConfig, site: Site, runs_dir: Path, minutes: float
+) -> tuple[list[RunConfig], Fit]:
+    """Make the probes on this machine, of which the first tells the time of a batch; fit them.
 
     Raises ValueError where one fails.
     """
-    ends_s, probes = time.monotonic() + 60 * minutes, []
-    while probe := following(fit, run, ends_s - time.monotonic(), probes):
-        if failed := local.run_study([probe.run], runs_dir.absolute()):
-            raise ValueError(f"probe: {failed[0]}")
-        probes.append(probe)
-        names = {config.run_id(made.run) for made in probes}
-        found = [
-            of for of in runs.valid(runs_dir, fit.runs.site) if of["run_id"] in names
-        ]
-        fit = fits.make(runs.own(found, run.workload, fit.runs.site))
-    return probes, fit
+    probes = planned(run, site, minutes)[:1]
+    (first,) = _make(probes, runs_dir, site)
+    batch_s = first["training_time_s"] / first["optimizer_steps"]
+    probes += planned(run, site, minutes, batch_s)[1:]
+    made = _make(probes, runs_dir, site)
+    return probes, fits.make(runs.own(made, run.workload, site))
 
 
-def hand_over(probes: list[Probe], site: Site) -> str:
+def _make(probes: list[RunConfig], runs_dir: Path, site: Site) -> list[dict]:
+    """Make runs that are not there yet; returns the records of all."""
+    if failed := local.run_study(probes, runs_dir.absolute()):
+        raise ValueError(f"probe: {failed[0]}")
+    names = {config.run_id(run) for run in probes}
+    return [of for of in runs.valid(runs_dir, site) if of["run_id"] in names]
+
+
+def hand_over(probes: list[RunConfig], site: Site) -> str:
     """Write the probes as a study of one's own; returns the commands that make and fit them."""
-    workload = probes[0].run.workload
+    workload = probes[0].workload
     study = REPOSITORY / "build" / f"probe_{workload}_{site.name}.py"
-    plain = [config.to_dict(probe.run) for probe in probes]
     study.parent.mkdir(exist_ok=True)
     study.write_text(
         "from energynn import config\n\n\ndef study(system):\n"
-        f"    runs = {plain!r}\n"
+        f"    runs = {[config.to_dict(run) for run in probes]!r}\n"
         "    return [config.from_dict(run | dict(system=system)) for run in runs]\n"
     )
     return (
@@ -154,22 +119,10 @@ def hand_over(probes: list[Probe], site: Site) -> str:
     )
 
 
-def as_json(probes: list[Probe]) -> list[dict]:
-    """Return the probes for a program, in the order in which they are made."""
-    names, rows = ("devices", "local_batch_size", "training_samples", "epochs"), []
-    for probe in probes:
-        row = {name: getattr(probe.run, name, None) for name in names}
-        rows.append(
-            row | {"run_id": config.run_id(probe.run), "expected_s": probe.seconds}
-        )
-    return rows
-
-
-def text(probes: list[Probe]) -> str:
-    """Show the probes to people."""
-    return (
-        pd.DataFrame(as_json(probes))
-        .drop(columns="run_id")
-        .round()
-        .to_string(index=False)
-    )
+def table(probes: list[RunConfig]) -> pd.DataFrame:
+    """Show the probes, a row each, in the order in which they are made."""
+    shown = ["devices", "local_batch_size", "training_samples", "training_years"]
+    shown += ["epochs", "step_period_s"]
+    plain = pd.DataFrame(map(config.asdict, probes))
+    table = plain.reindex(columns=shown).dropna(axis="columns")
+    return table.assign(run_id=list(map(config.run_id, probes)))

@@ -17,6 +17,7 @@ from energynn import config, published_values, records, studies
 from energynn.cluster import systems
 from energynn.cluster.systems import Site
 from energynn.config import Epoch, RunConfig
+from energynn.forecast import command
 from energynn.measure.energy import SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
@@ -131,12 +132,16 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
         "evaluated": evaluated * epoch.forward_steps,
         "passes": passes,
         "filled": filled,
-        "updates": trained // (run.local_batch_size * run.accumulation_steps),
+        # of a measured command the batch is not known, nor the updates
+        "updates": trained
+        // max(run.local_batch_size * run.accumulation_steps, 1)
+        * bool(run.local_batch_size),
         "allreduce_s": 2
         * (1 - 1 / run.devices)
         * epoch.gradient_bytes
         / BYTES_PER_GB
         / GB_per_s,
+        "step_period_s": run.step_period_s,
     }
 
 
@@ -197,9 +202,14 @@ def _rows(workload: str, site: Site) -> dict[tuple, dict]:
 
 
 def valid(runs_dir: Path, site: Site) -> list[dict]:
-    """Read the valid records of trainings on a system."""
-    found = (of for of in records.read_all(runs_dir) if of["system"] == site.name)
-    return [of for of in found if of["valid"] and "training_time_s" in of]
+    """Read the valid records of trainings on a system, and of measured commands with samples."""
+    found = [of for of in records.read_all(runs_dir) if of["valid"]]
+    return [
+        of
+        for of in found
+        if (of["system"] == site.name and "training_time_s" in of)
+        or {"command", "training_samples"} <= of["config"].keys()
+    ]
 
 
 def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
@@ -218,15 +228,17 @@ def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
 
 
 def own(found: list[dict], workload: str, site: Site) -> Runs:
-    """Make runs from records of a workload; powers only where all were measured.
+    """Make runs from records of a workload, or of commands of this name.
 
-    Raises ValueError with the remedy where there are none, or they do not belong together.
+    Powers only where all were measured. Raises ValueError with the remedy where there are none, or
+    they do not belong together.
     """
-    chosen = [record for record in found if record["workload"] == workload]
+    chosen = [record for record in found if trained(record) == workload]
     if not chosen:
-        there = ", ".join(sorted({record["workload"] for record in found})) or "none"
+        there = ", ".join(sorted(set(map(trained, found)))) or "none"
         raise ValueError(
-            f"no valid run of {workload} on {site.name}; there are {there}"
+            f"no valid run of {workload} on {site.name}; there are {there}; a command counts with "
+            "`energynn measure --name NAME --devices N --samples N`"
         )
     recipes = {recipe(record) for record in chosen}
     if len(recipes) > 1:
@@ -234,45 +246,58 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
             f"runs of several devices, stages or data: {recipes}; fit those of one"
         )
     first = chosen[0]
-    is_simulated = first["launcher"] == "simulated"
-    if site.scheduler == "local" and not is_simulated:
+    if site.scheduler == "local" and first.get("launcher") != "simulated":
         site = here(site, first["machine"], first["device_kind"] == "gpu")
     groups = defaultdict(list)
     for record in chosen:
-        device = "gpu" if record["device_kind"] == "gpu" else "cpu"
-        same = {"device": device, "seed": 0, "repeat": 0}
-        groups[config.from_dict(record["config"] | same)].append(record)
-    taken = []
-    for run, group in groups.items():
-        time_s = _mean(group, "training_time_s")
-        provenances = {record.get("energy_total_provenance") for record in group}
-        power_W = None
-        if provenances <= {"measured", "simulated"}:
-            power_W = _mean(group, "mean_power_total_W") / run.devices
-        taken.append(Taken(config.to_dict(run), time_s, power_W, len(group)))
-    evaluated = first.get("samples_evaluated", 0) // first["config"]["epochs"]
+        groups[_config(record)].append(record)
+    run = next(iter(groups))
+    of_energy = first.get("energy_total_provenance")
     training = first.get("dataset_samples", 0)
-    if config.from_dict(first["config"]).epoch().evaluates_training_set:
-        evaluated -= training
-    provenance = "simulated" if is_simulated else "measured"
+    evaluated = first.get("samples_evaluated", 0) // run.epochs
+    evaluated -= training * run.epoch().evaluates_training_set
     return Runs(
-        workload, site, taken, samples=(training, evaluated), provenance=provenance
+        workload,
+        site,
+        list(itertools.starmap(_taken, groups.items())),
+        samples=(training, evaluated),
+        provenance="simulated" if of_energy == "simulated" else "measured",
     )
+
+
+def trained(record: dict) -> str:
+    """Name what was trained: the workload, or the name that a measured command was given."""
+    return record["workload"] if recipe(record)[1] else record.get("name", "command")
+
+
+def recipe(record: dict) -> tuple[str, ...]:
+    """Name what runs share that one fit is made of: workload, data, stage, devices."""
+    plain = record["config"]
+    told = (plain.get(name, "") for name in ("dataset", "stage"))
+    return record["workload"], *told, record["device_name"]
+
+
+def _config(record: dict) -> RunConfig:
+    """Read what was made, whatever its seed and repeat."""
+    plain = record["config"]
+    if "command" in plain:
+        told = {name: plain.get(name) for name in command.TOLD}
+        return config.make(command.__name__, **told | {"devices": record["devices"]})
+    device = "gpu" if record["device_kind"] == "gpu" else "cpu"
+    return config.from_dict(plain | {"device": device, "seed": 0, "repeat": 0})
+
+
+def _taken(run: RunConfig, group: list[dict]) -> Taken:
+    power_W = None
+    provenances = {record.get("energy_total_provenance") for record in group}
+    if provenances <= {"measured", "simulated"}:
+        power_W = _mean(group, "mean_power_total_W") / run.devices
+    time_s = _mean(group, "training_time_s")
+    return Taken(config.to_dict(run), time_s, power_W, len(group))
 
 
 def _mean(group: list[dict], field: str) -> float:
     return float(stats.gmean([record[field] for record in group]))
-
-
-def recipe(record: dict) -> tuple[str, ...]:
-    """Name what runs share that one fit is made of."""
-    plain = record["config"]
-    return (
-        plain["workload"],
-        plain.get("stage", ""),
-        plain["dataset"],
-        record["device_name"],
-    )
 
 
 def here(site: Site, machine: dict, on_gpu: bool) -> Site:
@@ -281,9 +306,9 @@ def here(site: Site, machine: dict, on_gpu: bool) -> Site:
     Cores are no GPU, and share their gradients through memory.
     """
     number = max(len(machine["gpus"]) if on_gpu else machine["cores"], 1)
-    site = dataclasses.replace(site, nodes=1, devices_per_node=number)
+    site = msgspec.structs.replace(site, nodes=1, devices_per_node=number)
     return (
         site
         if on_gpu
-        else dataclasses.replace(site, gpu="", gpu_link_GB_per_s=MEMORY_GB_PER_S)
+        else msgspec.structs.replace(site, gpu="", gpu_link_GB_per_s=MEMORY_GB_PER_S)
     )

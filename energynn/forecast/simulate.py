@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from energynn.files import utc_now, write_json
 from energynn.forecast import predict, runs
 from energynn.forecast.fit import Fit
 from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
-from energynn.reading import json_table
 
 METHOD = (
     "Nobody made this run: its time and powers are those of a model, with its scatter."
@@ -38,8 +36,8 @@ SENSOR |= dict.fromkeys(("wraps_at", "checks", "update_s", "model"))
 def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
     """Write a run folder with a record for each run below ``out``; returns the folders.
 
-    The scatter of a run follows from its name, so that a second call makes the same. Raises
-    ValueError for a fit without powers, a run that cannot be, and a folder of a real run.
+    The scatter of a run follows from its name, so that another call makes the same. Raises
+    ValueError for a fit without powers, a run that cannot be, and a run that is there.
     """
     if not fit.has_power:
         raise ValueError(
@@ -49,20 +47,14 @@ def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
     for run in asked:
         run = config.replace(run, system=fit.runs.site.name)
         folder = out / run.system / config.run_id(run)
-        if (
-            folder.exists()
-            and json_table(folder / "run.json").get("launcher") != "simulated"
-        ):
-            raise ValueError(
-                f"{folder}: is there and was not simulated; choose another --out"
-            )
+        if folder.exists():
+            raise ValueError(f"{folder}: is there; choose another --out")
         time_s, powers_W = _drawn(fit, run)
         end_ns = BEGIN_NS + round(time_s * 1e9)
         hosts = [
             f"node{rank // fit.runs.site.devices_per_node:03}"
             for rank in range(run.devices)
         ]
-        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         write_json(folder / "run.json", _intent(fit, run))
         _write_lines(folder / "events-rank0.jsonl", _events(fit, run, hosts, end_ns))

@@ -25,7 +25,6 @@ from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
 from energynn.processes import end_marked
 from energynn.progress import sentence
-from energynn.reading import json_table
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
@@ -51,7 +50,7 @@ def measure(
     rank, size = rank_and_size() or (0, 1)
     children: list[subprocess.Popen] = []
     stopped = supervise.hear_signals(children)
-    run_dir = _run_dir(command, out, period_s, size)
+    run_dir = _run_dir(command, out, size)
     if rank == 0:
         supervise.take_host().close()
         intent = _intent(run_dir, command, period_s, size, gpus) | (labels or {})
@@ -85,7 +84,11 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _run_dir(command: list[str], out: Path | None, period_s: float, size: int) -> Path:
+def _run_dir(
+    command: list[str],
+    out: Path | None,
+    size: int,
+) -> Path:
     """Make the folder of the run; raises ValueError with the remedy for what cannot work."""
     if shutil.which(command[0]) is None:
         raise ValueError(
@@ -96,33 +99,31 @@ def _run_dir(command: list[str], out: Path | None, period_s: float, size: int) -
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     name = f"{moment}-{os.getpid()}-{Path(command[0]).name}"
     run_dir = (out or default_runs_dir() / "measured" / name).absolute()
-    supervise.make_folder(run_dir, "out")
+    run_dir.mkdir(parents=True, exist_ok=True)
     return run_dir
 
 
 def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     """Write run.json, or begin a further segment of the same command; return its locks."""
-    others = [path.name for path in run_dir.iterdir() if not path.name.startswith(".")]
-    if not others:
+    is_new = not any(run_dir.glob("[!.]*"))
+    if is_new:
         write_json(run_dir / "run.json", intent)
-    before = json_table(run_dir / "run.json") if (run_dir / "run.json").exists() else {}
-    if [before.get(name) for name in ("workload", "config")] != [
-        "command",
-        intent["config"],
-    ]:
+    before = records.intended(run_dir)
+    if (before.get("workload"), before.get("config")) != ("command", intent["config"]):
         raise ValueError(
             f"out: {run_dir} holds something else; choose a new or an empty folder"
         )
     held = records.hold(run_dir)
-    folder = run_dir
-    if any(name.startswith(("events-rank", "samples-")) for name in others):
-        folder = run_dir / f"segment-{len(segments(run_dir)) + 1}"
-        folder.mkdir()
+    folder = run_dir if is_new else supervise.next_segment(run_dir)
     return [held, lock(folder / ALIVE, wait=True)]
 
 
 def _intent(
-    run_dir: Path, command: list[str], period_s: float, size: int, gpus: bool
+    run_dir: Path,
+    command: list[str],
+    period_s: float,
+    size: int,
+    gpus: bool,
 ) -> dict:
     described = machine.describe_machine()
     known = described["gpus"] if gpus else []
@@ -140,7 +141,14 @@ def _intent(
 # ------------------------------------------------------------------------------------ the command
 
 
-def _run(command: list[str], folder: Path, rank: int, children, stopped, stdout) -> int:
+def _run(
+    command: list[str],
+    folder: Path,
+    rank: int,
+    children,
+    stopped,
+    stdout,
+) -> int:
     """Idle, command, idle, with their marks; returns the exit status, minus a signal's number."""
     events = Events(folder, rank)
     events.mark("rank_start", rank=rank, host=os.uname().nodename, pid=os.getpid())
@@ -166,16 +174,17 @@ def _run(command: list[str], folder: Path, rank: int, children, stopped, stdout)
 
 def _status(exit_status: int) -> tuple[str, str]:
     if exit_status < 0:
-        return (
-            "killed",
-            f"the command was ended by {supervise.signal_name(-exit_status)}",
-        )
+        return "killed", f"the command was ended by signal {-exit_status}"
     if exit_status > 0:
         return "failed", f"the command ended with status {exit_status}"
     return "finished", ""
 
 
-def _verdict(folder: Path, size: int, stopped: list[int]) -> tuple[str, str]:
+def _verdict(
+    folder: Path,
+    size: int,
+    stopped: list[int],
+) -> tuple[str, str]:
     """Wait for the ends of all ranks; return status and reason of the whole."""
     quiet_s, patience_s = 0.0, 0.0 if stopped else READY_S
     while (

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from energynn.measure import energy, machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION
 from energynn.measure.sampler_process import find
 from energynn.measure.samples import read_samples
+from energynn.progress import entry
 
 # All is measured; something is not; no run is possible. The exit status is the place of the worst.
 STATES = GOOD, WEAK, BAD = "good", "weak", "bad"
@@ -62,16 +62,13 @@ def report(findings: list[Finding]) -> str:
     """Write the findings for a person, in lines of 79 columns."""
     lines = []
     for finding in findings:
-        begin = f"{finding.state.upper():4}  {finding.subject:7} "
-        text = " -> ".join(filter(None, [finding.found, finding.remedy]))
-        indent = " " * len(begin)
-        lines += textwrap.wrap(text, 79, initial_indent=begin, subsequent_indent=indent)
+        words = " -> ".join(filter(None, [finding.found, finding.remedy]))
+        lines.append(entry(finding.state.upper(), finding.subject, words))
     return "\n".join(lines)
 
 
 def as_json(findings: list[Finding]) -> dict:
-    rows = [asdict(finding) for finding in findings]
-    return {"exit_status": exit_status(findings), "findings": rows}
+    return {"findings": [asdict(finding) for finding in findings]}
 
 
 def _sensor_findings() -> list[Finding]:
@@ -92,17 +89,10 @@ def _sensor_findings() -> list[Finding]:
     doubts = energy.doubts(
         energy.curves(samples), first_s, last_s, inventory.unaccounted
     )
-    reasons = [
-        f"no record would be valid: {doubt}" for doubt in doubts
-    ] + inventory.problems
+    reasons = [f"no record would be valid: {doubt}" for doubt in doubts]
+    reasons += inventory.problems
     findings = [_finding_of_sensor(sensor) for sensor in inventory.sensors]
-    findings += [Finding("sensor", WEAK, reason) for reason in reasons]
-    if "ram" not in [sensor.component for sensor in inventory.sensors]:
-        remedy = "say so where you compare totals"
-        findings.append(
-            Finding("RAM", WEAK, "no sensor; its energy will be absent", remedy)
-        )
-    return findings
+    return findings + [Finding("sensor", WEAK, reason) for reason in reasons]
 
 
 def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
@@ -110,30 +100,19 @@ def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
         said = "no counter that works; its energy will be estimated from busy time"
         remedy = "none in a virtual machine; elsewhere sudo chmod a+r /sys/class/powercap/*/*"
         return Finding("CPU", WEAK, said, remedy)
-    words = [
-        sensor.kind,
-        sensor.provenance,
-        "counts" if sensor.primary else "cross-check",
-    ]
-    if sensor.update_s:
-        words.append(f"changes every {sensor.update_s * 1e3:.0f} ms")
+    use = "counts" if sensor.primary else "cross-check"
+    facts = [f"{sensor.id}: {sensor.kind}", sensor.provenance, use]
     if sensor.kind == "power":
-        words.append(sensor.notes.get("power", ""))
+        facts.append(sensor.notes.get("power", ""))
     state = GOOD if sensor.provenance == "measured" else WEAK
-    return Finding(sensor.component.upper(), state, f"{sensor.id}: {', '.join(words)}")
+    return Finding(sensor.component.upper(), state, ", ".join(facts))
 
 
 def _gpu_findings() -> list[Finding]:
     findings = []
     for gpu in machine.gpus():
-        driver, limit_W, fault = (
-            gpu.get("driver"),
-            gpu.get("limit_W"),
-            gpu.get("fault", ""),
-        )
-        said = (
-            f"{gpu['index']}: {gpu['name']}, driver {driver}, power limit {limit_W} W"
-        )
+        fault = gpu.get("fault", "")
+        said = f"{gpu['index']}: {gpu['name']}, power limit {gpu.get('limit_W')} W"
         findings.append(Finding("GPU", BAD if fault else GOOD, said, fault))
     said = "none to be seen; one CPU core will stand for one device"
     return findings or [Finding("GPU", GOOD, said)]
@@ -154,7 +133,7 @@ def _mpi_finding(devices: int) -> Finding:
     A mismatch gives many worlds of one rank and no error.
     """
     try:
-        start = launchers.mpi_start(*launchers.find_mpi(), devices)
+        start = launchers.mpi_start(devices)
         command = [*start, sys.executable, "-c", MPI_RANK]
         environment = launchers.mpi_environment()
         done = subprocess.run(

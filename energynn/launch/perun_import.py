@@ -4,11 +4,9 @@ result beside them.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import re
 import shutil
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from energynn.measure.sensors import Sensor
 from energynn.processes import require_an_end
 from energynn.reading import one_fault
 
+ROUND_NS = 10**15  # 11 days from one round to the next: they do not overlap
 KINDS = {"J": "energy", "W": "power"}
 METHOD = (
     "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept "
@@ -117,8 +116,8 @@ def _place(sensor: PerunSensor) -> tuple[str, str]:
 def _raw_files(run: PerunRun):
     """Give name and lines of each file of samples and events, for each host of each round.
 
-    A round is a segment of the run. t is the time since its first sample, as perun keeps no clock
-    that goes on from round to round; only of the first round does it say when it began.
+    A round is a segment of the run. Both clocks begin at its first sample: perun keeps none that
+    goes on from round to round, and the run's start stands in run.json.
     """
     sensors = sorted(_energy_sensors(run), key=_place)
     rounds = sorted({sensor.round for sensor in sensors})
@@ -127,33 +126,28 @@ def _raw_files(run: PerunRun):
         own = list(group)
         seconds = own[0].seconds.astype(float)
         steps_s = np.diff(seconds)
-        if not ((steps_s >= 0) & (steps_s < np.inf)).all():
+        if not len(steps_s) or not ((steps_s >= 0) & (steps_s < np.inf)).all():
             raise ValueError(f"the times of {host} are not those of a run")
         number = rounds.index(round_)
         folder = f"segment-{number + 1}/" if number else ""
-        start_ns = 0 if number else _start_ns(run)
+        apart_ns = number * ROUND_NS
         header = {
             "header": "energynn-samples/1",
             "host": host,
-            "period_s": float(np.median(steps_s)) if len(steps_s) else 0.0,
+            "period_s": float(np.median(steps_s)),
             "sensors": list(map(_describe, own)),
         }
         times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
         rows = zip(times_ns, *map(_readings, own), strict=True)
-        samples = [{"t": t, "w": start_ns + t, "v": values} for t, *values in rows]
+        samples = [{"t": t, "w": apart_ns + t, "v": values} for t, *values in rows]
         yield f"{folder}{_file_name(f'samples-{host}.jsonl')}", [header, *samples]
         # One rank for each host, whose window is all that perun sampled there.
         who = {"rank": hosts.index(host), "host": host}
-        begin_ns, end_ns = times_ns[0], times_ns[-1]
-        ends = {
-            "rank_start": begin_ns,
-            "training_start": begin_ns,
-            "training_end": end_ns,
-        }
-        events = [
-            who | {"event": event, "t_mono_ns": t, "t_wall_ns": start_ns + t}
-            for event, t in ends.items()
-        ]
+        marks = [("rank_start", 0), ("training_start", 0), ("training_end", -1)]
+        events = []
+        for event, at in marks:
+            times = {"t_mono_ns": times_ns[at], "t_wall_ns": apart_ns + times_ns[at]}
+            events.append(who | {"event": event} | times)
         yield f"{folder}events-rank{who['rank']}.jsonl", events
 
 
@@ -174,15 +168,6 @@ def _intent(path: Path, digest: str, run: PerunRun) -> dict:
         "devices": components.count("gpu") or 1,
         "method": METHOD,
     }
-
-
-def _start_ns(run: PerunRun) -> int:
-    """Return the wall clock at the start in ns, a time without zone as UTC; 0 if unknown."""
-    with suppress(ValueError):
-        started = datetime.datetime.fromisoformat(run.started)
-        started = started if started.tzinfo else started.replace(tzinfo=datetime.UTC)
-        return round(started.timestamp() * 1e6) * 1000
-    return 0
 
 
 def _file_name(text: str) -> str:

@@ -14,7 +14,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from energynn import config as configuration
 from energynn import launchers, processes, records
 from energynn.config import RunConfig
 from energynn.data import manifests
-from energynn.files import REPOSITORY, lock, write_json
+from energynn.files import REPOSITORY, is_locked, lock, write_json
 from energynn.launch import command, supervise
 from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN
 from energynn.measure import machine, perun_adapter, power_limit
@@ -35,19 +34,15 @@ CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 SILENT_S = 300.0  # ranks that wait for a dead process, as perun's sampler, never end
 LOOK_S = 5.0  # between two looks at the ranks' files
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
+PATIENCE_S = 60.0  # with another start of the run: its supervisor may be ending it
 # A Ctrl-C for a notebook reaches the supervisor only through who has started it.
-APART = {
-    "stdin": subprocess.DEVNULL,
-    "stdout": subprocess.PIPE,
-    "stderr": subprocess.STDOUT,
-    "text": True,
-    "errors": "replace",
-    "start_new_session": True,
-}
+APART = {"stdin": subprocess.DEVNULL, "start_new_session": True}
 
 
 def run(
-    config: RunConfig, runs_dir: str | Path = "runs", labels: dict | None = None
+    config: RunConfig,
+    runs_dir: str | Path = "runs",
+    labels: dict | None = None,
 ) -> Path:
     """Make one run and return its folder; a run whose valid record exists is not made again.
 
@@ -60,7 +55,9 @@ def run(
         raise ValueError("runs_dir: is empty; give a folder, as runs")
     runs_dir = Path(runs_dir).absolute()
     run_dir = runs_dir / config.system / configuration.run_id(config)
-    supervise.await_predecessor(run_dir)
+    until_s = time.monotonic() + PATIENCE_S
+    while is_locked(run_dir / START_LOCK) and time.monotonic() < until_s:
+        time.sleep(0.2)
     if records.is_made(run_dir):
         tell(f"{run_dir.name}: a valid record exists; not run again, nor named anew")
         return run_dir
@@ -80,6 +77,7 @@ def run(
     if record is None:
         remedy = f"`energynn check --recover {runs_dir}` says more"
         raise RuntimeError(f"{run_dir.name}: the supervisor died; {remedy}")
+    tell(command.report(record))
     reason = f"{run_dir.name}: {record['status']}: {record['status_reason']}"
     if record["status"] == "interrupted":
         raise InterruptedError(reason)
@@ -89,9 +87,10 @@ def run(
 
 
 def _let_supervise(run_dir: Path, files: list[int]) -> None:
-    """Start a supervisor and print its lines; it holds the lock, too, and may outlive us.
+    """Start a supervisor, and print what its ranks write to the log.
 
-    files: numbers of the open files of lock and power limit.
+    files: numbers of the open files of lock and power limit, which it holds, too: it may outlive
+    us.
     """
     words = [
         sys.executable,
@@ -100,17 +99,19 @@ def _let_supervise(run_dir: Path, files: list[int]) -> None:
         str(run_dir),
         str(os.getpid()),
     ]
-    supervisor = subprocess.Popen(words, pass_fds=files, **APART)
-    try:
-        for line in supervisor.stdout:
-            tell(line.removesuffix("\n"))
-    except BaseException:
-        # the cell was interrupted: let the supervisor write the record
-        supervisor.terminate()
-        tell(supervisor.stdout.read())
-        raise
-    finally:
-        supervisor.wait()
+    log = segments(run_dir)[-1] / "log.txt"
+    with open(log, "w") as written:
+        supervisor = subprocess.Popen(words, stdout=written, pass_fds=files, **APART)
+    is_over = False
+    with open(log, errors="replace") as lines:
+        while not is_over:
+            try:
+                is_over = supervisor.poll() is not None
+                if text := lines.read():
+                    print(text, end="", flush=True)
+                time.sleep(0.2)
+            except KeyboardInterrupt:  # the record will say so
+                supervisor.terminate()
 
 
 # ------------------------------------------------------------------------------ before it starts
@@ -123,7 +124,6 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     """
     runs_dir = run_dir.parent.parent
     manifests.verify(config.dataset)  # before anything is written
-    supervise.make_folder(runs_dir, "runs_dir")
     described = machine.describe_machine()
     on_gpu = config.device == "gpu" or (
         config.device == "auto" and bool(described["gpus"])
@@ -201,13 +201,12 @@ def begin(intent: dict, run_dir: Path) -> None:
     """
     if (run_dir / "run.json").exists():
         if list(run_dir.glob("checkpoint/*.sha256")):
-            (run_dir / f"segment-{len(segments(run_dir)) + 1}").mkdir()
+            supervise.next_segment(run_dir)
             (run_dir / "record.json").unlink(missing_ok=True)
             return
         if not (run_dir / "record.json").exists():  # its launcher was killed
             tell(records.recover_one(run_dir))
         _move_aside(run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / "run.json", intent)
 
 
@@ -225,7 +224,7 @@ def _move_aside(run_dir: Path) -> None:
 # --------------------------------------------------------------------------------- the supervisor
 
 
-def make(run_dir: Path, parent: int) -> int:
+def make(run_dir: Path, parent: int) -> None:
     """Make the run of a run.json; end it if the parent process ends, or a signal asks for that."""
     stopped = supervise.hear_signals()
     _held = records.hold(run_dir)
@@ -233,37 +232,30 @@ def make(run_dir: Path, parent: int) -> int:
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
     words, environment = ranks_command(folder, intent), rank_environment(folder, intent)
-    ranks = supervise.start(words, folder, environment, signal.SIGKILL, **APART)
-    lines = (ranks.stdout, folder / "log.txt")
-    relay = threading.Thread(target=_relay, args=lines, daemon=True)
-    relay.start()
+    pipes = APART | {"stderr": subprocess.STDOUT}
+    ranks = supervise.start(words, folder, environment, signal.SIGKILL, **pipes)
     stop_reason = _wait_for_ranks(ranks, folder, intent["devices"], stopped, parent)
-    exit_status = ranks.wait()
-    relay.join(timeout=1.0)
-    by = f", {intent['launcher']} with status {exit_status}"
+    by = f", {intent['launcher']} with status {ranks.wait()}"
     status, reason = supervise.verdict(folder, intent["devices"], stop_reason, by)
     try:
-        record = records.build(run_dir, status, reason)
+        records.build(run_dir, status, reason)
     except OSError as error:
-        _say(supervise.no_record(run_dir, error))
-        return 1
-    _say(command.report(record))
-    return {"finished": 0, "interrupted": launchers.CAN_GO_ON}.get(status, 1)
-
-
-def _asked_to_stop(stopped: list[int], parent: int) -> str:
-    """Say in words who asked for the end of the run; "" where nobody did."""
-    ended = "" if os.getppid() == parent else "the process that started the run ended"
-    return supervise.stop_reason(stopped) or ended
+        sys.exit(supervise.no_record(run_dir, error))
 
 
 def _wait_for_ranks(
-    ranks, folder: Path, devices: int, stopped: list[int], parent: int
+    ranks,
+    folder: Path,
+    devices: int,
+    stopped: list[int],
+    parent: int,
 ) -> str:
     """Wait until all ranks have ended, and end those that have to; returns why they had to."""
     looked_s, reason = time.monotonic(), ""
     while ranks.poll() is None and not reason:
-        reason = _asked_to_stop(stopped, parent)
+        reason = supervise.stop_reason(stopped)
+        if os.getppid() != parent:
+            reason = reason or "the process that started the run ended"
         if time.monotonic() > looked_s + LOOK_S:
             looked_s = time.monotonic()
             reason = reason or _hang(folder, devices)
@@ -316,17 +308,13 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
             f"--ntasks={devices}",
         ]
         return [*fixed, *shlex.split(os.environ[SRUN_VARIABLE]), *ranks]
-    return [*launchers.mpi_start(*launchers.find_mpi(), devices), *ranks]
+    return [*launchers.mpi_start(devices), *ranks]
 
 
 def rank_environment(folder: Path, intent: dict) -> dict[str, str]:
     """Return the ranks' environment: threads, and the GPUs that they use; others are hidden."""
     threads = str(intent["config"]["threads_per_device"])
-    used = []
-    if intent["device_kind"] == "gpu":
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
-        numbers = [str(gpu["index"]) for gpu in intent["machine"]["gpus"]]
-        used = (visible.split(",") if visible else numbers)[: intent["devices"]]
+    used = [str(gpu["index"]) for gpu in _gpus_of(intent)]
     return perun_adapter.environment(folder, launchers.mpi_environment()) | {
         "OMP_NUM_THREADS": threads,
         "CUDA_VISIBLE_DEVICES": ",".join(used),
@@ -337,19 +325,5 @@ def rank_environment(folder: Path, intent: dict) -> dict[str, str]:
     }
 
 
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # who started us may be dead
-        print(text, flush=True)
-
-
-def _relay(lines, log_path: Path) -> None:
-    """Pass the ranks' lines on and keep them; a full disk costs the log, not the run."""
-    with open(log_path, "w", buffering=1) as log:
-        for line in lines:
-            _say(line.removesuffix("\n"))
-            with contextlib.suppress(OSError):
-                log.write(line)
-
-
 if __name__ == "__main__":
-    sys.exit(make(Path(sys.argv[1]), int(sys.argv[2])))
+    make(Path(sys.argv[1]), int(sys.argv[2]))

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
-import psutil
-
 from energynn import processes, records
 from energynn.files import utc_now
 from energynn.measure import machine
-from energynn.measure.samples import events_of_kind, read_events
+from energynn.measure.samples import events_of_kind, read_events, segments
 
 HOST_LOCK = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -31,56 +26,28 @@ def take_host() -> socket.socket:
     the end of the one before.
     """
     until_s = time.monotonic() + (60 if "SLURM_JOB_ID" in os.environ else 0)
+    name = os.environ.get(HOST_LOCK, os.uname().nodename)
     held = socket.socket(socket.AF_UNIX)
     while True:
         try:
-            held.bind(_place())
-            held.listen()  # so that others can ask who holds it
+            held.bind(f"\0energynn-measured-run-on-{name}")
             return held
         except OSError as error:
             if time.monotonic() > until_s:
                 held.close()
-                whose = (
-                    "process {pid} of {username} since {since}; " if holder() else ""
-                )
                 raise ValueError(
-                    f"another measured run has this machine; {whose.format(**holder())}"
+                    "another measured run has this machine; `pgrep -af energynn` shows it; "
                     "one at a time; in a batch job give sbatch --exclusive"
                 ) from error
         time.sleep(1)
 
 
-def _place() -> str:
-    name = os.environ.get(HOST_LOCK, os.uname().nodename)
-    return f"\0energynn-measured-run-on-{name}"
-
-
-def holder() -> dict:
-    """Describe the process that has taken this host; empty where none can be seen."""
-    with (
-        contextlib.suppress(OSError, psutil.Error),
-        socket.socket(socket.AF_UNIX) as it,
-    ):
-        it.connect(_place())
-        number = it.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4)
-        process = psutil.Process(int.from_bytes(number, sys.byteorder))
-        # what another user hides is empty
-        facts = process.as_dict(["pid", "ppid", "username", "cmdline"], ad_value="")
-        return facts | {"since": time.ctime(process.create_time())}
-    return {}
-
-
-def await_predecessor(run_dir: Path) -> None:
-    """Wait for the end of a supervisor of this run whose starter has ended before it."""
-    while other := holder():
-        *_, folder, parent = ["", "", *other["cmdline"]]
-        if folder != str(run_dir) or parent == str(other["ppid"]):
-            return
-        time.sleep(0.2)
-
-
 def facts(
-    run_dir: Path, system: dict, described: dict, on_gpu: bool, uses_gpus: bool
+    run_dir: Path,
+    system: dict,
+    described: dict,
+    on_gpu: bool,
+    uses_gpus: bool,
 ) -> dict:
     """Return what run.json tells of the place and the time of a run or a measured command."""
     return {
@@ -96,7 +63,12 @@ def facts(
     }
 
 
-def verdict(folder: Path, size: int, stop_reason: str, by: str = "") -> tuple[str, str]:
+def verdict(
+    folder: Path,
+    size: int,
+    stop_reason: str,
+    by: str = "",
+) -> tuple[str, str]:
     """Return status and reason of a run, from the last event of each of ``size`` ranks.
 
     ``by``: what is known of a rank that ended without a word. The exit status of mpirun proves
@@ -123,14 +95,11 @@ def verdict(folder: Path, size: int, stop_reason: str, by: str = "") -> tuple[st
     return "killed", f"rank {ranks} ended without a word{by}; {records.how_far(events)}"
 
 
-def make_folder(path: Path, name: str) -> None:
-    """Make a folder and try to write to it; raises ValueError with the remedy."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        fault = f"cannot write to {path} ({error.strerror})"
-        raise ValueError(f"{name}: {fault}; choose a folder you own") from error
+def next_segment(run_dir: Path) -> Path:
+    """Make the folder of a further start of a run."""
+    folder = run_dir / f"segment-{len(segments(run_dir)) + 1}"
+    folder.mkdir()
+    return folder
 
 
 def hear_signals(children: list[subprocess.Popen] | None = None) -> list[int]:
@@ -165,12 +134,6 @@ def no_record(run_dir: Path, error: OSError) -> str:
     return f"energynn: {run_dir.name}: no record written ({error.strerror}); {remedy}"
 
 
-def signal_name(number: int) -> str:
-    """Name a signal; those without a name, as of real time, by their number."""
-    known = {each.value for each in signal.Signals}
-    return signal.Signals(number).name if number in known else f"signal {number}"
-
-
 def stop_reason(stopped: list[int]) -> str:
     """Say which signal came first; "" where none came."""
-    return f"stopped by {signal_name(stopped[0])}" if stopped else ""
+    return f"stopped by {signal.Signals(stopped[0]).name}" if stopped else ""

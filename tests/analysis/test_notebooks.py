@@ -11,7 +11,7 @@ import tomllib
 
 import pytest
 
-from energynn.analysis import paper
+from energynn.analysis import paper, theme
 from energynn.files import REPOSITORY
 from tests.analysis.notebook import execute
 
@@ -84,6 +84,18 @@ def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     assert "spread" in (folder / "figures" / "power_profiles.svg").read_text()
     drawn = (folder / "figures" / "fourcastnet_scaling.svg").read_text()
     assert "model, fitted to the published values [90 %]" in drawn
+
+
+def test_lettering_of_figures_is_8_pt_in_print(built):
+    """1 px is 0.625 pt; what is wider than the page, or a narrow one than a column, shrinks."""
+    folder, _ = built
+    for path in (folder / "figures").glob("*.svg"):
+        drawn = path.read_text()
+        page_px = 240 / 0.625 if path.stem == "what_is_public" else theme.PAGE_px
+        width_px = float(re.search(r'viewBox="0 0 ([\d.]+)', drawn)[1])
+        shrinks = min(1, page_px / width_px)
+        sizes = [float(px) for px in re.findall(r'font-size="([\d.]+)px"', drawn)]
+        assert 0.625 * shrinks * min(sizes) >= 8, (path.stem, width_px)
 
 
 def test_numbers_name_the_rows_they_rest_on(built):

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from energynn.analysis import numbers, regression
+from energynn.analysis import numbers
 
 
 def test_numbers_are_merged_in_order(tmp_path):
@@ -113,14 +113,14 @@ def test_a_table_gives_a_number_for_each_cell(tmp_path):
         ["a", "b"],
     )
     book.add_table(
-        table,
-        {"value": "kW", "low": "kW"},
+        table[["value", "low", "source"]],
+        "kW",
         "published",
         "slope_{row}_{column}",
         digits=2,
         reason="none",
     )
-    book.add_table(table, {"n": ""}, names="rows_{row}")
+    book.add_table(table[["n", "source"]], "", names="rows_{row}")
     assert list(book.entries) == [
         "slope_a",
         "slope_b",
@@ -140,49 +140,3 @@ def test_a_table_gives_a_number_for_each_cell(tmp_path):
     assert book.entries["slope_b"] == expected | {"notebook": "n"}
     assert book.entries["slope_b_low"]["reason"] == "none"
     assert book.entries["rows_b"]["text"] == "4"
-
-
-def test_a_fit_gives_its_slope_interval_and_quality(tmp_path):
-    x = np.arange(1.0, 6.0)
-    runs = pd.DataFrame(
-        {
-            "x": x,
-            "y": 2 * x + [0.1, -0.1, 0.05, 0, -0.05],
-            "origin": "own",
-            "run": list("abcde"),
-        }
-    )
-    fit = regression.fit("y ~ x", runs)
-    book = numbers.Numbers("n", tmp_path)
-    book.add_fit("line", fit, "kW", "measured", decimals=3)
-    book.add_fit("start", fit, "kWh", "measured", term="Intercept")
-    book.add_fit(
-        "none",
-        None,
-        "kW",
-        "measured",
-        source="no fit, of a",
-        reason="a spread is missing",
-    )
-    values = {name: entry["value"] for name, entry in book.entries.items()}
-    slope = fit.parameters.loc["x"]
-    assert [values[name] for name in ("line", "line_low", "line_high")] == list(
-        slope[["value", "low", "high"]]
-    )
-    assert (
-        values["line_r_squared"] == fit.r_squared
-        and values["line_covariance"] == "classical"
-    )
-    assert (
-        values["start"] == fit.parameters.loc["Intercept", "value"]
-        and "start_r_squared" not in values
-    )
-    assert (
-        book.entries["line"]["source"]
-        == "least squares y ~ x, classical errors, on a, b, c, d, e"
-    )
-    assert values["none"] is None and values["none_leverage"] is None
-    assert (
-        book.entries["none"]["reason"] == "a spread is missing"
-        and book.entries["none"]["source"] == "no fit, of a"
-    )

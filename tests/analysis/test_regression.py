@@ -43,7 +43,9 @@ def test_known_line_is_recovered_and_hc3_is_the_closed_form():
         < fit.parameters.loc["Intercept", "high"]
     )
     x = data["gpu_hours"] - data["gpu_hours"].mean()
-    hc3 = (x**2 * (fit.residuals / (1 - fit.leverage)) ** 2).sum() / (x**2).sum() ** 2
+    hc3 = (x**2 * (fit.results.resid / (1 - fit.leverage)) ** 2).sum() / (
+        x**2
+    ).sum() ** 2
     assert fit.slope["standard_error"] == pytest.approx(hc3**0.5, rel=1e-9)
 
 

@@ -4,7 +4,6 @@ Ranks run under srun, MPI and perun, one on each node. The energy counters are s
 """
 
 import contextlib
-import dataclasses
 import os
 import re
 import signal
@@ -12,6 +11,7 @@ import sys
 import textwrap
 import time
 
+import msgspec
 import psutil
 import pytest
 
@@ -305,13 +305,11 @@ def test_lines_of_shell_bring_the_data_to_both_nodes(cluster, tmp_path):
         f"srun -n 2 --ntasks-per-node=1 sh -c 'mkdir {there} && touch {there}/2015.npy'"
     )
     setup = [bring, f"export ENERGYNN_ERA5={there}"]
-    site = dataclasses.replace(systems.site(SYSTEM), setup=setup)
+    site = msgspec.structs.replace(systems.site(SYSTEM), setup=setup)
     folder = tmp_path / "runs" / "run"
     (folder / "job").mkdir(parents=True)
-    job = submit.Job(
-        {folder: config.make("fourcastnet", devices=2)}, nodes=2, minutes=10
-    )
-    text = submit.script(job, site, "mine", "")
+    job = submit.Job({folder: config.make("fourcastnet", devices=2)}, minutes=10)
+    text = submit.script(job, site, "mine")
     program = "import os; print('data in', os.listdir(os.environ['ENERGYNN_ERA5']))"
     path = folder / "job" / "job.sh"
     path.write_text(text.replace("-m energynn.cluster.job", f'-c "{program}"'))

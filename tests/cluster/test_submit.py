@@ -1,6 +1,5 @@
 """Studies, systems and batch scripts: plans, costs, and that no text becomes a command."""
 
-import dataclasses
 import inspect
 import os
 import re
@@ -10,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -91,7 +91,7 @@ def test_study_list(capsys):
     assert cli.main(["study", "list"]) == 0
     listed = capsys.readouterr().out
     assert all(
-        re.search(rf"^{name} +\d+ runs", listed, re.M) for name in studies.STUDIES
+        re.search(rf"^{name} +\d+ runs?", listed, re.M) for name in studies.STUDIES
     )
 
 
@@ -123,7 +123,7 @@ def test_a_dry_run_of_all_series_needs_no_slurm(
         "--runs-dir",
         str(runs_dir),
     ]
-    for name in ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "SBATCH_ACCOUNT"):
+    for name in ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5"):
         monkeypatch.delenv(name, raising=False)
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
@@ -131,13 +131,12 @@ def test_a_dry_run_of_all_series_needs_no_slurm(
     assert len(shown.splitlines()) <= 40 and "#SBATCH" not in shown
     missing = re.findall("^missing: (.*?):", shown, re.M)
     data = ["era5", "imagenet"] if group == "paper-a100" else ["era5"]
-    assert missing == [*data, "account"] and "--scripts" in shown
+    assert missing == data and "--scripts" in shown
     assert cli.main([*words, "--scripts"]) == 0
     scripts = capsys.readouterr().out
     most = "--nodes=64\n#SBATCH --ntasks=256\n#SBATCH --ntasks-per-node=4\n"
     assert (most in scripts) == (group == "paper-a100") and not runs_dir.exists()
-    names = set(re.findall("job-name=(.*)", scripts))
-    assert f"{group}-4n" in names and max(map(len, names)) <= 24
+    assert f"#SBATCH --job-name={group}-4n\n" in scripts
 
 
 def test_what_no_run_can_read_is_said_before_sbatch(tmp_path, fake_slurm, monkeypatch):
@@ -149,7 +148,7 @@ def test_what_no_run_can_read_is_said_before_sbatch(tmp_path, fake_slurm, monkey
     monkeypatch.delenv("ENERGYNN_ERA5")
     with pytest.raises(ValueError, match="^era5: .*set ENERGYNN_ERA5"):
         submit.submit_runs(runs, "F4", site, tmp_path, max_gpu_hours=9999)
-    brought = dataclasses.replace(site, setup=["export ENERGYNN_ERA5=$TMPDIR"])
+    brought = msgspec.structs.replace(site, setup=["export ENERGYNN_ERA5=$TMPDIR"])
     with pytest.raises(ValueError, match="^era5: dataset era5: no checksums"):
         submit.submit_runs(runs, "F4", brought, tmp_path, max_gpu_hours=9999)
     assert not fake_slurm.jobs and not list(tmp_path.iterdir())
@@ -197,18 +196,14 @@ def test_nodes_and_time_limits_follow_the_devices_and_the_cost(tmp_path):
     )
     by_devices = {run.devices: job for job in jobs for run in job.runs.values()}
     assert by_devices[1].minutes == 48 * 60  # 82 h on one GPU: in two jobs
-    assert (
-        by_devices[256].minutes < 90
-        and by_devices[256].nodes == 64
-        and len(by_devices[256].runs) == 5
-    )
+    assert by_devices[256].minutes < 90 and len(by_devices[256].runs) == 5
     site = systems.site("horeka-a100")
-    for devices, nodes in ((1, 1), (4, 1), (6, 2), (9, 3)):
+    for devices, nodes in ((1, 1), (4, 1), (6, 2), (9, 3), (256, 64)):
         run = config.make(
             "fourcastnet", preset="paper", devices=devices, system=site.name
         )
         (job,) = submit.plan([run], site, tmp_path, set())
-        assert job.nodes == nodes
+        assert f"#SBATCH --nodes={nodes}\n" in submit.script(job, site, "x")
 
 
 def render(site=None, runs=1, minutes=60, system_dir="/runs/two-nodes"):
@@ -216,10 +211,9 @@ def render(site=None, runs=1, minutes=60, system_dir="/runs/two-nodes"):
         Path(system_dir) / f"run-{number}": fine_tuning()[0] for number in range(runs)
     }
     return submit.script(
-        submit.Job(folders, 1, minutes),
+        submit.Job(folders, minutes),
         site or systems.site(TWO_NODES),
         "mine",
-        "token",
     )
 
 
@@ -245,7 +239,7 @@ def test_the_environment_of_a_job_is_what_the_script_says(tmp_path, monkeypatch)
 
 
 def test_a_site_says_how_many_runs_go_on_at_once():
-    site = dataclasses.replace(systems.site(TWO_NODES), runs_at_once=4)
+    site = msgspec.structs.replace(systems.site(TWO_NODES), runs_at_once=4)
     assert "#SBATCH --array=0-8%4\n" in render(site, runs=9)
 
 
@@ -254,7 +248,7 @@ def test_a_site_says_how_many_runs_go_on_at_once():
 @example("$(touch /tmp/never)\n")
 @example("@repository")
 def test_a_text_comes_back_from_the_shell_or_is_refused(text):
-    site = dataclasses.replace(
+    site = msgspec.structs.replace(
         systems.site(TWO_NODES), environment={"MINE": text}, python=f"python {text}"
     )
     try:
@@ -290,7 +284,7 @@ def test_an_option_stays_on_its_line_or_is_refused(text):
     "line, status", [("false", 1), ("true", 0), ("source /no/such/conda.sh", 1)]
 )
 def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, line, status):
-    site = dataclasses.replace(systems.site(TWO_NODES), setup=[line])
+    site = msgspec.structs.replace(systems.site(TWO_NODES), setup=[line])
     text = render(site, system_dir=tmp_path).replace(
         " -m energynn.cluster.job", " -c 'print(\"made\")' #"
     )
@@ -307,7 +301,7 @@ def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, line, status):
 @pytest.mark.parametrize(
     "line, words",
     [
-        ("gpus = 4", "gpus: not known; did you mean gpu?"),
+        ("gpus = 4", "unknown field `gpus`"),
         (
             'devices_per_node = "4"',
             r"Expected `int`, got `str` - at `\$.devices_per_node`",
@@ -333,7 +327,7 @@ def test_a_fault_in_a_systems_file_is_one_clear_line(tmp_path, line, words):
 def test_systems_that_ship_can_be_read_and_a_slip_is_told():
     for path in (REPOSITORY / "systems").glob("*.toml"):
         assert systems.from_dict(
-            dataclasses.asdict(systems.site(path.stem))
+            msgspec.structs.asdict(systems.site(path.stem))
         ) == systems.site(path.stem)
     with pytest.raises(ValueError, match="did you mean horeka-a100.*choose one of"):
         systems.site("horeka-a10")
@@ -366,7 +360,7 @@ class FakeSlurm:
     """sbatch and squeue as programs see them."""
 
     def __init__(self, monkeypatch):
-        self.jobs, self.refuses_after, self.is_slow = {}, 99, False
+        self.jobs, self.refuses_after = set(), 99
         monkeypatch.setattr(
             slurm, "call", lambda command, *words: getattr(self, command)(*words)
         )
@@ -374,26 +368,18 @@ class FakeSlurm:
     def sbatch(self, *words):
         if len(self.jobs) >= self.refuses_after:
             raise ValueError("sbatch: Job violates accounting/QOS policy")
-        comment = re.search("--comment=(.*)", Path(words[-1]).read_text())[1]
         number = str(41 + len(self.jobs))
-        self.jobs[number] = comment
-        if self.is_slow:
-            raise slurm.NoAnswer("sbatch: no answer in 20 s")
+        self.jobs.add(number)
         return f"{number}\n"
 
-    def squeue(self, *words):
-        asked = words[-1].partition("=")[2]
-        if words[-1] == "--format=%F %k":
-            return "".join(f"{number} {text}\n" for number, text in self.jobs.items())
+    def squeue(self, *_words):
         return "".join(
-            "".join(f"{number}_{task}|PENDING|None\n" for task in range(3))
-            for number in asked.split(",")
-            if number in self.jobs
+            f"{job}_{task}|PENDING|None\n" for job in self.jobs for task in (0, 1, 2)
         )
 
     def scancel(self, *jobs):
         for job in jobs:
-            del self.jobs[job.split("_")[0]]
+            self.jobs.remove(job.split("_")[0])
         return ""
 
 
@@ -448,24 +434,6 @@ def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_left_alone(
     )
     assert "2 jobs cancelled" in capsys.readouterr().out
     assert submit_two() == 0 and "2 to make" in capsys.readouterr().out
-
-
-def test_a_job_that_sbatch_did_not_confirm_is_found_and_not_made_twice(
-    fake_slurm, submit_two, capsys, monkeypatch
-):
-    fake_slurm.is_slow = True
-    assert submit_two() == 0 and "job 42: 1 x " in capsys.readouterr().out
-    assert (
-        submit_two() == 0
-        and "0 to make" in capsys.readouterr().out
-        and len(fake_slurm.jobs) == 2
-    )
-    fake_slurm.jobs.clear()
-    monkeypatch.setattr(slurm, "find", lambda name: "")
-    assert (
-        submit_two() == 2
-        and "did not answer; see `squeue --me`" in capsys.readouterr().err
-    )
 
 
 def test_what_costs_more_than_allowed_is_refused(fake_slurm, submit_two, capsys):

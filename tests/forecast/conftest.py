@@ -29,14 +29,10 @@ def fitted(published):
 def inside(fit, asked) -> np.ndarray:
     """Whether the forecasts' intervals hold what runs took, (2, runs): times, energies."""
     told = fits.forecast(fit, asked.work)
-    truth = {
-        "time_s": np.log(asked.time_s),
-        "energy_J": np.log(asked.time_s * asked.power_W),
-    }
-    above = {of: truth[of] - told[of][0] for of in truth}
-    ends = {of: told[of][1] for of in truth}
+    truth = {"time_s": asked.time_s, "energy_J": asked.time_s * asked.power_W}
+    ends = {of: told[of].T for of in truth}
     return np.array(
-        [(-ends[of][0] < above[of]) & (above[of] < ends[of][1]) for of in truth]
+        [(ends[of][1] < truth[of]) & (truth[of] < ends[of][2]) for of in truth]
     )
 
 

@@ -175,14 +175,16 @@ def test_forecasts_stand_beside_the_facts(simulated, capsys):
     )
 
 
-def test_simulate_makes_the_same_again_and_spares_real_runs(capsys, fit_file, tmp_path):
-    words = ("simulate", "R4", "--fit", fit_file, "--out", tmp_path / "out")
-    (first, *_), again = answer(capsys, *words)["runs"], answer(capsys, *words)["runs"]
-    assert first in again
-    run = json.loads((tmp_path / first / "run.json").read_text())
-    (tmp_path / first / "run.json").write_text(json.dumps(run | {"launcher": "perun"}))
-    assert "is there and was not simulated; choose another --out" in refusal(
-        capsys, *words
+def test_simulate_makes_the_same_again_and_spares_runs(capsys, fit_file, tmp_path):
+    words = ("simulate", "R4", "--fit", fit_file, "--out")
+    first, again = (
+        records.read_all(answer(capsys, *words, tmp_path / out) and tmp_path / out)
+        for out in ("first", "again")
+    )
+    energies = [[of["energy_total_J"] for of in made] for made in (first, again)]
+    assert energies[0] == energies[1] and len(set(energies[0])) == len(first) == 9
+    assert "is there; choose another --out" in refusal(
+        capsys, *words, tmp_path / "first"
     )
 
 

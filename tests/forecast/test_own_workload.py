@@ -2,6 +2,7 @@
 configuration tells.
 """
 
+import numpy as np
 import pytest
 
 from energynn import config
@@ -168,3 +169,74 @@ def test_resnet50_has_the_weights_that_the_forecast_counts():
     assert config.RESNET50_WEIGHTS == sum(
         weight.numel() for weight in network.parameters()
     )
+
+
+def measured(samples, devices, time_s, **more) -> dict:
+    """The part of a measured command's record that a forecast reads."""
+    told = {
+        "command": "python train.py",
+        "training_samples": samples,
+        "devices": devices,
+    }
+    power = {
+        "energy_total_provenance": "measured",
+        "mean_power_total_W": 300.0 * devices,
+    }
+    machine = {"gpus": [{}] * 4, "cores": 8}
+    return {
+        "workload": "command",
+        "system": "measured",
+        "name": "mine",
+        "config": told,
+        "devices": devices,
+        "device_kind": "gpu",
+        "device_name": "GPU",
+        "machine": machine,
+        "training_time_s": time_s,
+    } | (power | more)
+
+
+def test_measured_commands_are_forecast_and_planned():
+    """Worlds of a start, a cost of each sample and full nodes; three runs tell of longer ones."""
+    site, held = systems.site("local"), []
+    for seed in range(40):
+        chance = np.random.default_rng(seed)
+        start_s, sample_s = np.exp(
+            chance.uniform(np.log([1, 1e-4]), np.log([20, 1e-2]))
+        )
+        full = 1 + 0.05 * np.exp(chance.standard_normal())
+
+        def took_s(samples, devices, of=(start_s, sample_s, full)):
+            slower = of[2] if devices == 4 else 1
+            return of[0] + of[1] * slower * samples / devices
+
+        made = [(20_000, 1), (80_000, 1), (160_000, 4)]
+        found = [
+            measured(*of, took_s(*of) * np.exp(0.015 * chance.standard_normal()))
+            for of in made
+        ]
+        fit = fits.make(runs.own(found, "mine", site))
+        asked = predict.asked(fit, None, {"training_samples": 10**6, "devices": 4})
+        asked += predict.asked(fit, None, {"training_samples": 10**6, "devices": 2})
+        for row, devices in zip(predict.rows(fit, asked), (4, 2), strict=True):
+            fact = took_s(10**6, devices) / 3600
+            held.append(row["time_h"]["low"] <= fact <= row["time_h"]["high"])
+    assert np.mean(held) >= 0.9
+    assert row["workload"] == "mine" and row["energy_kWh"]["value"] > 0
+    found = plan.make(fit, plan.grid(fit, plan.base_run(fit, {})), {})
+    text = plan.text(found)
+    assert {run.devices for run in found.runs} == {1, 2, 3, 4}
+    assert "batch" not in text.split("\n\n")[0]  # it is not known
+    assert "the all-reduce is left out" in text
+
+
+def test_a_command_without_samples_is_told_what_it_lacks(tmp_path):
+    record = measured(1, 1, 10.0)
+    with pytest.raises(ValueError, match="there are mine; a command counts with"):
+        runs.own([record], "yours", systems.site("local"))
+    mixed = [record, measured(2, 1, 20.0, device_name="another")]
+    with pytest.raises(ValueError, match="runs of several devices"):
+        runs.own(mixed, "mine", systems.site("local"))
+    estimated = measured(2, 1, 20.0, energy_total_provenance="estimated")
+    seen = runs.own([record, estimated], "mine", systems.site("local"))
+    assert not fits.make(seen.only(np.array([False, True]))).has_power

@@ -27,10 +27,9 @@ def of(findings, subject):
 def test_a_machine_without_sensors_is_weak_and_says_why(capsys):
     assert cli.main(["doctor", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
-    assert told["exit_status"] == 1
     findings = [doctor.Finding(**finding) for finding in told["findings"]]
     assert "estimated from busy time" in of(findings, "CPU")
-    assert "absent" in of(findings, "RAM") and "one CPU core" in of(findings, "GPU")
+    assert "one CPU core" in of(findings, "GPU")
     assert all(len(line) < 80 for line in doctor.report(findings).splitlines())
 
 
@@ -100,6 +99,6 @@ def test_a_real_mpi_world_is_tried_and_a_wrong_one_is_refused(monkeypatch):
     monkeypatch.undo()
     assert doctor._mpi_finding(2).state == doctor.GOOD
     # no pmi2
-    monkeypatch.setattr(launchers, "mpi_start", lambda mpirun, flavour, ranks: [])
+    monkeypatch.setattr(launchers, "mpi_start", lambda ranks: [])
     finding = doctor._mpi_finding(2)
     assert finding.state == doctor.BAD and "world of 1" in finding.found

@@ -36,6 +36,7 @@ def start_ranks(tmp_path, monkeypatch, powercap, hosts, **more):
     tiny = dict(devices=2, embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
     tiny = config.make("fourcastnet", **tiny | more)
     run_dir = tmp_path / "runs" / "local" / config.run_id(tiny)
+    run_dir.mkdir(parents=True)
     start.begin(start.prepare(tiny, run_dir), run_dir)
     intent = json.loads((run_dir / "run.json").read_text())
     command = start.ranks_command(run_dir, intent)

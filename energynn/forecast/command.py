@@ -1,0 +1,25 @@
+"""A measured command as the forecast sees it: what its person told `energynn measure` of it."""
+
+from __future__ import annotations
+
+from energynn.config import CountOrNone, Epoch, RunConfig
+
+TOLD = ("epochs", "local_batch_size", "training_samples")
+
+
+class Config(RunConfig, frozen=True, kw_only=True):
+    """A command on some devices; a batch size of 0 is not known.
+
+    training_samples: that the command trains on in an epoch
+    """
+
+    workload: str = __name__
+    dataset: str = "own"
+    local_batch_size: CountOrNone = 0
+    global_batch_size: CountOrNone = 0
+    epochs: int = 1
+    learning_rate: float = 0.0
+    training_samples: CountOrNone
+
+    def epoch(self) -> Epoch:
+        return Epoch(training_samples=self.training_samples)
