@@ -1,10 +1,7 @@
 """The study for one GPU: what its points can tell, what a loan makes, what it brings home."""
 
-<<<<<<< HEAD
 import json
-=======
 import subprocess
->>>>>>> next
 import tarfile
 
 import numpy as np
