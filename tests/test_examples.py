@@ -3,6 +3,8 @@
 import importlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from energynn import config, records
 from energynn.analysis import results
 from energynn.data import describe, manifests
 from energynn.files import REPOSITORY
+from tests.jpegs import as_jpegs
 
 EXAMPLES = REPOSITORY / "examples"
 
@@ -120,57 +123,70 @@ def test_the_example_of_a_workload_is_short():
     assert len([line for line in code if line.strip()]) <= 35
 
 
-@pytest.mark.slow
-def test_the_example_learns_the_line_and_leaves_a_valid_record(tmp_path):
-    """As a person would: data below build/data, a manifest, a run."""
+@pytest.fixture
+def follow(tmp_path, monkeypatch):
+    """Execute the commands of docs/own.md that hold a word, in a checkout of its own, as they
+    stand there.
+    """
     here = tmp_path / "checkout"
-    here.mkdir()
-    for name in ("energynn", "examples", "systems", "notebooks", "runs"):
+    (here / "data_manifests").mkdir(parents=True)
+    shutil.copytree(REPOSITORY / "energynn", here / "energynn")
+    names = ("examples", "systems", "notebooks", "runs")
+    for name in (*names, "data_manifests/descriptions.json"):
         os.symlink(REPOSITORY / name, here / name)
-    (here / "data_manifests").mkdir()
-    os.symlink(
-        REPOSITORY / "data_manifests" / "descriptions.json",
-        here / "data_manifests" / "descriptions.json",
-    )
-    (here / "energynn").unlink()
-    subprocess.run(["cp", "-r", REPOSITORY / "energynn", here / "energynn"], check=True)
-    data = here / "build" / "data" / "my-points"
+    monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here / 'examples'}")
+    monkeypatch.setenv("ENERGYNN_RUNS", str(tmp_path / "runs"))
+
+    def follow(word: str) -> dict:
+        lines = (REPOSITORY / "docs" / "own.md").read_text().splitlines()
+        program = "    .venv/bin/energynn "
+        found = [
+            line for line in lines if line.startswith(program) and re.search(word, line)
+        ]
+        assert len(found) == 2, found
+        for line in found:
+            command = [sys.executable, "-m", "energynn.cli", *line.split()[1:]]
+            done = subprocess.run(command, cwd=here, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+        (path,) = tmp_path.glob("runs/local/*/record.json")
+        record = json.loads(path.read_text())
+        assert record["valid"], record["invalid_reasons"]
+        assert records.check(tmp_path / "runs") == []
+        return record
+
+    return follow
+
+
+@pytest.mark.slow
+def test_the_example_learns_the_line_and_leaves_a_valid_record(tmp_path, follow):
+    """As a person would: data below build/data, a manifest, a run."""
+    data = tmp_path / "checkout" / "build" / "data" / "my-points"
     data.mkdir(parents=True)
     x = np.linspace(-1, 1, 1000)
     np.savetxt(data / "points.csv", np.column_stack([x, 3 * x]), delimiter=",")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(here), str(here / "examples")])
-    }
-    energynn = [sys.executable, "-m", "energynn.cli"]
-    for words in (
-        ["data", "describe", "my-points"],
-        [
-            "run",
-            "workload=straight_line",
-            "epochs=200",
-            "devices=2",
-            "--runs-dir",
-            str(tmp_path / "runs"),
-        ],
-    ):
-        done = subprocess.run(
-            [*energynn, *words],
-            env=environment,
-            cwd=here,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = tmp_path.glob("runs/local/*/record.json")
-    record = json.loads(path.read_text())
-    assert record["valid"], record["invalid_reasons"]
+    record = follow(r"my-points|straight_line")
     assert record["metrics"]["slope"] == pytest.approx(3, abs=0.01)
-    assert (
-        len(record["history"]) == 200 and record["optimizer_steps"] * 20 == 200 * 1000
-    )
-    # without the module, as on another machine
-    assert records.check(tmp_path / "runs") == []
+    epochs = record["config"]["epochs"]
+    assert len(record["history"]) == epochs
+    assert record["optimizer_steps"] * 20 == epochs * 1000
     runs = results.load(tmp_path / "runs")
     assert not runs.attrs["excluded"] and runs["workload"].values.tolist() == [
         "straight_line"
     ]
+
+
+@pytest.mark.slow
+def test_resnet50_trains_on_ones_own_images(tmp_path, follow):
+    images = tmp_path / "images"
+    for split, count in (("train", 12), ("val", 8)):
+        for name in ("coffee", "rocket"):
+            folder = images / split / name
+            folder.mkdir(parents=True)
+            for number, data in enumerate(as_jpegs([name], count, (160, 120))):
+                (folder / f"{number}.jpg").write_bytes(data)
+    build = tmp_path / "checkout" / "build" / "data"
+    build.mkdir(parents=True)
+    os.symlink(images, build / "my-images")
+    record = follow("my-images")
+    assert record["config"]["dataset"] == "my-images"
+    assert record["dataset_samples"] == 24 and "top1_error" in record["metrics"]

@@ -110,9 +110,9 @@ class Numbers:
                 self.add(name, value, unit, **common | of_row.loc[row].to_dict())
 
     def save(self) -> Path:
-        """Write the file atomically, in the order of names."""
+        """Write the file atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, dict(sorted(self.entries.items())))
+        write_json(self.path, self.entries)
         return self.path
 
 

@@ -60,7 +60,6 @@ WHAT = [
     "device_name",
     "hardware",
     "recipe",
-    "recipe_at_any_pace",
     "preset",
     "loader",
     "base_devices",
@@ -68,10 +67,6 @@ WHAT = [
 ]
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 PARTS = results.PROVENANCES[:3]
-COLUMNS = [*WHAT, "repeats", "run", "run_dir", "provenance", "copies", *PARTS]
-COLUMNS += [
-    name + end for name in QUANTITIES for end in ("", "_std", "_half", "_place")
-]
 # Workload -> origin of runs that train none of our networks.
 ORIGINS = {"command": "command", "perun import": "imported"}
 # Published quantities that follow from others, whose spread they have.
@@ -97,9 +92,10 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     else a name made of what is constant, else "". ``speed_up`` relates to the mean training time on
     ``base_devices``. Records left out stand with the reason in ``attrs["excluded"]``.
     """
-    runs = results.load(runs_dir)
-    table = pd.concat([published_runs(), _own(runs)], ignore_index=True)
-    table = table[table.columns.intersection(COLUMNS)]
+    runs, study = results.load(runs_dir), published_runs()
+    own = _own(runs)
+    own = own[own.columns.intersection([*study, *WHAT, *PARTS, "run_dir"])]
+    table = pd.concat([study, own], ignore_index=True)
     table.attrs["excluded"] = runs.attrs["excluded"]
     return table
 
@@ -182,7 +178,7 @@ def published_runs(name: str = "values") -> pd.DataFrame:
     runs["passes_per_gpu_hour"] = (
         runs["samples_per_gpu_hour"] / runs["local_batch_size"]
     )
-    alike = dict.fromkeys(("origin", "recipe", "recipe_at_any_pace"), "published")
+    alike = {"origin": "published", "recipe": "published"}
     runs = _with_derived(
         runs.assign(system="HoreKa", device_kind="gpu", seed=0, **alike)
     )
@@ -191,12 +187,11 @@ def published_runs(name: str = "values") -> pd.DataFrame:
         runs[f"{quantity}_std"] = runs[quantity] * np.sqrt(
             sum(ratio**2 for ratio in relative)
         )
-    series = published.series()
     runs = runs.assign(series=runs["series"].str.split()).explode("series")
-    labels = {name: f"{name}: {about['label']}" for name, about in series.items()}
-    data = {name: about["data"] for name, about in series.items()}
-    runs["name"] = runs["series"].map(labels).fillna(runs["series"])
-    runs["data"] = runs["series"].map(data).fillna("fixed")
+    about = pd.DataFrame(published.series()).T
+    name = runs["series"] + ": " + runs["series"].map(about["label"])
+    runs["name"] = name.fillna(runs["series"])
+    runs["data"] = runs["series"].map(about["data"]).fillna("fixed")
     return _with_speed_up(runs, ["series", "device_name"])
 
 
@@ -213,13 +208,9 @@ def without_training(runs_dir: str | Path = "runs") -> pd.DataFrame:
         origin=table["workload"].map(ORIGINS),
         series="",
         name=name.where(name != "", table["run_id"]),
-        run=table["run_id"],
-        provenance=table["energy_total_provenance"],
         gpu_hours=hours.where(hours > 0),
-        hardware=_hardware(table),
     )
-    table["energy_per_gpu_hour_kW"] = table["energy_total_kWh"] / table["gpu_hours"]
-    return table
+    return _with_derived(table)
 
 
 def _own(runs: pd.DataFrame) -> pd.DataFrame:
@@ -232,12 +223,10 @@ def _own(runs: pd.DataFrame) -> pd.DataFrame:
         table[name] = table[name.replace("energy_", "energy_perun_")].where(
             by_perun, table[name]
         )
-    table["origin"], table["repeats"], table["run"] = "own", 1, table["run_id"]
-    table["provenance"] = table["energy_total_provenance"]
+    table["origin"], table["repeats"] = "own", 1
     table["gpu_hours"] = table["device_hours_perun"].where(
         by_perun, table["device_hours_training"]
     )
-    table["sockets_per_gpu"] = table["sockets"] / table["devices"]
     table["top1_error_percent"] = 100 * table["top1_error"]
     table["samples_per_gpu_hour"] = (
         table["samples_trained"] / table["device_hours_training"]

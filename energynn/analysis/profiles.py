@@ -27,7 +27,7 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
     of_gpu, of_cpu = (runs[f"energy_{name}_provenance"] for name in ("gpu", "cpu"))
     component = is_gpu.map({True: "gpu", False: "cpu"})
     provenance = of_gpu.where(is_gpu, of_cpu)
-    return runs.assign(run=runs["run_id"], component=component, provenance=provenance)
+    return runs.assign(component=component, provenance=provenance)
 
 
 def segments(run_dir: Path, record: dict) -> Iterator[tuple[Path, float, float]]:

@@ -51,13 +51,13 @@ def compare(
 def study_quantities(runs_dir: Path) -> dict[str, float]:
     """Compute what a default study gives, by name; NaN where its runs are missing."""
     ids = [config.run_id(run) for run in studies.smoke("local")]
-    table = results.load(runs_dir).query("run_id in @ids")
+    table = results.load(runs_dir)
+    table = table[table["run_id"].isin(ids)]
     image = table[table["workload"] == "resnet50"]
     on_one = image[image["devices"] == 1]["top1_error"]
     expected = table["optimizer_steps"] * table["global_batch_size"]
     found = {
         "study_runs": len(table),
-        "study_runs_wanted": len(ids),
         "study_faults": len(records.check(Path(runs_dir))),
         "samples_in_training_fewest": table["samples_in_training"].min(),
         "coverage_least": table["coverage"].min(),

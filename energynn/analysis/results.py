@@ -164,8 +164,13 @@ def _table(rows: list[dict]) -> pd.DataFrame:
     energies_kWh = (
         energies_J.rename(columns=lambda name: f"{name[:-1]}kWh") / JOULE_PER_KWH
     )
-    hours = (table["training_time_s"] / SECOND_PER_HOUR).rename("training_time_h")
-    return pd.concat([table, energies_kWh, hours], axis=1).copy()  # in one piece
+    more = {
+        "run": table["run_id"],
+        "provenance": table["energy_total_provenance"],
+        "training_time_h": table["training_time_s"] / SECOND_PER_HOUR,
+        "sockets_per_gpu": table["sockets"] / table["devices"],
+    }
+    return pd.concat([table, energies_kWh, pd.DataFrame(more)], axis=1).copy()
 
 
 def scaling_series(table: pd.DataFrame) -> pd.DataFrame:

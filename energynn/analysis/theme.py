@@ -85,13 +85,7 @@ MENUS_ABOVE = """<style>div.vega-embed { display: flex; flex-direction: column; 
 
 @alt.theme.register("energynn", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
-    text = {
-        "labelFont": FONT,
-        "titleFont": FONT,
-        "labelFontSize": TEXT_px,
-        "titleFontSize": TEXT_px,
-        "titleFontWeight": "normal",
-    }
+    text = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
     axis = {
         "gridColor": "#e6e6e6",
         "domainColor": "#333333",
@@ -102,14 +96,13 @@ def _theme() -> alt.theme.ThemeConfig:
         "labelSeparation": 6,
     }
     legend = {
-        "symbolSize": 100,
         "symbolOpacity": 1,
         "symbolStrokeWidth": 2,
         "labelLimit": 640,
         "titleLimit": 640,
         "orient": "bottom",
         "layout": {
-            "bottom": {"anchor": "start", "direction": "vertical", "margin": 10}
+            "bottom": {"anchor": "start", "direction": "horizontal", "margin": 26}
         },
     }
     config = {
@@ -118,16 +111,9 @@ def _theme() -> alt.theme.ThemeConfig:
         "axis": text | axis,
         "axisX": {"labelFlush": False},
         "legend": text | legend,
-        "title": {
-            "font": FONT,
-            "fontSize": 14,
-            "anchor": "start",
-            "frame": "group",
-            "offset": 10,
-        },
+        "title": {"anchor": "start", "frame": "group", "offset": 10},
         "range": {"category": COLOURS},
         "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
-        "text": {"font": FONT, "fontSize": TEXT_px},
         "concat": {"spacing": 13},
         "mark": {"tooltip": {"content": "encoding"}},
     }
