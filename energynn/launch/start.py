@@ -190,8 +190,8 @@ def _require_gpus(devices: int, gpus: list[dict]) -> None:
             f"devices: {devices} GPUs, this machine or job has {known}; {less}"
         )
     for gpu in gpus[:devices]:
-        if fault := machine.fault_of_split(gpu):
-            raise ValueError(f"device: {fault}")
+        if "fault" in gpu:
+            raise ValueError(f"device: {gpu['fault']}")
 
 
 def begin(intent: dict, run_dir: Path) -> None:
