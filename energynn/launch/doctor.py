@@ -111,7 +111,7 @@ def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
 def _gpu_findings() -> list[Finding]:
     findings = []
     for gpu in machine.gpus():
-        fault = machine.fault_of_split(gpu)
+        fault = gpu.get("fault", "")
         said = f"{gpu['index']}: {gpu['name']}, power limit {gpu.get('limit_W')} W"
         findings.append(Finding("GPU", BAD if fault else GOOD, said, fault))
     said = "none to be seen; one CPU core will stand for one device"
