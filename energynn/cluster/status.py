@@ -148,19 +148,17 @@ def _state(
     folder: Path, submission: Submission, record: dict, last: Start, queue
 ) -> tuple[str, str]:
     """Return the state of a run and the reason for it."""
-    reason = records.reason(record)
-    # A measured command has ended even where it was too short to be evidence.
-    has_ended = (
-        record.get("workload") in records.NO_TRAINING and record["status"] == "finished"
-    )
-    if record.get("valid") or has_ended:
-        return "finished" if record["valid"] else "not valid", reason
+    if record.get("valid"):
+        return "finished", ""
     job = (queue or {}).get(submission.job_id)
     if job and job.state not in RUNNING:
         return "queued", job.reason
     if job or records.is_running(folder):
         events = chain.from_iterable(events_of_segments(folder).values())
         return "running", records.how_far(list(events))
+    reason = records.reason(record)
+    if record.get("status") == "finished":
+        return "not valid", reason
     if queue is None and submission.job_id and not last.outcome:
         return "unknown", ""
     if last.outcome == "asked to stop" or record.get("status") == "interrupted":
