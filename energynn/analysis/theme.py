@@ -17,7 +17,8 @@ import vl_convert
 # width of a page of the ACM format.
 PAGE_px = 806
 TEXT_px = 13  # 8 pt in print
-FONT = "Liberation Sans"  # the converter carries it: no system font is needed
+# the converter carries the first, and browsers have the second, which is as wide
+FONT = "Liberation Sans, Arial, sans-serif"
 
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
 COLOURS = [
@@ -73,7 +74,8 @@ MENUS_ABOVE = """<style>div.vega-embed { display: flex; flex-direction: column; 
 
 @alt.theme.register("energynn", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
-    text = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
+    text = {"labelFontSize": TEXT_px, "titleFontSize": TEXT_px}
+    text["titleFontWeight"] = "normal"
     axis = {
         "gridColor": "#e6e6e6",
         "domainColor": "#333333",
@@ -90,7 +92,7 @@ def _theme() -> alt.theme.ThemeConfig:
         "titleLimit": 640,
         "orient": "bottom",
         "layout": {
-            "bottom": {"anchor": "start", "direction": "horizontal", "margin": 26}
+            "bottom": {"anchor": "start", "direction": "vertical", "margin": 10}
         },
     }
     config = {
@@ -102,6 +104,7 @@ def _theme() -> alt.theme.ThemeConfig:
         "title": {"anchor": "start", "frame": "group", "offset": 10},
         "range": {"category": COLOURS},
         "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
+        "text": {"fontSize": TEXT_px},
         "concat": {"spacing": 13},
         "mark": {"tooltip": {"content": "encoding"}},
     }

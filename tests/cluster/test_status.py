@@ -95,7 +95,7 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue, monkeypatch)
         "queued": ("queued", "Resources"),
         "suspended": ("running", "no end of an epoch is known"),
         "waits": ("queued", "Dependency"),
-        "again": ("queued", "BeginTime; continues: asked to stop"),
+        "again": ("queued", "BeginTime"),
         "stopped": ("stopped", "asked to stop"),
         "failed": ("failed", "rank 1 ended"),
         "finished": ("finished", ""),
