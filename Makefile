@@ -114,7 +114,7 @@ gpu-carry: $(TRAIN) ## what a machine with a GPU needs of this one and git does 
 	$(BIN)/pip install -q --no-compile --no-deps --target build/packages -c requirements.lock --only-binary=:all: \
 	  --implementation cp --python-version $(GPU_PYTHON_VERSION) --platform manylinux_2_17_x86_64 \
 	  --platform manylinux_2_28_x86_64 msgspec typer annotated-doc shellingham rich
-	$(BIN)/python -c "from energynn.measure.machine import write_commit; write_commit()"
+	$(BIN)/python -c "import json; from energynn.measure import machine; machine.COMMIT.write_text(json.dumps(machine.git_state()))"
 
 lock: ## choose new versions: writes requirements.lock from a fresh environment
 	rm -rf build/lock && $(PYTHON) -m venv build/lock

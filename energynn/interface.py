@@ -21,13 +21,30 @@ UNITS = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")} | {
 }
 TEXTS = [*observations.WHAT, "provenance", "run_dir"]
 # of a record, in a table of runs
-COLUMNS = ["started_at", "name", "run_id", "workload", "system", "devices", "status"]
-COLUMNS += ["valid", "why", "note", "training_time_s", "device_hours_training"]
-COLUMNS += [f"energy_{part}_J" for part in ("gpu", "cpu", "ram", "total")]
-COLUMNS += [
-    f"energy_total_{what}" for what in ("bound_J", "systematic_J", "provenance")
+COLUMNS = [
+    "started_at",
+    "name",
+    "run_id",
+    "workload",
+    "system",
+    "devices",
+    "status",
+    "valid",
+    "why",
+    "note",
+    "training_time_s",
+    "device_hours_training",
+    "energy_gpu_J",
+    "energy_cpu_J",
+    "energy_ram_J",
+    "energy_total_J",
+    "energy_total_bound_J",
+    "energy_total_systematic_J",
+    "energy_total_provenance",
+    "mean_power_total_W",
+    "samples_trained",
+    "optimizer_steps",
 ]
-COLUMNS += ["mean_power_total_W", "samples_trained", "optimizer_steps"]
 
 
 def load(runs_dir: str | Path = "runs") -> xr.Dataset:
@@ -136,12 +153,11 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     traces = account.power_trace(run_dir, period_s)
     if not traces:
         raise ValueError(f"trace: {run_dir} has no samples")
-    powers = {
-        name: pd.Series(watts, np.round(t_s, 6))
-        for name, (t_s, watts) in traces.items()
-    }
-    table = pd.DataFrame(powers).rename_axis(index="time", columns="sensor").T
-    power = xr.DataArray(table, name="power_W")
+    powers = [
+        xr.DataArray(watts, [("time", np.round(t_s, 6))], name="power_W")
+        for t_s, watts in traces.values()
+    ]
+    power = xr.concat(powers, pd.Index([*traces], name="sensor"), join="outer")
     power["time"].attrs["units"] = "s"
     return power.assign_attrs(units="W", long_name="mean power of a step")
 
@@ -152,15 +168,9 @@ def compare(*runs: str | Path) -> pd.DataFrame:
 
     ``runs`` are folders, or whatever `energynn show` takes. ``ratio_low`` and ``ratio_high`` bound
     the ratio of the total energies by the bounds of both; what their sensors have in common is
-    not in them. Raises ValueError for fewer than two runs, or one without a record.
+    not in them, and estimates have none. Raises ValueError for fewer than two runs.
     """
-    found = []
-    for run in runs:
-        record = records.read(records.find(run, default_runs_dir()))
-        if record is None:
-            remedy = "`energynn check --recover` writes that of a dead run"
-            raise ValueError(f"compare: {run} has no record; {remedy}")
-        found.append(record)
+    found = [records.read_record(records.find(run, default_runs_dir())) for run in runs]
     if len({record["run_id"] for record in found}) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
     table = _tabulate(found).set_index("run_id").T
@@ -169,12 +179,11 @@ def compare(*runs: str | Path) -> pd.DataFrame:
         configs = [record["config"] for record in found]
         table.loc["command"] = [records.differing(one, configs) for one in configs]
     numbers = table.drop("valid").apply(pd.to_numeric, errors="coerce").iloc[:, [0, -1]]
-    first, last = numbers.replace(0, np.nan).to_numpy().T
-    table["ratio"] = pd.Series(last / first, numbers.index)
-    energy_J, bound_J = numbers.loc[
-        ["energy_total_J", "energy_total_bound_J"]
-    ].to_numpy()
-    ratio, open_ = table.loc["energy_total_J", "ratio"], (bound_J / energy_J).sum()
-    ends = {"ratio_low": ratio * (1 - open_), "ratio_high": ratio * (1 + open_)}
-    table.loc["energy_total_J", [*ends]] = [*ends.values()]
+    table["ratio"] = numbers.iloc[:, 1] / numbers.iloc[:, 0].replace(0, np.nan)
+    if "estimated" not in table.loc["energy_total_provenance"].tolist():
+        ratio = table.loc["energy_total_J", "ratio"]
+        bounds = numbers.loc["energy_total_bound_J"] / numbers.loc["energy_total_J"]
+        half = ratio * bounds.sum(skipna=False)
+        ends = ratio - half, ratio + half
+        table.loc["energy_total_J", ["ratio_low", "ratio_high"]] = ends
     return table.replace("", np.nan).dropna(how="all").rename_axis("quantity")

@@ -22,17 +22,14 @@ def entry(state: str, name: str, words: str) -> str:
 def tell(text: str) -> None:
     """Print lines for a person at once; on a terminal none is wider than that."""
     if sys.stdout and sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
-        text = "\n".join(_fold(line, width) for line in text.splitlines())
+        wrap = textwrap.TextWrapper(
+            shutil.get_terminal_size().columns,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        text = "\n".join(map(wrap.fill, text.splitlines()))
     print(text, flush=True)
-
-
-def _fold(line: str, width: int) -> str:
-    wrap = textwrap.TextWrapper(
-        width - 1, break_long_words=False, break_on_hyphens=False
-    )
-    wrap.subsequent_indent = "    "
-    return line if len(line) <= width else wrap.fill(line)
 
 
 def energy_words(energy_Wh: float) -> str:

@@ -457,22 +457,19 @@ def is_dead(run_dir: Path) -> bool:
 
 def recover_one(folder: Path) -> str:
     """Write the record of a run whose launcher died; returns a line, also where it cannot be."""
-    try:
-        with one_fault(f"{folder.name}: cannot be recovered"):
-            events = list(chain.from_iterable(events_of_segments(folder).values()))
-            reason = (
-                f"the launcher died before it could write a record; {how_far(events)}"
-            )
-            build(folder, "killed", reason)
-    except ValueError as error:
-        # one folder that cannot be read must not cost the others
-        return str(error)
-    return f"{folder.name}: recovered as killed: {reason}"
+    lines = []
+    # one folder that cannot be read must not cost the others
+    with one_fault(f"{folder.name}: cannot be recovered", lines):
+        events = list(chain.from_iterable(events_of_segments(folder).values()))
+        reason = f"the launcher died before it could write a record; {how_far(events)}"
+        build(folder, "killed", reason)
+        lines.append(f"{folder.name}: recovered as killed: {reason}")
+    return lines[0]
 
 
 def how_far(events: list[dict]) -> str:
     """Say what the ranks had reached."""
     epochs = events_of_kind(events, "epoch")
     if epochs:
-        return f"{epochs[-1]['epoch']} of {epochs[-1]['epochs']} epochs were done"
-    return "no end of an epoch is known"
+        return f"{epochs[-1]['epoch']} of {epochs[-1]['epochs']} epochs done"
+    return "no epoch reported"

@@ -1,5 +1,6 @@
 """The study for one GPU: what its points can tell, what a loan makes, what it brings home."""
 
+import json
 import subprocess
 import tarfile
 
@@ -187,6 +188,6 @@ def test_two_kinds_of_gpu_never_have_one_name(monkeypatch):
 def test_the_commit_travels_where_git_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "COMMIT", tmp_path / "commit")
     state = machine.git_state()
-    machine.write_commit()
+    machine.COMMIT.write_text(json.dumps(state))
     monkeypatch.setattr(machine, "git", lambda *words: "")
     assert machine.git_state() == state and len(state[0]) == 40

@@ -147,10 +147,7 @@ def test_papermill_makes_a_valid_run_with_energies_of_phases_and_ranks(made):
 
 
 @pytest.mark.slow
-def test_the_notebook_shows_power_live_and_a_valid_run_is_not_made_again(made):
-    shown = json.loads((made.parents[2] / "out.ipynb").read_text())["cells"]
-    outputs = [output for cell in shown for output in cell.get("outputs", [])]
-    assert any("J per sample" in str(each.get("data", "")) for each in outputs)
+def test_a_valid_run_is_not_made_again_and_its_log_is_labelled(made):
     before = (made / "record.json").stat().st_mtime_ns
     assert start.run(config.make(**LONGER), made.parents[1]) == made
     assert (made / "record.json").stat().st_mtime_ns == before

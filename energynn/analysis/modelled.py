@@ -63,14 +63,8 @@ def _series(name: str, about: dict) -> pd.DataFrame:
     }
     parts = []
     for quantity, ends in (values | _derived(values, fit, work, base)).items():
-        value, low, high = ends.T
-        about_one = sizes | {
-            "quantity": quantity,
-            "value": value,
-            "low": low,
-            "high": high,
-        }
-        parts.append(pd.DataFrame(about_one))
+        part = pd.DataFrame(ends, columns=["value", "low", "high"])
+        parts.append(part.assign(quantity=quantity, **sizes))
     return pd.concat(parts).dropna(subset="value")
 
 

@@ -87,7 +87,7 @@ def _epochs_and_phases(
     epochs, phases = {}, [pd.DataFrame(columns=["phase", TIME, "end"])]
     for folder, begin_s, _ in profiles.segments(run_dir, record):
         events = [each for each in samples.read_events(folder) if each["rank"] == 0]
-        start_ns = samples.times_of_hosts(events, "training_start")
+        start_ns = samples.times_of(events, "training_start", "host")
         zero_ns = min(start_ns.values(), default=0) - 1e9 * begin_s
         for event in samples.events_of_kind(events, "epoch"):
             time_s = (event["t_mono_ns"] - zero_ns) / 1e9

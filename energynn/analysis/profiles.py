@@ -7,27 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from energynn.analysis import results
 from energynn.measure import account, samples
 from energynn.reading import json_table
 
 PROFILE = ["time_s", "device", "power_W"]
-
-
-def available(runs_dir: str | Path) -> pd.DataFrame:
-    """List all valid runs that have a trace, also measured commands and imported perun files.
-
-    ``component`` is "gpu" where a GPU has an energy, else "cpu"; ``provenance`` that of its energy.
-    """
-    kinds = [results.load(runs_dir, trained) for trained in (True, False)]
-    runs = pd.concat(kinds, ignore_index=True)
-    with_trace = {path.parent for path in Path(runs_dir).rglob("samples-*.jsonl")}
-    runs = runs[runs["run_dir"].map(Path).isin(with_trace)]
-    is_gpu = runs["energy_gpu_J"].notna()
-    of_gpu, of_cpu = (runs[f"energy_{name}_provenance"] for name in ("gpu", "cpu"))
-    component = is_gpu.map({True: "gpu", False: "cpu"})
-    provenance = of_gpu.where(is_gpu, of_cpu)
-    return runs.assign(component=component, provenance=provenance)
 
 
 def segments(run_dir: Path, record: dict) -> Iterator[tuple[Path, float, float]]:

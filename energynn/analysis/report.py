@@ -45,9 +45,7 @@ def build(build_dir: str | Path = "build") -> Path:
     contents = {
         # Vega, Vega-Lite and Vega-Embed
         "bundle": vl_convert.javascript_bundle().replace("</script", "<\\/script"),
-        "results": _table(
-            [{"": question, " ": answer} for question, answer in answers.items()]
-        ),
+        "results": _table(pd.DataFrame(answers.items(), columns=["", " "])),
         "figures": "\n".join(_figure(name, caption) for name, caption in said.items()),
         "claims": _table([_statement(claim) for claim in ledger["claims"]]),
         "claims_count": len(ledger["claims"]),

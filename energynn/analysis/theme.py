@@ -17,7 +17,8 @@ import vl_convert
 # width of a page of the ACM format.
 PAGE_px = 806
 TEXT_px = 13  # 8 pt in print
-FONT = "Liberation Sans"  # the converter carries it: no system font is needed
+# the converter carries the first, and browsers have the second, which is as wide
+FONT = "Liberation Sans, Arial, sans-serif"
 
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
 COLOURS = [
@@ -48,21 +49,9 @@ SERIES = {
     "F5": "#B7AF16",
     "T1": "#FBC1C9",
 }
-# "viridis" in steps that differ in grey, too, darkest first
-RAMP = [
-    "#440154",
-    "#411e68",
-    "#3d3c7c",
-    "#39588b",
-    "#2f6f8b",
-    "#26868c",
-    "#2c9b84",
-    "#42b075",
-    "#58c466",
-    "#7bcf50",
-    "#a1d838",
-    "#c8e020",
-]
+# For all else: from dark to light, and no yellow, which is weak on white.
+RAMP = alt.SchemeParams("viridis", extent=[0, 0.93])
+
 # provenance -> shape, drawn in the colour of its series. Hollow and filled shapes differ even in
 # grey and when small. Lengths in a path are in units of the symbol's radius. The inner outline
 # runs backwards: that leaves a hole.
@@ -85,7 +74,8 @@ MENUS_ABOVE = """<style>div.vega-embed { display: flex; flex-direction: column; 
 
 @alt.theme.register("energynn", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
-    text = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
+    text = {"labelFontSize": TEXT_px, "titleFontSize": TEXT_px}
+    text["titleFontWeight"] = "normal"
     axis = {
         "gridColor": "#e6e6e6",
         "domainColor": "#333333",
@@ -102,7 +92,7 @@ def _theme() -> alt.theme.ThemeConfig:
         "titleLimit": 640,
         "orient": "bottom",
         "layout": {
-            "bottom": {"anchor": "start", "direction": "horizontal", "margin": 26}
+            "bottom": {"anchor": "start", "direction": "vertical", "margin": 10}
         },
     }
     config = {
@@ -114,6 +104,7 @@ def _theme() -> alt.theme.ThemeConfig:
         "title": {"anchor": "start", "frame": "group", "offset": 10},
         "range": {"category": COLOURS},
         "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
+        "text": {"fontSize": TEXT_px},
         "concat": {"spacing": 13},
         "mark": {"tooltip": {"content": "encoding"}},
     }
@@ -154,39 +145,23 @@ def provenance(
     )
 
 
-def colours(number: int) -> list[str]:
-    """Choose so many colours of the ramp, from dark to light; beyond twelve some repeat.
-
-    >>> colours(2)
-    ['#440154', '#c8e020']
-    """
-    places = np.linspace(0, len(RAMP) - 1, number).round().astype(int)
-    return [RAMP[place] for place in places]
-
-
 def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
     """The channel ``color`` for the series names in a table's column ``name``: "R4: ..." has the
     colour of R4.
 
-    No two names of one figure have the same colour.
+    Where a name is none of the study's, all have colours of the ramp.
     """
-    ours = sorted(
-        label for label in set(table["name"]) if label.split(":")[0] in SERIES
-    )
-    others = sorted(set(table["name"]) - set(ours))
-    range_ = [SERIES[label.split(":")[0]] for label in ours] + colours(len(others))
+    names = sorted(set(table["name"]))
+    ours = [SERIES.get(name.split(":")[0]) for name in names]
+    colours = {"range": ours} if all(ours) else {"scheme": RAMP}
     legend = alt.Legend(
         title=None,
         symbolType="circle",
         columns=columns,
         labelLimit=PAGE_px // columns - 45,
     )
-    return alt.Color(
-        "name",
-        type="nominal",
-        scale=alt.Scale(domain=[*ours, *others], range=range_),
-        legend=legend,
-    )
+    scale = alt.Scale(domain=names, **colours)
+    return alt.Color("name", type="nominal", scale=scale, legend=legend)
 
 
 def titled(title: str, said: str, width: int = PAGE_px) -> alt.Title:

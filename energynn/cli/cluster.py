@@ -110,5 +110,5 @@ def cancel(
         raise ValueError("cancel: say which studies or runs, or --all")
     folder = folder_of_runs(runs_dir, must_exist=True).absolute()
     number = submit.cancel(status.folders(folder, studies or []))
-    tell(f"{number} jobs cancelled; `energynn submit` continues from checkpoints")
+    tell(f"jobs cancelled: {number}; `energynn submit` continues from checkpoints")
     return 0

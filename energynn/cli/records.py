@@ -73,18 +73,7 @@ def _side_by_side(table) -> str:
     runs = [name for name in table if not name.startswith("ratio")]
     numbers = {run: f"run {number}" for number, run in enumerate(runs, start=1)}
     lines = [f"{number}  {run}" for run, number in numbers.items()]
-    ratio = table["ratio"]
-    if "energy_total_J" in ratio:
-        is_guess = "estimated" in [*table.loc["energy_total_provenance", runs]]
-        ends = "{ratio_low:.3g} to {ratio_high:.3g}".format(
-            **table.loc["energy_total_J"]
-        )
-        lines.append(
-            f"{numbers[runs[-1]]} took {ratio['energy_total_J']:.3g} times the energy of run 1 "
-            f"({'estimated' if is_guess else ends}), {ratio['training_time_s']:.3g} times the time"
-        )
-    shown = table[[*runs, "ratio"]].dropna(axis="columns", how="all")
-    rows = shown.rename(columns=numbers).to_string(
+    rows = table.rename(columns=numbers).to_string(
         float_format="{:.4g}".format, na_rep="", line_width=80, max_colwidth=24
     )
     return "\n".join([*lines, rows])

@@ -24,14 +24,13 @@ CANCELLED = 128 + signal.SIGTERM
 def main(run_dir: Path, command: list[str]) -> int:
     """Start the run's notebook once; returns the exit status, CAN_GO_ON to be queued again."""
     submitted_at = status.read_submission(run_dir).submitted_at
-    number = 1 + len(status.read_starts(run_dir))
-    path = run_dir / "job" / f"start-{number}.json"
+    starts = status.read_starts(run_dir)
+    path = run_dir / "job" / f"start-{len(starts) + 1}.json"
     start = {
         "started_at": files.utc_now(),
         "submission": submitted_at,
         "checkpoint": _newest_checkpoint(run_dir),
     }
-    print(f"energynn: {start['started_at']} {run_dir.name}: start {number}", flush=True)
     files.write_json(path, start)
     signals = supervise.hear_signals()
     last_line = _execute(command, run_dir, signals)

@@ -115,28 +115,20 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
 
 def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     """Return one entry for each run, and notes for the reader."""
-    notes: list[str] = []
-    submissions = {}
+    queue, rows, notes = None, [], []
+    submitted = [str(folder) for folder in folders if (folder / "job").exists()]
+    with one_fault("the queue is unknown, the rest is from the runs' files", notes):
+        queue = slurm.queue(submitted)
     for folder in folders:
         with one_fault(f"{folder.name}: its files cannot be read", notes):
-            submissions[folder] = read_submission(folder)
-    try:
-        queue = slurm.queue(each.job_id for each in submissions.values())
-    except ValueError as error:
-        queue = None
-        notes.append(f"the queue is unknown, the rest is from the runs' files: {error}")
-    rows = []
-    for folder, submission in submissions.items():
-        with one_fault(f"{folder.name}: its files cannot be read", notes):
-            rows.append(_row(folder, submission, queue))
+            rows.append(_row(folder, queue))
     return rows, notes
 
 
-def _row(
-    folder: Path, submission: Submission, queue: dict[str, slurm.Queued] | None
-) -> dict:
+def _row(folder: Path, queue: dict[str, slurm.Queued] | None) -> dict:
     """Describe one run; ``queue`` is None where Slurm does not answer."""
     record = records.read_record(folder) if (folder / "record.json").exists() else {}
+    submission = read_submission(folder)
     last = [Start(), *read_starts(folder)][-1]
     if last.submission != submission.submitted_at:
         last = Start()
@@ -156,20 +148,17 @@ def _state(
     folder: Path, submission: Submission, record: dict, last: Start, queue
 ) -> tuple[str, str]:
     """Return the state of a run and the reason for it."""
-    reason = records.reason(record)
-    # A measured command has ended even where it was too short to be evidence.
-    has_ended = (
-        record.get("workload") in records.NO_TRAINING and record["status"] == "finished"
-    )
-    if record.get("valid") or has_ended:
-        return "finished" if record["valid"] else "not valid", reason
+    if record.get("valid"):
+        return "finished", ""
     job = (queue or {}).get(submission.job_id)
     if job and job.state not in RUNNING:
-        continues = f"continues: {last.outcome}" if last.outcome else ""
-        return "queued", "; ".join(filter(None, [job.reason, continues]))
+        return "queued", job.reason
     if job or records.is_running(folder):
         events = chain.from_iterable(events_of_segments(folder).values())
         return "running", records.how_far(list(events))
+    reason = records.reason(record)
+    if record.get("status") == "finished":
+        return "not valid", reason
     if queue is None and submission.job_id and not last.outcome:
         return "unknown", ""
     if last.outcome == "asked to stop" or record.get("status") == "interrupted":
@@ -206,27 +195,29 @@ def text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
 
 
 def _cells(row: dict, rows: list[dict]) -> list[str]:
-    """Describe a run in the columns of HEAD, the last against its neighbours."""
+    """Describe a run in the columns of HEAD, the last against the run before it."""
     config = row["config"]
-    error = [
+    errors = [
         f"{name.split('_')[0]} {error:.3g}"
         for name, error in row["metrics"].items()
         if isinstance(error, float)
     ]
     energy_J, provenance = row["energy_total_J"], row["energy_total_provenance"]
     energy = f"{energy_words(energy_J / SECOND_PER_HOUR)} {provenance}"
-    alike = [each for each in rows if each["workload"] == row["workload"]]
-    place = alike.index(row)
-    beside = [each["config"] for each in alike[max(0, place - 1) : place + 2]]
-    parts = [row["job"] and f"job {row['job']}", row["reason"]]
-    parts.append(records.differing(config, beside))
+    earlier = [
+        each["config"]
+        for each in rows[1 + rows.index(row) :]
+        if each["workload"] == row["workload"]
+    ]
+    parts = [row["reason"], row["job"] and f"job {row['job']}"]
+    parts.append(records.differing(config, earlier[:1]))
     return [
         row["since"][5:16].replace("T", " "),
         (row["name"] or row["run_id"][-14:])[:20],
         config.get("command", row["workload"])[:14],
         str(row["devices"] or ""),
         str(config.get("global_batch_size", "")),
-        "".join(error[:1]),
+        "".join(errors[:1]),
         energy if energy_J else "",
         row["state"],
         "; ".join(filter(None, parts)),

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -111,7 +110,7 @@ def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
 def _gpu_findings() -> list[Finding]:
     findings = []
     for gpu in machine.gpus():
-        fault = machine.fault_of_split(gpu)
+        fault = gpu.get("fault", "")
         said = f"{gpu['index']}: {gpu['name']}, power limit {gpu.get('limit_W')} W"
         findings.append(Finding("GPU", BAD if fault else GOOD, said, fault))
     said = "none to be seen; one CPU core will stand for one device"
@@ -141,9 +140,8 @@ def _mpi_finding(devices: int) -> Finding:
         )
     except (ValueError, subprocess.TimeoutExpired) as error:
         return Finding("MPI", BAD, *str(error).split("; ", 1))
-    worlds = re.findall(r"world of \d+", done.stdout)
-    said = f"{' '.join(start)}: {', '.join(worlds) or 'no rank answers'}"
-    if worlds == [f"world of {devices}"] * devices:
+    said = " ".join([*start, *done.stdout.split()])
+    if done.stdout.count(f"world of {devices}\n") == devices:
         return Finding("MPI", GOOD, said)
     remedy = (
         "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you use"

@@ -7,11 +7,11 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from itertools import groupby
+from itertools import product
 from pathlib import Path
 
 import numpy as np
-from msgspec.json import encode
+from msgspec.json import Encoder
 
 from energynn import records
 from energynn.files import sha256, staged, write_json
@@ -66,9 +66,7 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
         with one_fault(path):
             for name, lines in _raw_files(run):
                 (unfinished / name).parent.mkdir(exist_ok=True)
-                (unfinished / name).write_bytes(
-                    b"".join(encode(line) + b"\n" for line in lines)
-                )
+                (unfinished / name).write_bytes(Encoder().encode_lines(lines))
             records.build(unfinished, "finished", "")
         unfinished.rename(folder)
     return folder
@@ -109,21 +107,17 @@ def _readings(theirs: PerunSensor) -> list[float | None]:
     return [reading if 0 < reading <= most else None for reading in readings]
 
 
-def _place(sensor: PerunSensor) -> tuple[str, str]:
-    return sensor.round, sensor.host
-
-
 def _raw_files(run: PerunRun):
     """Give name and lines of each file of samples and events, for each host of each round.
 
     A round is a segment of the run. Both clocks begin at its first sample: perun keeps none that
     goes on from round to round, and the run's start stands in run.json.
     """
-    sensors = sorted(_energy_sensors(run), key=_place)
+    sensors = _energy_sensors(run)
     rounds = sorted({sensor.round for sensor in sensors})
     hosts = sorted({sensor.host for sensor in sensors})
-    for (round_, host), group in groupby(sensors, _place):
-        own = list(group)
+    for round_, host in product(rounds, hosts):
+        own = [each for each in sensors if (each.round, each.host) == (round_, host)]
         seconds = own[0].seconds.astype(float)
         steps_s = np.diff(seconds)
         if not len(steps_s) or not ((steps_s >= 0) & (steps_s < np.inf)).all():

@@ -57,7 +57,8 @@ def run(
     run_dir = runs_dir / config.system / configuration.run_id(config)
     until_s = time.monotonic() + PATIENCE_S
     while is_locked(run_dir / START_LOCK) and time.monotonic() < until_s:
-        time.sleep(0.2)
+        tell(f"{run_dir.name}: waits for the end of another start")
+        time.sleep(2.0)
     if records.is_made(run_dir):
         tell(f"{run_dir.name}: a valid record exists; not run again, nor named anew")
         return run_dir
@@ -82,7 +83,7 @@ def run(
     if record["status"] == "interrupted":
         raise InterruptedError(reason)
     if record["status"] != "finished":
-        raise RuntimeError(f"{reason} (see {run_dir / 'log.txt'})")
+        raise RuntimeError(f"{reason}; see its log.txt")
     return run_dir
 
 
@@ -189,8 +190,8 @@ def _require_gpus(devices: int, gpus: list[dict]) -> None:
             f"devices: {devices} GPUs, this machine or job has {known}; {less}"
         )
     for gpu in gpus[:devices]:
-        if fault := machine.fault_of_split(gpu):
-            raise ValueError(f"device: {fault}")
+        if "fault" in gpu:
+            raise ValueError(f"device: {gpu['fault']}")
 
 
 def begin(intent: dict, run_dir: Path) -> None:

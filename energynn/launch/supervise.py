@@ -55,7 +55,11 @@ def facts(
         "started_at": utc_now(),
         **system,
         "uses_gpus": uses_gpus,
-        **machine.facts_of_run(described, on_gpu),
+        "job": machine.batch_job(),
+        "device_kind": "gpu" if on_gpu else "cpu core",
+        "device_name": described["gpus"][0]["name"] if on_gpu else described["cpu"],
+        "versions": machine.versions(),
+        "machine": described,
     }
 
 

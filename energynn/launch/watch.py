@@ -15,7 +15,7 @@ from energynn.measure.samples import (
     read_events,
     read_hosts,
     segments,
-    times_of_hosts,
+    times_of,
 )
 from energynn.reading import one_fault
 
@@ -26,8 +26,8 @@ def look(run_dir: Path) -> str:
     """Say what each device draws, and has used in the training of the newest segment."""
     folder = segments(run_dir)[-1]
     events = read_events(folder)
-    starts = times_of_hosts(events, "training_start")
-    ends = times_of_hosts(events, "training_end")
+    starts = times_of(events, "training_start", "host")
+    ends = times_of(events, "training_end", "host")
     status = ["starting", "training", "ending"][bool(starts) + bool(ends)]
     if (run_dir / "record.json").exists():
         status = records.read_record(run_dir)["status"]

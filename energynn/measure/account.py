@@ -20,7 +20,7 @@ from energynn.measure.samples import (
     read_events,
     read_hosts,
     read_phases,
-    times_of_hosts,
+    times_of,
 )
 
 FEWEST_IDLE_SAMPLES = 5
@@ -157,10 +157,10 @@ def _read_host(
     header["sensors"], unread = in_use(header["sensors"], events)
     curves = energy.curves(samples)
     primary = [one for one in curves if one.sensor["primary"]]
-    begin_s = min(_times_ns(events, "training_start").values(), default=np.inf) / 1e9
+    begin_s = min(times_of(events, "training_start").values(), default=np.inf) / 1e9
     # A run that died trained until its last sample.
     last_ns = samples.t_ns.max(initial=0)
-    end_s = max(_times_ns(events, "training_end").values(), default=last_ns) / 1e9
+    end_s = max(times_of(events, "training_end").values(), default=last_ns) / 1e9
     if begin_s < end_s:
         where = {"segment": number, "host": host.name}
         entries = energy.entries_of(curves, begin_s, end_s, limits)
@@ -174,11 +174,6 @@ def _read_host(
     for when in IDLE:
         host.idle_W |= _idle_W(primary, events, when)
     return host
-
-
-def _times_ns(events: list[dict], kind: str) -> dict[int, int]:
-    """Rank -> time of an event on its host's clock."""
-    return {event["rank"]: event["t_mono_ns"] for event in events_of_kind(events, kind)}
 
 
 def in_use(sensors: list[dict], events: list[dict]) -> tuple[list[dict], list[str]]:
@@ -220,8 +215,8 @@ def _idle_W(primary: list[Curve], events: list[dict], when: str) -> dict[str, fl
     It is absent where a sensor has too few readings.
     """
     marks = [event for event in events if event.get("when") == when]
-    begin_s = max(_times_ns(marks, "idle_start").values(), default=np.inf) / 1e9
-    end_s = min(_times_ns(marks, "idle_end").values(), default=0) / 1e9
+    begin_s = max(times_of(marks, "idle_start").values(), default=np.inf) / 1e9
+    end_s = min(times_of(marks, "idle_end").values(), default=0) / 1e9
     watts = {}
     for component in COMPONENTS:
         own = [one for one in primary if one.sensor["component"] == component]
@@ -253,8 +248,8 @@ def _phases_of_ranks(host: str, events, phases: dict, primary, last_ns: int) -> 
     than a sampling period get the mean power around them.
     """
     starts_ns, ends_ns = (
-        _times_ns(events, "training_start"),
-        _times_ns(events, "training_end"),
+        times_of(events, "training_start"),
+        times_of(events, "training_end"),
     )
     gpus = _gpus_of_ranks(events)
     sums: dict[tuple, Counter] = defaultdict(Counter)
@@ -308,7 +303,7 @@ def power_trace(
     the id carries the host's name. On each host the training starts where its own ranks say so.
     """
     hosts = [samples for samples in read_hosts(run_dir) if len(samples.t_ns) > 1]
-    starts_ns = times_of_hosts(read_events(run_dir), "training_start")
+    starts_ns = times_of(read_events(run_dir), "training_start", "host")
     traces = {}
     for samples in hosts:
         begin_s = starts_ns.get(samples.host, samples.t_ns[0]) / 1e9

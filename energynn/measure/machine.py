@@ -9,7 +9,9 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
+import tomllib
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,7 +19,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from energynn.files import IS_CHECKOUT, REPOSITORY, write_json
+from energynn.files import IS_CHECKOUT, REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE, python_of_ranks
 from energynn.measure import sensors
 from energynn.measure.energy import THRESHOLDS
@@ -27,21 +29,16 @@ from energynn.reading import toml_table
 # machine: 280 W is the vendor's thermal design power of the AMD EPYC 9354 (32 cores), the CPU of
 # the paper's H100 nodes; about a third of full power at idle is what servers of this kind usually
 # draw. Change them in system.toml for your own machine.
-CPU_MODEL = {
-    "name": "idle-to-full-per-core",
-    "idle_W_per_core": 3.0,
-    "full_W_per_core": 8.75,
-    "source": "assumption: 280 W / 32 cores at full load (thermal design power, "
-    "AMD EPYC 9354), about a third at idle",
-}
-TOML_HEAD = """# Used only where the CPU has no energy sensor: `estimated` energy. Edit it.
+SYSTEM_TOML = """# Used only where the CPU has no energy sensor: `estimated` energy. Edit it.
 [cpu_model]
+name = "idle-to-full-per-core"
+idle_W_per_core = 3.0
+full_W_per_core = 8.75
+source = "assumption: 280 W / 32 cores at full load (thermal design power, AMD EPYC 9354), about a \
+third at idle"
 """
+CPU_MODEL = tomllib.loads(SYSTEM_TOML)["cpu_model"]
 CPU_INFO = Path("/proc/cpuinfo")
-SPLIT = (
-    "GPU {index} is split into parts (MIG), which have no energy each; "
-    "`sudo nvidia-smi -i {index} -mig 0` makes it whole again"
-)
 COMMIT = REPOSITORY / "build" / "commit"
 PACKAGES = (
     "torch torchvision perun mpi4py mpich openmpi numpy xarray papermill pillow".split()
@@ -71,18 +68,7 @@ def describe_machine() -> dict:
 def cpu_name() -> str:
     """Return the model of the processor, as the kernel names it."""
     model = re.search(r"model name\s*:\s*(.+)", CPU_INFO.read_text())
-    return model[1].strip() if model else platform.processor() or platform.machine()
-
-
-def facts_of_run(described: dict, on_gpu: bool) -> dict:
-    """Tell run.json of the machine, as ``describe_machine`` gives it, its job and its software."""
-    return {
-        "job": batch_job(),
-        "device_kind": "gpu" if on_gpu else "cpu core",
-        "device_name": described["gpus"][0]["name"] if on_gpu else described["cpu"],
-        "versions": versions(),
-        "machine": described,
-    }
+    return model[1].strip() if model else platform.machine()
 
 
 def batch_job() -> dict:
@@ -92,8 +78,11 @@ def batch_job() -> dict:
     """
     if "SLURM_JOB_ID" not in os.environ:
         return {}
-    told = [name for name in JOB_FACTS if name in os.environ]
-    facts = {name.removeprefix("SLURM_").lower(): os.environ[name] for name in told}
+    facts = {
+        name.removeprefix("SLURM_").lower(): os.environ[name]
+        for name in JOB_FACTS
+        if name in os.environ
+    }
     command = ["scontrol", "show", "job", "-o", facts["job_id"]]
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
@@ -107,20 +96,14 @@ def batch_job() -> dict:
 def gpus() -> list[dict]:
     """List number, name, UUID, driver and power limit of the GPUs of this job, as far as told.
 
-    ``is_split`` tells whether one is split into parts (MIG). Empty without NVML.
+    ``fault``: why a run cannot use one. Empty without NVML.
     """
     try:
         _, notes = sensors.list_gpus()
     except Exception:  # no library, no driver, no permission
         return []
-    uuids = [gpu.get("uuid", "") for gpu in notes]
-    visible, _ = sensors.visible_devices(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    visible, _ = sensors.visible_devices(notes, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return [{"index": index} | notes[index] for index in visible]
-
-
-def fault_of_split(gpu: dict) -> str:
-    """Say what is wrong with a GPU as ``gpus`` describes it where it is split; "" elsewhere."""
-    return SPLIT.format(**gpu) if gpu.get("is_split") else ""
 
 
 def pin_to_gpu(uuid: str) -> None:
@@ -150,34 +133,22 @@ def versions() -> dict[str, str]:
 
 def git(*words: str) -> str:
     """Return what git prints of this checkout; "" without git or before the first commit."""
-    if not IS_CHECKOUT:
+    if not (IS_CHECKOUT and shutil.which("git")):
         return ""
     command = ["git", "-C", str(REPOSITORY), *words]
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def git_state() -> tuple[str, bool]:
     """Return the commit of this checkout, and whether files outside runs/ and build/ differ.
 
-    Where git does not say it, the file of ``write_commit`` does; ("", False) without that, too.
+    Where git does not say it, build/commit does (`make gpu-carry`); ("", False) without that, too.
     """
-    if commit := git("rev-parse", "HEAD"):
+    if commit := git("rev-parse", "--verify", "HEAD"):
         return commit, bool(
             git("status", "--porcelain", "--", ".", ":!runs", ":!build")
         )
     return tuple(json.loads(COMMIT.read_text())) if COMMIT.is_file() else ("", False)
-
-
-def write_commit() -> None:
-    """Write down commit and state of this checkout for a machine that gets its files without
-    git.
-    """
-    write_json(COMMIT, git_state())
 
 
 Watts = Annotated[float, Meta(ge=0, lt=10_000)]
@@ -209,8 +180,7 @@ def load(runs_dir: Path, system: str) -> dict:
     path = runs_dir / system / "system.toml"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [f"{name} = {json.dumps(value)}\n" for name, value in CPU_MODEL.items()]
-        path.write_text(TOML_HEAD + "".join(lines))
+        path.write_text(SYSTEM_TOML)
     try:
         return msgspec.to_builtins(msgspec.convert(toml_table(path), System))
     except ValueError as error:

@@ -194,7 +194,7 @@ class PerunRun:
 
 
 def read_runs(path: Path) -> list[PerunRun]:
-    """Read all runs in a perun HDF5 file (perun 0.8 to 1.0), the oldest first, with all sensors.
+    """Read all runs in a perun HDF5 file (perun 0.8 to 1.0), by name, with all their sensors.
 
     Raises ValueError where the file is no perun file, or is damaged.
     """
@@ -210,7 +210,7 @@ def read_runs(path: Path) -> list[PerunRun]:
             ]
         if not runs:
             raise ValueError("it holds no run")
-    return sorted(runs, key=lambda run: run.started or run.name)
+    return runs
 
 
 def _read_run(application: str, name: str, run) -> PerunRun:
@@ -241,7 +241,7 @@ def _read_sensor(raw, *place: str) -> PerunSensor:
 def read_results(
     path: Path, run: str | None = None, is_trusted: bool = False
 ) -> dict[str, float]:
-    """Read what perun made of a run, the newest by default; see ``PerunRun.results``.
+    """Read what perun made of a run, or of the only one in a file; see ``PerunRun.results``.
 
     HDF5 may crash on a damaged file, or never end: one that is not trusted is read by another
     process first. Raises ValueError where the file is no perun file or has no such run.
@@ -249,6 +249,6 @@ def read_results(
     if not is_trusted:
         require_an_end(read_runs, path, READ_WITHIN_S)
     results = [one.results for one in read_runs(path) if run in (None, one.name)]
-    if not results:
-        raise ValueError(f"{path}: has no run {run!r}")
-    return results[-1]
+    if len(results) != 1:
+        raise ValueError(f"{path}: has {len(results)} runs {run or ''}")
+    return results[0]

@@ -172,9 +172,9 @@ def events_of_kind(events: Iterable[dict], kind: str) -> list[dict]:
     return [event for event in events if event["event"] == kind]
 
 
-def times_of_hosts(events: list[dict], kind: str) -> dict[str, int]:
-    """Tell when an event came last on each host, in ns of its monotonic clock."""
-    return {event["host"]: event["t_mono_ns"] for event in events_of_kind(events, kind)}
+def times_of(events: list[dict], kind: str, who: str = "rank") -> dict:
+    """Tell when an event came last to each rank, or host, in ns of its host's monotonic clock."""
+    return {event[who]: event["t_mono_ns"] for event in events_of_kind(events, kind)}
 
 
 def read_phases(folder: Path) -> dict[int, tuple]:

@@ -103,6 +103,8 @@ def rapl_sensors() -> list[Sensor]:
 
     Counters outside of /sys are somebody's imitation of one: their provenance is ``simulated``.
     """
+    is_real = POWERCAP.resolve().is_relative_to("/sys")
+    provenance = "measured" if is_real else "simulated"
     sensors = []
     for zone in sorted(POWERCAP.glob("intel-rapl:*")):
         # intel-rapl-mmio shows the same counters again
@@ -119,7 +121,7 @@ def rapl_sensors() -> list[Sensor]:
             component,
             package,
             "energy",
-            _provenance(POWERCAP),
+            provenance,
             read=partial(_read_file, zone / "energy_uj"),
             to_SI=1e-6,
             wraps_at=float((zone / "max_energy_range_uj").read_text()),
@@ -127,10 +129,6 @@ def rapl_sensors() -> list[Sensor]:
         )
         sensors.append(sensor)
     return sensors
-
-
-def _provenance(tree: Path) -> str:
-    return "measured" if tree.resolve().is_relative_to("/sys") else "simulated"
 
 
 def grace_sensors() -> list[Sensor]:
@@ -149,10 +147,9 @@ def grace_sensors() -> list[Sensor]:
                 "cpu",
                 label,
                 "power",
-                _provenance(HWMON),
+                "measured",
                 read=partial(_read_file, meter),
                 to_SI=1e-6,
-                notes={"power": "average"},
             )
             sensors.append(sensor)
     return sensors
@@ -192,6 +189,10 @@ NVML_FUNCTIONS = {
     "energy": "nvmlDeviceGetTotalEnergyConsumption",
     "power": "nvmlDeviceGetPowerUsage",
 }
+SPLIT = (
+    "GPU {index} is split into parts (MIG), which have no energy each; "
+    "`sudo nvidia-smi -i {index} -mig 0` makes it whole again"
+)
 NOTHING_VISIBLE = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES
 
 
@@ -216,7 +217,7 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
         inventory.unaccounted.append(
             f"NVML lists {len(notes)} of the NVIDIA GPUs {' '.join(there)}; {remedy}"
         )
-    chosen, unknown = visible_devices([gpu.get("uuid", "") for gpu in notes], visible)
+    chosen, unknown = visible_devices(notes, visible)
     for entry in unknown:
         inventory.unaccounted.append(
             f"CUDA_VISIBLE_DEVICES names {entry}, no whole GPU of this host; "
@@ -238,12 +239,12 @@ def nvidia_gpus() -> list[str]:
         if minor is None or os.access(f"/dev/nvidia{minor[1]}", os.R_OK | os.W_OK):
             addresses.append(path.parent.name)
     if NVIDIA_DRIVER.is_dir():
-        return sorted(addresses)
+        return addresses
     for device in PCI_DEVICES.glob("*"):
         facts = (device / "vendor").read_text() + (device / "class").read_text()
         if facts.startswith("0x10de\n0x03"):
             addresses.append(device.name)
-    return sorted(addresses)
+    return addresses
 
 
 def list_gpus():
@@ -262,9 +263,8 @@ def list_gpus():
             notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
             notes["limit_W"] = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
         with suppress(Exception):  # a GPU without such a mode raises
-            notes["is_split"] = bool(
-                _read_gpu(pynvml, index, "nvmlDeviceGetMigMode")[0]
-            )
+            if _read_gpu(pynvml, index, "nvmlDeviceGetMigMode")[0]:
+                notes["fault"] = SPLIT.format(index=index)
         gpus.append(notes)
     return pynvml, gpus
 
@@ -292,15 +292,15 @@ def _read_gpu(pynvml, index: int, function: str) -> int:
     return getattr(pynvml, function)(gpu)  # an old binding lacks some
 
 
-def visible_devices(names: list[str], value: str | None) -> tuple[list[int], list[str]]:
+def visible_devices(gpus: list[dict], value: str | None) -> tuple[list[int], list[str]]:
     """Return the devices that a variable as CUDA_VISIBLE_DEVICES leaves, and unknown entries.
 
-    An entry is a number or a device's name. None leaves all.
+    An entry is a number or a UUID. None leaves all.
     """
-    known = {str(number): number for number in range(len(names))}
+    known = {str(number): number for number in range(len(gpus))}
     if value is None:
         return list(known.values()), []
-    known |= {name: number for number, name in enumerate(names)}
+    known |= {gpu.get("uuid"): number for number, gpu in enumerate(gpus)}
     entries = set(filter(None, map(str.strip, value.split(","))))
     chosen = {known[entry] for entry in entries & known.keys()}
     return sorted(chosen), sorted(entries - known.keys())

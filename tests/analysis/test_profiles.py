@@ -40,18 +40,6 @@ def test_segments_follow_one_another(synthetic, tmp_path):
     assert profile["time_s"].max() > 59 and profile["time_s"].is_monotonic_increasing
 
 
-def test_available_names_what_has_a_trace(synthetic, tmp_path):
-    with_trace = synthetic.write_run(tmp_path, config.make("resnet50"))
-    synthetic.write_run(tmp_path, config.make("resnet50", seed=1), samples=False)
-    (tmp_path / "local" / "broken").mkdir()
-    (tmp_path / "local" / "broken" / "record.json").write_text("{")
-    there = profiles.available(tmp_path)
-    assert there["run_dir"].to_list() == [str(with_trace)] and there[
-        "component"
-    ].to_list() == ["cpu"]
-    assert profiles.available(tmp_path / "nothing").empty
-
-
 ENERGY = {"power (W)", "energy (Wh)"}
 
 

@@ -432,7 +432,7 @@ def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_left_alone(
         cli.main(["cancel", "--all", "--runs-dir", str(tmp_path / "runs")]) == 0
         and not fake_slurm.jobs
     )
-    assert "2 jobs cancelled" in capsys.readouterr().out
+    assert "jobs cancelled: 2" in capsys.readouterr().out
     assert submit_two() == 0 and "2 to make" in capsys.readouterr().out
 
 

@@ -190,14 +190,16 @@ def test_two_runs_are_two_folders_and_each_can_be_read_by_name(tmp_path):
     )
     write_run(path, run="old", sensors=layout_0_8())
     assert [run["energy_total_J"] for run in imported(path)[0]] == pytest.approx(
-        [7400, 2000]
+        [2000, 7400]
     )
     with h5py.File(path, "a") as file:
         file["app/nodes/old/metrics/ENERGY"].attrs["sum"] = 1.0
-    assert perun_adapter.read_results(path)["energy_perun_total_J"] == 107, "the newest"
+    assert perun_adapter.read_results(path, "new")["energy_perun_total_J"] == 107
     assert perun_adapter.read_results(path, "old")["energy_perun_total_J"] == 1
-    with pytest.raises(ValueError, match="perun.hdf5: has no run 'none'"):
+    with pytest.raises(ValueError, match="perun.hdf5: has 0 runs none"):
         perun_adapter.read_results(path, "none")
+    with pytest.raises(ValueError, match="perun.hdf5: has 2 runs"):
+        perun_adapter.read_results(path)
 
 
 def test_rounds_are_segments_and_the_time_between_them_does_not_count(tmp_path):

@@ -143,7 +143,7 @@ def test_grace_counts_the_cpu_once(grace):
     inventory = look()
     assert inventory.problems == inventory.unaccounted == []
     (cpu,) = inventory.sensors
-    assert (cpu.component, cpu.kind, cpu.provenance) == ("cpu", "power", "simulated")
+    assert (cpu.component, cpu.kind, cpu.provenance) == ("cpu", "power", "measured")
     assert cpu.id == "CPU Power Socket 0"
     assert cpu.read() * cpu.to_SI == pytest.approx(150.0)
     for file in grace.values():
@@ -250,7 +250,7 @@ def test_a_gpu_that_only_others_name_is_unaccounted(tmp_path, monkeypatch):
     assert look().unaccounted == []
 
 
-UUIDS = ["GPU-AA11", "GPU-AB22", "GPU-CC33"]
+GPUS = [{"uuid": "GPU-AA11"}, {"uuid": "GPU-AB22"}, {"uuid": "GPU-CC33"}]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ UUIDS = ["GPU-AA11", "GPU-AB22", "GPU-CC33"]
     ],
 )
 def test_visible_devices_are_those_of_the_runtime(value, chosen, unknown):
-    assert sensors.visible_devices(UUIDS, value) == (chosen, unknown)
+    assert sensors.visible_devices(GPUS, value) == (chosen, unknown)
 
 
 def test_a_variable_that_names_no_gpu_makes_it_unaccounted(nvml):
