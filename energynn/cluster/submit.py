@@ -147,7 +147,7 @@ def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
                 folder = manifests.root(dataset)
                 if not folder.is_dir():
                     raise ValueError(f"{variable}: {folder} is no folder")
-            configuration.checksum_file(dataset)
+            manifests.checksums(dataset)
     return faults
 
 
