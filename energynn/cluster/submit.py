@@ -78,6 +78,8 @@ def submit_runs(
     if jobs:
         tell(_table(missing, site))
     if dry_run:
+        if "--account" not in "".join(site.sbatch):
+            without_data.append("account: --account NAME, or sbatch takes your default")
         for fault in without_data:
             tell(f"missing: {fault}")
         for job in jobs if scripts else ():
