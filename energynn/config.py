@@ -12,7 +12,6 @@ import re
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -584,15 +583,6 @@ def digest(value) -> str:
     """Hash a JSON value in its canonical form: hex SHA-256."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def checksum_file(dataset: str, folder: Path = DATA_MANIFESTS) -> Path:
-    """Find a data set's checksums, as ``sha256sum -c`` reads them; ValueError if there are none."""
-    path = folder / dataset / "SHA256SUMS"
-    if not path.is_file():
-        remedy = f"`energynn data describe {dataset}` makes them"
-        raise ValueError(f"dataset {dataset}: no checksums in {path.parent}; {remedy}")
-    return path
 
 
 @functools.cache  # ImageNet's list has 140 MB, and a study hundreds of runs

@@ -471,5 +471,5 @@ def how_far(events: list[dict]) -> str:
     """Say what the ranks had reached."""
     epochs = events_of_kind(events, "epoch")
     if epochs:
-        return f"{epochs[-1]['epoch']} of {epochs[-1]['epochs']} epochs were done"
-    return "no end of an epoch is known"
+        return f"{epochs[-1]['epoch']} of {epochs[-1]['epochs']} epochs done"
+    return "no epoch reported"

@@ -79,7 +79,6 @@ def my_points(tmp_path, monkeypatch):
     for module in (manifests, config):
         monkeypatch.setattr(module, "DATA_MANIFESTS", tmp_path / "manifests")
     monkeypatch.setattr(manifests, "GENERATED", tmp_path / "data")
-    monkeypatch.setattr(config.checksum_file, "__defaults__", (tmp_path / "manifests",))
     return folder
 
 

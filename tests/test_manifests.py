@@ -103,7 +103,7 @@ def test_manifests_say_what_is_needed():
 def test_what_cannot_be_described_is_refused():
     with pytest.raises(ValueError, match="era5_ensemble: comes with its description"):
         describe.build("era5_ensemble")
-    with pytest.raises(ValueError, match="cats is no folder; put its files into it"):
+    with pytest.raises(ValueError, match="cats has no files; put its files into it"):
         describe.build("cats")
 
 

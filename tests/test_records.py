@@ -202,8 +202,7 @@ def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir, capsys):
     assert cli.main(["check", "--recover", str(runs)]) == 0
     record = records.read(run_dir)
     assert (
-        record["status"] == "killed"
-        and "1 of 1 epochs were done" in record["status_reason"]
+        record["status"] == "killed" and "1 of 1 epochs done" in record["status_reason"]
     )
     assert record["energy_cpu_J"] > 2400 and not record["valid"]
 

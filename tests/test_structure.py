@@ -135,7 +135,9 @@ def test_training_and_analysis_meet_on_disk_only(path):
             "cli imports lazily"
         )
     if "perun" in tops(names):
-        assert path.name == "perun_adapter.py", "one module knows perun"
+        assert path.name in ("perun_adapter.py", "perun_backends.py"), (
+            "two modules know perun"
+        )
 
 
 def test_nothing_heavy_is_loaded_by_the_analysis(tmp_path):
@@ -165,7 +167,7 @@ def test_nothing_heavy_is_loaded_by_the_analysis(tmp_path):
 
 # Code tokens of the package (`make size`). It becomes smaller, or a whole idea goes for one that
 # comes.
-MOST_TOKENS = 95_500
+MOST_TOKENS = 90_000
 MOST_TOKENS_A_LINE = 8.5
 
 

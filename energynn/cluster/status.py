@@ -209,7 +209,7 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         for each in rows[1 + rows.index(row) :]
         if each["workload"] == row["workload"]
     ]
-    parts = [row["job"] and f"job {row['job']}", row["reason"]]
+    parts = [row["reason"], row["job"] and f"job {row['job']}"]
     parts.append(records.differing(config, earlier[:1]))
     return [
         row["since"][5:16].replace("T", " "),

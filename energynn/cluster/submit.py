@@ -78,6 +78,8 @@ def submit_runs(
     if jobs:
         tell(_table(missing, site))
     if dry_run:
+        if "--account" not in "".join(site.sbatch):
+            without_data.append("account: --account NAME, or sbatch takes your default")
         for fault in without_data:
             tell(f"missing: {fault}")
         for job in jobs if scripts else ():
@@ -147,7 +149,7 @@ def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
                 folder = manifests.root(dataset)
                 if not folder.is_dir():
                     raise ValueError(f"{variable}: {folder} is no folder")
-            configuration.checksum_file(dataset)
+            manifests.checksums(dataset)
     return faults
 
 

@@ -9,7 +9,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from energynn.data import era5_store, imagenet, manifests, photographs
+from energynn.data import imagenet, manifests, photographs
 from energynn.data.digests import digests, of_file
 from energynn.files import shipped, write_json
 
@@ -32,16 +32,17 @@ def build(dataset: str, source: Path | None = None) -> None:
         sums = _imagenet(folder)
         files = []  # a million of them
     else:
-        if dataset == "era5":
-            details = {"energynn:times": era5_store.contents(folder)}
-        elif dataset in manifests.PHOTOGRAPHS:
+        if dataset in manifests.PHOTOGRAPHS:
             shutil.rmtree(folder, ignore_errors=True)
             photographs.make_crops(folder)
             details = {"energynn:sources": photographs.PHOTOGRAPHS}
-        elif not folder.is_dir():
-            raise ValueError(f"{dataset}: {folder} is no folder; put its files into it")
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         names = [str(path.relative_to(folder)) for path in paths]
+        if not names:
+            raise ValueError(f"{dataset}: {folder} has no files; put its files into it")
+        if dataset == "era5" and any(folder.glob("*.part")):
+            remedy = "`energynn data era5` goes on with it"
+            raise ValueError(f"era5: a year of {folder} is not complete; {remedy}")
         sums = dict(digests(names, partial(of_file, folder)))
         files = _file_objects(folder, sums)
     texts = json.loads(DESCRIPTIONS.read_text())

@@ -247,15 +247,3 @@ def _note(root: Path, year: int) -> Note:
     path = root / f"{year}.json"
     with one_fault(path):
         return msgspec.json.decode(path.read_bytes(), type=Note)
-
-
-def contents(root: Path) -> dict[str, int]:
-    """Count the times of each year of a store, for its manifest. Raises ValueError if it is not
-    complete.
-    """
-    years = sorted(path.stem for path in root.glob("[0-9]*.npy"))
-    unfinished = [path.name for path in root.glob("*.part")]
-    if unfinished or not years:
-        remedy = "`energynn data era5` goes on with it"
-        raise ValueError(f"era5: {root} has {unfinished or 'no year'}; {remedy}")
-    return {year: len(_note(root, int(year)).hours_since_1970) for year in years}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from energynn.config import checksum_file
 from energynn.data import imagenet, photographs
 from energynn.data.digests import verify_tree
 from energynn.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
@@ -28,8 +27,14 @@ GENERATED = REPOSITORY / "build" / "data"
 
 
 def checksums(dataset: str) -> dict[str, str]:
-    """Read file name -> SHA-256 of a data set from the list that ``sha256sum -c`` reads too."""
-    path = checksum_file(dataset, DATA_MANIFESTS)
+    """Read file name -> SHA-256 of a data set from the list that ``sha256sum -c`` reads too.
+
+    Raises ValueError if there is none, or if it is damaged.
+    """
+    path = DATA_MANIFESTS / dataset / "SHA256SUMS"
+    if not path.is_file():
+        remedy = f"`energynn data describe {dataset}` makes them"
+        raise ValueError(f"dataset {dataset}: no checksums in {path.parent}; {remedy}")
     digests = {}
     for line in path.read_text(errors="replace").splitlines():
         digest, _, name = line.partition("  ")

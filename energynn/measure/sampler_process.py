@@ -9,19 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 from energynn.files import is_locked, lock
 from energynn.launchers import ranks_of_this_host, write_whole_lines
 from energynn.measure import sensors
+from energynn.measure.perun_backends import add_amd
 from energynn.measure.samples import has_begun
 from energynn.processes import end_marked
 from energynn.reading import json_table
 
 STOPPING_S = 30.0
-AMD_DRIVER = Path("/sys/module/amdgpu")
-AMD = "AMD GPUs are not read: measure with perun and `energynn import-perun`, or say --no-gpu"
 # For a sampler process, and for ranks that wait for each other's files on a slow file system.
 READY_S = float(os.environ.get("ENERGYNN_READY_LIMIT_S", "60"))
 
@@ -113,8 +111,7 @@ def find(cpu_model: dict, visible: str | None, gpus: bool = True) -> sensors.Inv
     inventory = sensors.Inventory(sensors.rapl_sensors() + sensors.grace_sensors())
     if gpus:
         sensors.add_nvidia(inventory, visible)
-        if AMD_DRIVER.exists() and find_spec("amdsmi"):
-            inventory.unaccounted.append(AMD)
+        add_amd(inventory)
     elif sensors.nvidia_gpus():
         inventory.problems.append("the GPUs of this host are left out, as asked for")
     inventory.sensors.append(sensors.cpu_estimate(cpu_model))

@@ -18,9 +18,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-# of one part of the two layers on a CPU: of 968 rows 3 MB, which stay in its cache
-HIDDEN_COLUMNS = 768
-
 
 class AFNO(nn.Module):
     """Map a state (N, in_chans, H, W) to the next (N, out_chans, H, W).
@@ -143,8 +140,7 @@ class TwoLayers(torch.autograd.Function):
 
     It is the largest tensor of a block and the output of its cheapest function.
     ``torch.utils.checkpoint`` would do the same at more cost: here GELU's gradient takes the
-    place of its output's, too. A CPU has the hidden columns in parts of ``HIDDEN_COLUMNS``: what
-    one product writes is still in the cache when GELU reads it (docs/gpu.md).
+    place of its output's, too.
     """
 
     @staticmethod
@@ -152,57 +148,25 @@ class TwoLayers(torch.autograd.Function):
         ctx, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor
     ) -> Tensor:
         rows = x.flatten(0, -2)
-        in_parts = (
-            x.device.type == "cpu"
-            and x.dtype == torch.float32
-            and not torch.compiler.is_compiling()
-        )
-        columns = HIDDEN_COLUMNS if in_parts else len(weight1)
-        parts = (
-            weight1.split(columns),
-            bias1.split(columns),
-            weight2.split(columns, dim=1),
-        )
-        output = bias2.expand(len(rows), -1).contiguous()
-        all_hidden = []
-        for w1, b1, w2 in zip(*parts, strict=True):
-            hidden = F.linear(rows, w1, b1)
-            torch.addmm(output, F.gelu(hidden), w2.t(), out=output)
-            all_hidden.append(hidden)
-        ctx.save_for_backward(x, weight1, weight2, *all_hidden)
+        hidden = F.linear(rows, weight1, bias1)
+        ctx.save_for_backward(x, weight1, weight2, hidden)
+        output = F.linear(F.gelu(hidden), weight2, bias2)
         return output.reshape(x.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, ...]:
-        x, weight1, weight2, *all_hidden = ctx.saved_tensors
+        x, weight1, weight2, hidden = ctx.saved_tensors
         rows = x.flatten(0, -2)
         gradient = gradient.flatten(0, -2)
-        of_rows = torch.zeros_like(rows)
-        of_bias1 = []
-        of_weight1 = torch.empty_like(weight1)
-        of_weight2 = torch.empty_like(weight2)
-        columns = all_hidden[0].shape[1]
-        parts = [weight.split(columns) for weight in (weight1, of_weight1)]
-        parts += [weight.split(columns, dim=1) for weight in (weight2, of_weight2)]
-        for hidden, w1, of_w1, w2, of_w2 in zip(all_hidden, *parts, strict=True):
-            of_hidden = gradient @ w2
-            # before the gradient, so that what both read is in the cache once
-            output = F.gelu(hidden)
-            torch.ops.aten.gelu_backward.grad_input(
-                of_hidden, hidden, grad_input=of_hidden
-            )
-            of_bias1.append(of_hidden.sum(0))
-            torch.mm(of_hidden.t(), rows, out=of_w1)
-            torch.mm(gradient.t(), output, out=of_w2)
-            torch.addmm(of_rows, of_hidden, w1, out=of_rows)
-        return (
-            of_rows.reshape(x.shape),
-            of_weight1,
-            torch.cat(of_bias1),
-            of_weight2,
-            gradient.sum(0),
-        )
+        of_hidden = gradient @ weight2
+        # before the gradient, so that what both read is in the cache once
+        output = F.gelu(hidden)
+        torch.ops.aten.gelu_backward.grad_input(of_hidden, hidden, grad_input=of_hidden)
+        of_x = (of_hidden @ weight1).reshape(x.shape)
+        of_weight1 = of_hidden.t() @ rows
+        of_weight2 = gradient.t() @ output
+        return of_x, of_weight1, of_hidden.sum(0), of_weight2, gradient.sum(0)
 
 
 class FourierFilter(nn.Module):
@@ -315,28 +279,24 @@ def _make_transforms(
     The meridional inverse is the transpose. The zonal one counts each mode for its conjugate,
     too, but the mean and the shortest wave. The meridional one is (2 rows, 2 h).
     """
-    angle = (
-        2 * math.pi / w * torch.outer(torch.arange(columns), torch.arange(w)).double()
-    )
-    zonal = torch.cat((angle.cos(), -angle.sin())) / math.sqrt(w)
     column = torch.arange(columns)
+    angle = _phases(column, w)
+    zonal = torch.cat((angle.cos(), -angle.sin())) / math.sqrt(w)
     twice = 2 - ((column == 0) | (2 * column == w)).double()
     inverse_zonal = (zonal * twice.repeat(2)[:, None]).t()
-    angle = (
-        2
-        * math.pi
-        / h
-        * torch.outer(torch.arange(first, first + rows), torch.arange(h)).double()
-    )
-    pairs = torch.stack(
-        (angle.cos(), angle.sin(), -angle.sin(), angle.cos()), dim=-1
-    ) / math.sqrt(h)
+    angle = _phases(torch.arange(first, first + rows), h)
+    cosine = angle.cos()
+    sine = angle.sin()
+    pairs = torch.stack((cosine, sine, -sine, cosine), dim=-1) / math.sqrt(h)
     meridional = pairs.reshape(rows, h, 2, 2).transpose(1, 2).reshape(2 * rows, 2 * h)
-    return (
-        zonal.float().to(device),
-        inverse_zonal.float().to(device),
-        meridional.float().to(device),
-    )
+    matrices = (zonal, inverse_zonal, meridional)
+    return tuple(matrix.float().to(device) for matrix in matrices)
+
+
+def _phases(frequencies: Tensor, points: int) -> Tensor:
+    """Return the phase of each frequency at each of the points of a circle."""
+    product = torch.outer(frequencies, torch.arange(points))
+    return 2 * math.pi / points * product.double()
 
 
 def _complex_layer(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -347,7 +307,8 @@ def _complex_layer(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     one product.
     """
     real, imaginary = weight
-    rows = torch.cat((real, imaginary), dim=-1), torch.cat((-imaginary, real), dim=-1)
-    return torch.baddbmm(
-        bias.movedim(0, 1).reshape(len(real), 1, -1), z, torch.cat(rows, dim=1)
-    )
+    of_real = torch.cat((real, imaginary), dim=-1)
+    of_imaginary = torch.cat((-imaginary, real), dim=-1)
+    matrix = torch.cat((of_real, of_imaginary), dim=1)
+    offset = bias.movedim(0, 1).reshape(len(real), 1, -1)
+    return torch.baddbmm(offset, z, matrix)

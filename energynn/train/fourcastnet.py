@@ -196,9 +196,8 @@ def relative_l2_loss(forecast: Tensor, target: Tensor) -> Tensor:
     """Compute |forecast - target| / |target|, norms over channels and grid, mean over samples
     (published code).
     """
-    return (
-        (forecast - target).flatten(1).norm(dim=1) / target.flatten(1).norm(dim=1)
-    ).mean()
+    error = (forecast - target).flatten(1).norm(dim=1)
+    return (error / target.flatten(1).norm(dim=1)).mean()
 
 
 @torch.no_grad()
@@ -241,8 +240,8 @@ def evaluate(
     sample once over all ranks.
 
     Means over samples of each sample's score, beside those of persistence (no change): of Z500,
-    its RMSE as geopotential (m2/s2) and as height (m); of all channels, the mean of their RMSE,
-    in standard deviations, and of their ACC.
+    its RMSE as height (m) and its ACC; of all channels, the mean of their RMSE, in standard
+    deviations, and of their ACC.
     """
     model.eval()
     weights = torch.from_numpy(test.latitude_weights[:, None]).to(
@@ -285,7 +284,6 @@ def evaluate(
             )
             metrics[f"z500_acc_{kind}"] = acc[test.z500]
         rmse, acc = of_forecast
-        metrics[f"z500_rmse_{lead}_m2_s2"] = rmse[test.z500] * z500_std
         metrics[f"rmse_{lead}"] = rmse.mean()
         metrics[f"acc_{lead}"] = acc.mean()
     return {name: float(value) for name, value in metrics.items()}

@@ -163,7 +163,7 @@ def test_the_guides_commands_say_what_they_should(study):
 def test_status_without_a_controller_says_so_and_is_true(study):
     assert "the queue is unknown" in study.without_controller
     assert re.search(
-        r"fourcastnet.* running .*\d+ of 30 epochs were done", study.without_controller
+        r"fourcastnet.* running .*\d+ of 30 epochs done", study.without_controller
     )
 
 

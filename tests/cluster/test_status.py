@@ -91,9 +91,9 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue, monkeypatch)
     submitted(tmp_path, "died", "", run={})
     found, notes = states_of(tmp_path)
     assert not notes and found == {
-        "running": ("running", "3 of 9 epochs were done"),
+        "running": ("running", "3 of 9 epochs done"),
         "queued": ("queued", "Resources"),
-        "suspended": ("running", "no end of an epoch is known"),
+        "suspended": ("running", "no epoch reported"),
         "waits": ("queued", "Dependency"),
         "again": ("queued", "BeginTime"),
         "stopped": ("stopped", "asked to stop"),
@@ -106,7 +106,7 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue, monkeypatch)
         "died": ("failed", "its launcher died; `energynn check --recover` says more"),
     }
     shown = status.text(*status.rows(status.folders(tmp_path, [])))
-    assert re.search(r"running +running +job 1_0; 3 of 9 epochs were done\n", shown)
+    assert re.search(r"running +running +3 of 9 epochs done; job 1_0\n", shown)
     assert all(len(line) <= 100 for line in shown.splitlines()) and shown.splitlines()[
         -1
     ].startswith("runs: 10; ")

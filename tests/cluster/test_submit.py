@@ -131,7 +131,7 @@ def test_a_dry_run_of_all_series_needs_no_slurm(
     assert len(shown.splitlines()) <= 40 and "#SBATCH" not in shown
     missing = re.findall("^missing: (.*?):", shown, re.M)
     data = ["era5", "imagenet"] if group == "paper-a100" else ["era5"]
-    assert missing == data and "--scripts" in shown
+    assert missing == [*data, "account"] and "--scripts" in shown
     assert cli.main([*words, "--scripts"]) == 0
     scripts = capsys.readouterr().out
     most = "--nodes=64\n#SBATCH --ntasks=256\n#SBATCH --ntasks-per-node=4\n"

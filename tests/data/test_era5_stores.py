@@ -397,7 +397,7 @@ def described(tmp_path, monkeypatch):
 
 def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, capsys):
     manifest = json.loads((tmp_path / "data_manifests/era5/manifest.json").read_text())
-    assert manifest["energynn:times"] == {"2015": 9, "2016": 8, "2019": 39}
+    assert manifest["energynn:files"] == 3 * 3
     subprocess.run(
         ["sha256sum", "-c", "--quiet", tmp_path / "data_manifests/era5/SHA256SUMS"],
         cwd=described,
@@ -426,7 +426,7 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
     assert cli.main(verify) == 2 and "2016.npy is missing" in capsys.readouterr().err
     (described / "2016.part").touch()
     assert cli.main(["data", "describe", "era5", "--root", str(described)]) == 2
-    assert "['2016.part']" in capsys.readouterr().err
+    assert "a year of" in capsys.readouterr().err
 
 
 TRAIN = """

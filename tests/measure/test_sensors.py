@@ -1,6 +1,5 @@
 """Which sensor of each device counts, what is missing, and what the sampler writes."""
 
-import importlib.machinery
 import itertools
 import sys
 import threading
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from energynn.measure import energy, machine, sampler_process, sensors
+from energynn.measure import energy, machine, perun_backends, sampler_process, sensors
 from energynn.measure.samples import read_samples
 from energynn.measure.sensors import Inventory, Sensor
 from tests import powercap
@@ -25,7 +24,7 @@ def no_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(sensors, "NVIDIA_DRIVER", tmp_path / "driver")
     monkeypatch.setattr(sensors, "PCI_DEVICES", tmp_path / "pci")
     monkeypatch.setattr(sensors, "HWMON", tmp_path / "hwmon")
-    monkeypatch.setattr(sampler_process, "AMD_DRIVER", tmp_path / "amdgpu")
+    monkeypatch.setattr(perun_backends, "AMD_DRIVER", tmp_path / "amdgpu")
     monkeypatch.setattr(sensors, "WATCH_S", 0.3)
     monkeypatch.setattr(sensors, "POWERCAP", tmp_path / "powercap")
     monkeypatch.chdir(tmp_path)
@@ -206,18 +205,6 @@ def test_a_gpu_that_is_lost_is_unaccounted(nvml):
     assert primary(inventory) == ["gpu_0_energy", "cpu_estimate"]
     (fault,) = inventory.unaccounted
     assert "gpu_1" in fault
-
-
-def test_amd_gpus_make_a_record_not_valid_except_where_none_is_used(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, "amdsmi", types.ModuleType("amdsmi"))
-    sys.modules["amdsmi"].__spec__ = importlib.machinery.ModuleSpec("amdsmi", None)
-    assert look().unaccounted == [], "only its library is there"
-    (tmp_path / "amdgpu").mkdir()
-    (fault,) = look().unaccounted
-    assert "AMD GPUs are not read" in fault and "import-perun" in fault
-    assert look(gpus=False).unaccounted == []
 
 
 def pci(tmp_path, address, vendor="0x10de", kind="0x030200"):

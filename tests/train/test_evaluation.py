@@ -82,7 +82,6 @@ def test_scores_are_the_formulas(split, monkeypatch):
                 axis=0,
             )
         expected = {
-            f"z500_rmse_{lead}_m2_s2": 500 * of["model"][2, 0],
             f"z500_rmse_{lead}_m": 500 * of["model"][2, 0] / 9.80665,
             f"z500_rmse_{lead}_persistence_m": 500 * of["persistence"][2, 0] / 9.80665,
             f"z500_acc_{lead}": of["model"][2, 1],

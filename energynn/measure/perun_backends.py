@@ -1,0 +1,51 @@
+"""AMD GPUs through perun's own back end, which is imported only where there are some."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from energynn.measure.sensors import Inventory, Sensor
+
+AMD_DRIVER = Path("/sys/module/amdgpu")
+NO_POWER_W = 65535  # amdsmi's "not supported" has all of 16 or 32 bits set
+
+
+def add_amd(inventory: Inventory) -> None:
+    """Add all AMD GPUs of this host, numbered as in amdsmi's list.
+
+    https://rocm.docs.amd.com/projects/amdsmi/en/latest/
+    """
+    if not (AMD_DRIVER.exists() and find_spec("amdsmi") and find_spec("perun")):
+        return
+    # perun would log a traceback for each failed read; ours is a gap in the samples.
+    logging.getLogger("perun.backend").setLevel(logging.CRITICAL)
+    try:
+        from perun.backend.rocmsmi import ROCMBackend
+
+        backend = ROCMBackend()
+        for number, (uuid, handle) in enumerate(backend._uuid_map.items()):
+            board = backend.amdsmi.amdsmi_get_gpu_board_info(handle)
+            name = f"ROCM:{uuid}_POWER"
+            read = partial(_power_W, backend.amdsmi, handle)
+            sensor = Sensor(name, "gpu", str(number), "power", "measured", read)
+            sensor.notes = {"uuid": uuid, "name": board["product_name"]}
+            inventory.sensors.append(sensor)
+    except Exception as error:  # whatever a vendor's library throws
+        fault = f"AMD GPUs cannot be read: {type(error).__name__}; see `amd-smi list`"
+        inventory.unaccounted.append(fault)
+
+
+def _power_W(amdsmi, handle) -> int:
+    """Read a power; MI300 and newer have no ``average_socket_power``, which perun 1.0.0 reads.
+
+    Raises ValueError for what stands for a failed reading.
+    """
+    powers = amdsmi.amdsmi_get_power_info(handle)
+    values = [powers.get(f"{kind}_socket_power") for kind in ("average", "current")]
+    power_W = next(int(value) for value in values if value != "N/A")
+    if not 0 < power_W < NO_POWER_W:
+        raise ValueError(f"a failed reading: {power_W}")
+    return power_W

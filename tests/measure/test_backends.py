@@ -1,0 +1,97 @@
+"""AMD GPUs through perun's own back end, with a fake amdsmi of known power."""
+
+import subprocess
+import sys
+
+import pytest
+
+from energynn.files import REPOSITORY
+from energynn.measure import perun_backends
+from energynn.measure.sensors import Inventory
+
+pytest.importorskip("perun")
+from perun.util import Singleton  # noqa: E402
+
+# As perun imports it: three GPUs; the power of each is `watts[gpu]`, by the names that its
+# generation has.
+AMDSMI = """
+class AmdSmiException(Exception): pass
+class AmdSmiInitFlags: INIT_AMD_GPUS = 2
+class AmdSmiMemoryType: VRAM = 0
+initialized, watts, fields = True, [100, 200, 300], ["average_socket_power"] * 3
+def amdsmi_init(flags):
+    if not initialized: raise AmdSmiException("driver not loaded")
+def amdsmi_shut_down(): pass
+def amdsmi_get_lib_version(): return {"major": 25}
+def amdsmi_get_processor_handles(): return [0, 1, 2]
+def amdsmi_get_gpu_device_uuid(handle): return f"{handle}aff74a0-0000-1000-80de-{handle}bc"
+def amdsmi_get_gpu_asic_info(handle): return {"asic_serial": f"0xDEAD{handle}"}
+def amdsmi_get_gpu_board_info(handle): return {"product_name": "MI210"}
+def amdsmi_get_gpu_memory_usage(handle, kind): return 1
+def amdsmi_get_gpu_memory_total(handle, kind): return 2
+def amdsmi_get_power_info(handle):
+    power = watts[handle]() if callable(watts[handle]) else watts[handle]
+    if power is None: raise AmdSmiException("busy")
+    values = {"average_socket_power": "N/A", "current_socket_power": "N/A", "power_limit": 300_000_000}
+    return values | {fields[handle]: power}
+"""
+
+
+@pytest.fixture
+def amdsmi(tmp_path, monkeypatch):
+    (tmp_path / "amdsmi.py").write_text(AMDSMI)
+    monkeypatch.setattr(Singleton, "_instances", {})
+    monkeypatch.setattr(perun_backends, "AMD_DRIVER", tmp_path)
+    monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    import amdsmi
+
+    yield amdsmi
+    sys.modules.pop("amdsmi")
+
+
+def found() -> Inventory:
+    inventory = Inventory()
+    perun_backends.add_amd(inventory)
+    return inventory
+
+
+def test_a_host_without_them_starts_nothing():
+    """In a process of its own: neither perun's back ends nor its libraries are loaded."""
+    program = (
+        "import sys; from energynn.measure import perun_backends, sensors\n"
+        "inventory = sensors.Inventory(); perun_backends.add_amd(inventory)\n"
+        "assert inventory.sensors == inventory.unaccounted == []\n"
+        "assert not {'perun', 'cpuinfo', 'amdsmi'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY)
+
+
+def test_amd_gpus_give_their_powers_in_watts(amdsmi):
+    amdsmi.fields[1] = "current_socket_power"  # an MI300
+    inventory = found()
+    assert inventory.problems == inventory.unaccounted == []
+    assert [(s.device, s.read()) for s in inventory.sensors] == [
+        ("0", 100),
+        ("1", 200),
+        ("2", 300),
+    ]
+    first = inventory.sensors[0]
+    kinds = first.component, first.kind, first.to_SI, first.provenance
+    assert kinds == ("gpu", "power", 1.0, "measured") and first.notes["name"] == "MI210"
+
+
+@pytest.mark.parametrize("power", [None, 0, "N/A", 0xFFFF, 0xFFFFFFFF])
+def test_a_failed_read_is_no_zero(amdsmi, power, capfd):
+    sensor = found().sensors[0]
+    amdsmi.watts[0] = power
+    with pytest.raises(Exception):  # noqa: B017
+        sensor.read()
+    amdsmi.watts[0] = 250
+    assert sensor.read() == 250
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_amdsmi_that_does_not_start_makes_the_record_not_valid(amdsmi):
+    amdsmi.initialized = False
+    assert "AMD GPUs cannot be read" in found().unaccounted[0]
