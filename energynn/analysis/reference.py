@@ -27,10 +27,8 @@ def compare(
     numbers = json_table(build_dir / "numbers.json")
     values = {name: entry["value"] for name, entry in numbers.items()}
     values |= study_quantities(runs_dir)
-    lines, passed = (
-        ["", "Compared with the committed reference (paper/reference.json):"],
-        0,
-    )
+    lines = ["", "Compared with the committed reference (paper/reference.json):"]
+    passed = 0
     bands = json.loads(REFERENCE.read_text())
     for band in bands:
         value = values.get(band["quantity"], math.nan)
