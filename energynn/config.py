@@ -415,8 +415,6 @@ FAST_IMAGES = dict(
     evaluate_training_set=False,
     top5_per_sample=False,
 )
-# Those that make steps faster.
-FAST_ALONE = dict(precision="bfloat16", channels_last=True, fused_optimizer=True)
 # "smoke" is what a laptop core does in about 20 s, and its loss falls. Recipes keep their form;
 # only sizes, epochs and ResNet50's learning rate shrink: at the paper's, a network that has just
 # begun diverges in so few updates. Its warm-up would be most of the run.

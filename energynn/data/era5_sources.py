@@ -75,10 +75,8 @@ def open_year(place: str, year: int) -> Source:
 
 def hours_of_year(year: int) -> np.ndarray:
     """List the 6-hourly times of a year, 1460 or 1464 of them, in hours since 1970."""
-    first, end = (
-        np.datetime64(f"{y}-01-01", "h").astype(int) for y in (year, year + 1)
-    )
-    return np.arange(first, end, STEP_H)
+    hours = np.arange(f"{year}", f"{year + 1}", STEP_H, dtype="datetime64[h]")
+    return hours.astype(int)
 
 
 def utc(hour: int) -> str:
