@@ -122,7 +122,16 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, name, what):
     assert good.name in loaded["run_id"].values
     assert len(loaded) + len(loaded.attrs["excluded"]) == 2
     if name == "run.json":
-        refused(here, "measure", "--out", bad, "--", "touch", "canary", says="run.json")
+        refused(
+            here,
+            "measure",
+            "--out",
+            bad,
+            "--",
+            "touch",
+            "canary",
+            says="holds something else",
+        )
 
 
 def test_what_cannot_be_written_is_refused_before_it_is_computed(here, monkeypatch):

@@ -116,17 +116,11 @@ class Numbers:
         return self.path
 
 
-def weakest(provenances, energies: bool = True) -> str:
+def weakest(provenances) -> str:
     """The least certain of the provenances of several runs: simulated, then estimated, else
-    measured.
-
-    Give ``energies=False`` for times and metrics of the runs: they are measured where only the
-    energy is estimated.
+    measured; of times and metrics those that ``observations.provenance`` tells.
     """
-    counted = set(provenances)
-    if not energies:
-        counted -= {"estimated"}
-    return max(counted, key=energy.PROVENANCES.index, default="measured")
+    return max(set(provenances), key=energy.PROVENANCES.index, default="measured")
 
 
 def rows(table) -> str:

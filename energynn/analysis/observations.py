@@ -95,7 +95,7 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     runs, study = results.load(runs_dir), published_runs()
     own = _own(runs)
     own = own[own.columns.intersection([*study, *WHAT, *PARTS, "run_dir"])]
-    table = pd.concat([study, own], ignore_index=True)
+    table = pd.concat([study, own], ignore_index=True).copy()
     table.attrs["excluded"] = runs.attrs["excluded"]
     return table
 
@@ -109,9 +109,9 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
     reduced = mean_of_repeats(own, [*WHAT, "provenance", *PARTS], QUANTITIES)
     reduced["run"] = reduced["run"].str.join(", ")
     reduced = reduced.sort_values(["series", "devices"], kind="stable")
-    return pd.concat(
-        [table[table["origin"] == "published"], reduced], ignore_index=True
-    )
+    study = table[table["origin"] == "published"]
+    means = pd.concat([study, reduced], ignore_index=True)
+    return means.copy()  # in one piece
 
 
 def mean_of_repeats(

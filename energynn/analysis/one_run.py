@@ -37,38 +37,55 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     """Draw power, loss and error over time; beside them energy over time and error over energy."""
     record = records.read_record(run_dir)
     length_s = record.get("training_time_s", 0.0)
-    step_s = max(length_s / STEPS, record.get("sampling_period_s", 0.0))
+    period_s = record.get("sampling_period_s", 0.0)
+    step_s = max(length_s / STEPS, period_s)
     power = _powers(run_dir, record, step_s)
     if power.empty:
         raise ValueError(f"plot: {run_dir} has no power samples of a training")
     energy = power.groupby(TIME, as_index=False)[POWER].sum()
-    energy[ENERGY] = energy[POWER].cumsum() * step_s / SECOND_PER_HOUR
+    energy_J = energy[POWER].cumsum() * step_s
+    energy[ENERGY] = energy_J / SECOND_PER_HOUR
     epochs, phases = _epochs_and_phases(run_dir, record)
     # shorter ones cannot be seen
     phases = phases[phases["end"] - phases[TIME] > step_s]
-    fill = alt.Fill("phase:N", title=None).scale(range=theme.COLOURS[1:])
-    shades = alt.Chart(phases).mark_rect(opacity=0.3)
-    shades = shades.encode(alt.X(f"{TIME}:Q"), alt.X2("end:Q", title=None), fill)
-    watts = _curve(power, TIME, POWER).encode(alt.Color("component:N", title=None))
-    over_time, beside = [shades + watts], [_curve(energy, TIME, ENERGY)]
+    component = alt.Color("component:N", title=None)
+    watts = _curve(power, TIME, POWER).encode(component)
+    over_time = [_shades(phases) + watts]
+    beside = [_curve(energy, TIME, ENERGY)]
     if len(epochs):
         epochs[ENERGY] = np.interp(epochs[TIME], energy[TIME], energy[ENERGY])
         known = [name for name in record["metrics"] if name in epochs]
         reached = ["training_loss", *known[:1]]
         over_time += [_curve(epochs, TIME, name) for name in reached]
         beside.append(_curve(epochs, ENERGY, reached[-1]))
-    what = record["config"].get("command", record["run_id"])
-    against = "; ".join(record["invalid_reasons"])
-    said = f"Its energy is {record['energy_total_provenance']}. "
-    title = theme.titled(what, said + (against and f"Not valid as evidence: {against}"))
     left = alt.vconcat(*over_time).resolve_scale(x="shared")
-    return alt.hconcat(left, alt.vconcat(*beside), title=title)
+    right = alt.vconcat(*beside)
+    return alt.hconcat(left, right, title=_title(record))
+
+
+def _title(record: dict) -> alt.Title:
+    said = f"Its energy is {record['energy_total_provenance']}. "
+    if record["invalid_reasons"]:
+        reasons = "; ".join(record["invalid_reasons"])
+        said += f"Not valid as evidence: {reasons}"
+    name = record["config"].get("command", record["run_id"])
+    return theme.titled(name, said)
+
+
+def _shades(phases: pd.DataFrame) -> alt.Chart:
+    fill = alt.Fill("phase:N", title=None)
+    fill = fill.scale(range=theme.COLOURS[1:])
+    begin = alt.X(f"{TIME}:Q")
+    end = alt.X2("end:Q", title=None)
+    return alt.Chart(phases).mark_rect(opacity=0.3).encode(begin, end, fill)
 
 
 def _curve(table: pd.DataFrame, x: str, y: str) -> alt.Chart:
     chart = alt.Chart(table, width=370, height=150)
-    line = chart.mark_line(color=theme.COLOURS[0], point=len(table) < 50)
-    return line.encode(alt.X(f"{x}:Q"), alt.Y(f"{y}:Q", title=y.replace("_", " ")))
+    is_sparse = len(table) < 50
+    line = chart.mark_line(color=theme.COLOURS[0], point=is_sparse)
+    height = alt.Y(f"{y}:Q", title=y.replace("_", " "))
+    return line.encode(alt.X(f"{x}:Q"), height)
 
 
 def _powers(run_dir: Path, record: dict, step_s: float) -> pd.DataFrame:
@@ -76,8 +93,10 @@ def _powers(run_dir: Path, record: dict, step_s: float) -> pd.DataFrame:
     power = profiles.load(run_dir, step_s)
     power = power.rename(columns={"time_s": TIME, "power_W": POWER})
     power = power.groupby([TIME, "component"], as_index=False)[POWER].sum()
-    known = [record.get(f"energy_{name}_provenance", "") for name in power["component"]]
-    return power.assign(component=power["component"] + ", " + known)
+    for name in set(power["component"]):
+        known = record.get(f"energy_{name}_provenance", "")
+        power = power.replace(name, f"{name}, {known}")
+    return power
 
 
 def _epochs_and_phases(
@@ -94,6 +113,8 @@ def _epochs_and_phases(
             epochs[event["epoch"]] = event | {TIME: time_s}
         if found := samples.read_phases(folder).get(0):
             kind, begin_ns, end_ns, names = found
-            spans = pd.DataFrame({TIME: begin_ns - zero_ns, "end": end_ns - zero_ns})
-            phases.append((spans / 1e9).assign(phase=np.array(names)[kind]))
+            phase = pd.DataFrame({"phase": np.array(names)[kind]})
+            phase[TIME] = (begin_ns - zero_ns) / 1e9
+            phase["end"] = (end_ns - zero_ns) / 1e9
+            phases.append(phase)
     return pd.DataFrame(epochs.values()), pd.concat(phases)

@@ -17,8 +17,7 @@ REFERENCE = PAPER / "reference.json"
 def compare(
     runs_dir: Path = Path("runs"), build_dir: Path = Path("build")
 ) -> tuple[list[str], bool]:
-    """One line for each band of paper/reference.json, and what to open; the second value is
-    whether all passed.
+    """One line for each band of paper/reference.json; the second value is whether all passed.
 
     Each band has a quantity (of ``study_quantities``, or a name in numbers.json), the lowest and
     the highest value that count as the same, and why. Raises ValueError if the paper was not
@@ -28,10 +27,8 @@ def compare(
     numbers = json_table(build_dir / "numbers.json")
     values = {name: entry["value"] for name, entry in numbers.items()}
     values |= study_quantities(runs_dir)
-    lines, passed = (
-        ["", "Compared with the committed reference (paper/reference.json):"],
-        0,
-    )
+    lines = ["", "Compared with the committed reference (paper/reference.json):"]
+    passed = 0
     bands = json.loads(REFERENCE.read_text())
     for band in bands:
         value = values.get(band["quantity"], math.nan)
@@ -42,9 +39,6 @@ def compare(
         lines.append(f"  {verdict}  {band['quantity']:38} {value:>9.4g}  {interval}")
         lines.append(f"        {band['why']}")
     lines.append(f"{passed} of {len(bands)} bands passed.")
-    lines.append(
-        f"\nOpen {build_dir}/paper.pdf; `make lab` explores; runs are in {runs_dir}."
-    )
     return lines, passed == len(bands)
 
 

@@ -101,7 +101,7 @@ def _theme() -> alt.theme.ThemeConfig:
         "axis": text | axis,
         "axisX": {"labelFlush": False},
         "legend": text | legend,
-        "title": {"anchor": "start", "frame": "group", "offset": 10},
+        "title": {"fontSize": 14, "anchor": "start", "frame": "group", "offset": 10},
         "range": {"category": COLOURS},
         "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
         "text": {"fontSize": TEXT_px},

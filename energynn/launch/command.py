@@ -206,7 +206,8 @@ def report(record: dict, details: bool = False) -> str:
     lines = [f"energynn: {name}: {status}", f"  {sentence(record)}"]
     if not record["valid"]:
         lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
-    if 0 < record.get("samples_in_training", 0) < records.FEWEST_SAMPLES:
+    samples = record.get("samples_in_training", 0)
+    if record["status"] == "finished" and 0 < samples < records.FEWEST_SAMPLES:
         lines.append("  run it longer, or measure with --period 0.01")
     if not details:
         return "\n".join(lines)
@@ -214,8 +215,7 @@ def report(record: dict, details: bool = False) -> str:
         if record.get(f"energy_{component}_J") is not None:
             lines.append(_energy_line(record, component))
     metrics = [f"{name}: {value:.6g}" for name, value in record["metrics"].items()]
-    samples = f"{record.get('samples_in_training', 0)} power samples"
-    lines += [f"  {fact}" for fact in (samples, *metrics)]
+    lines += [f"  {fact}" for fact in (f"{samples} power samples", *metrics)]
     lines += [f"  flag: {flag}" for flag in record["flags"]]
     return "\n".join(lines)
 

@@ -75,8 +75,6 @@ def test_a_name_that_is_taken_and_a_guessed_provenance_are_refused(tmp_path):
 def test_the_least_certain_provenance_counts():
     assert numbers.weakest(["measured", "estimated", "simulated"]) == "simulated"
     assert numbers.weakest(["measured", "estimated"]) == "estimated"
-    assert numbers.weakest(["measured", "estimated"], energies=False) == "measured"
-    assert numbers.weakest(["estimated", "simulated"], energies=False) == "simulated"
     assert numbers.weakest([]) == "measured"
 
 
