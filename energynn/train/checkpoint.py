@@ -14,7 +14,7 @@ from energynn.files import sha256, whole
 from energynn.train import distributed
 from energynn.train.distributed import World
 
-GENERATIONS = 2  # should the newest be damaged, the one before can take its place
+GENERATIONS = 2  # a damaged checkpoint costs the time since the one before, not the run
 
 
 def save_weights(path: Path, model: torch.nn.Module, architecture: dict) -> str:
@@ -99,17 +99,21 @@ class Checkpoints:
         )
         with whole(path.with_suffix(".sha256")) as file:
             file.write(digest.encode() + b"\n")
-        whole_ones = sorted(mark.stem for mark in self.folder.glob("*.sha256"))
+        # The run went on from an earlier checkpoint if there is a later one, so the later one is
+        # damaged.
+        usable = sorted(
+            mark.stem for mark in self.folder.glob("*.sha256") if mark.stem <= path.stem
+        )
         for old in self.folder.iterdir():
-            if old.name.split(".")[0] not in whole_ones[-GENERATIONS:]:
+            if old.name.split(".")[0] not in usable[-GENERATIONS:]:
                 old.unlink()
 
     def load(self) -> tuple[int, dict] | None:
-        """Put parts and random generators back as in the newest whole checkpoint.
+        """Put parts and random generators back as in the newest whole checkpoint; a warning
+        tells of a damaged one.
 
         Returns the optimizer's steps and what this rank saved of its own, or None if there is no
-        checkpoint. Raises ValueError for a damaged one, and on every rank if they do not all see
-        the same one.
+        checkpoint. Raises ValueError on every rank if they do not all see the same one.
         """
         name, saved = self._newest()
         everyone = distributed.of_all(name, self.world)
@@ -130,17 +134,19 @@ class Checkpoints:
 
     def _newest(self) -> tuple[str, dict | None]:
         """Return name and content of the newest whole checkpoint that this rank sees."""
-        marks = sorted(self.folder.glob("*.sha256"))
-        if not marks:
-            return "", None
-        mark = marks[-1]
-        path = mark.with_suffix(".pt")
-        if sha256(path) != mark.read_text().strip():
-            raise ValueError(
-                f"checkpoint {path} is damaged; delete it and {mark.name}, and the run goes on "
-                "from the one before"
-            )
-        return path.name, torch.load(path, map_location="cpu", weights_only=True)
+        for mark in sorted(self.folder.glob("*.sha256"), reverse=True):
+            path = mark.with_suffix(".pt")
+            try:
+                if sha256(path) != mark.read_text().strip():
+                    raise ValueError("its SHA-256 differs")
+                return path.name, torch.load(
+                    path, map_location="cpu", weights_only=True
+                )
+            except Exception as error:
+                # torch.load raises whatever the damaged bytes lead it to
+                warning = f"checkpoint {path.name} is damaged ({error}); taking the one before"
+                self.world.tell(f"energynn: warning: {warning}")
+        return "", None
 
     def remove(self) -> None:
         """Remove the checkpoints after the end of the training."""
