@@ -211,10 +211,11 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
     ]
     parts = [row["reason"], row["job"] and f"job {row['job']}"]
     parts.append(records.differing(config, earlier[:1]))
+    what = config.get("command", row["workload"])
     return [
         row["since"][5:16].replace("T", " "),
         (row["name"] or row["run_id"][-14:])[:20],
-        config.get("command", row["workload"])[:14],
+        " ".join(Path(word).name for word in what.split())[:16],
         str(row["devices"] or ""),
         str(config.get("global_batch_size", "")),
         "".join(errors[:1]),
