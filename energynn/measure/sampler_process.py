@@ -55,7 +55,7 @@ def start_sampler(
         lambda: sampler.poll() is not None or has_begun(folder, host),
         "the sampler's start",
     )
-    if sampler.poll() is not None:
+    if sampler.poll() is not None and not stopped:
         raise ValueError(
             "the sampler does not start; see its lines above, and `energynn doctor`"
         )
