@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from energynn import cli
 from energynn.files import REPOSITORY
 from tests.size import sizes
 
@@ -234,14 +233,6 @@ def test_notebooks_are_thin_and_clean(path):
     assert parameters == 1
 
 
-def test_nothing_imports_a_notebook():
-    for path in [*MODULES, *sorted((REPOSITORY / "tests").rglob("*.py"))]:
-        assert (
-            not {"nbformat.read", "import_ipynb", "importnb"} & imports(path)
-            or "test_notebooks" in path.name
-        )
-
-
 def test_make_help_lists_the_targets():
     done = subprocess.run(
         ["make", "help"], capture_output=True, text=True, cwd=REPOSITORY
@@ -267,34 +258,6 @@ def test_ci_calls_the_tests_that_contain_the_readmes():
     makefile = (REPOSITORY / "Makefile").read_text()
     (recipe,) = re.findall(r"^test-all:.*\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE)
     assert "\t$(MAKE) --no-print-directory test || $(ONCE_MORE)\n" in recipe
-
-
-def test_the_lock_has_exact_versions_only():
-    lines = [
-        line
-        for line in (REPOSITORY / "requirements.lock").read_text().splitlines()
-        if not line.startswith("#")
-    ]
-    assert len(lines) > 100 and all(
-        re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.+-]+", line) for line in lines
-    )
-
-
-def test_a_mistake_on_the_command_line_is_one_line_and_exit_status_2(capsys):
-    assert cli.main(["study", "run", "no-such-study"]) == 2
-    error = capsys.readouterr().err
-    assert (
-        error.startswith("energynn: study: 'no-such-study' is not known")
-        and error.count("\n") == 1
-    )
-    assert cli.main(["check", "/no/such/folder"]) == 2
-
-
-def test_pytest_options_of_our_own_are_known_before_conftest_is_read():
-    """`--ran-twice FILE` breaks once the file exists: pytest takes it for the folder of the
-    tests.
-    """
-    assert not re.search(r"--ran-twice\s+[^\s-]", (REPOSITORY / "Makefile").read_text())
 
 
 def test_ruff_finds_nothing():

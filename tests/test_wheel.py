@@ -169,10 +169,6 @@ def test_remedies_are_those_of_an_installed_package(installed):
         installed("-c", "from energynn import files; print(files.INSTALL)").stdout
         == "`pip install 'energynn[train]'`\n"
     )
-    package = (REPOSITORY / "energynn").rglob("*.py")
-    assert [path.name for path in package if "make train-env" in path.read_text()] == [
-        "files.py"
-    ]
 
 
 def test_doctor_works_in_an_empty_folder(installed):

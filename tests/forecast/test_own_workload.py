@@ -230,7 +230,7 @@ def test_measured_commands_are_forecast_and_planned():
     assert "the all-reduce is left out" in text
 
 
-def test_a_command_without_samples_is_told_what_it_lacks(tmp_path):
+def test_a_command_without_samples_is_told_what_it_lacks():
     record = measured(1, 1, 10.0)
     with pytest.raises(ValueError, match="there are mine; a command counts with"):
         runs.own([record], "yours", systems.site("local"))
