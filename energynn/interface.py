@@ -100,10 +100,10 @@ def _tabulate(found: list[dict]) -> pd.DataFrame:
     """Give each record a row."""
     rows = [record | {"why": records.reason(record)} for record in found]
     runs = pd.DataFrame(rows, columns=COLUMNS)
-    for of in ("metrics", "config"):
-        more = pd.DataFrame([record.get(of, {}) for record in found])
+    for part in ("metrics", "config"):
+        more = pd.DataFrame([record.get(part, {}) for record in found])
         texts = more.astype(str).where(more.notna())
-        differs = texts.nunique() > (of == "config")
+        differs = texts.nunique() > (part == "config")
         is_new = ~more.columns.isin(runs)
         runs = runs.join(more.loc[:, differs & is_new])
     return runs

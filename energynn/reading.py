@@ -46,7 +46,7 @@ def toml_table(path: Path) -> dict:
 
 
 @contextlib.contextmanager
-def one_fault(of: str | Path, faults: list[str] | None = None) -> Iterator[None]:
+def one_fault(subject: str | Path, faults: list[str] | None = None) -> Iterator[None]:
     """Turn whatever ill-typed files raise into one ValueError of one line that names the run.
 
     With ``faults`` that line is added there instead.
@@ -60,7 +60,7 @@ def one_fault(of: str | Path, faults: list[str] | None = None) -> Iterator[None]
             else f"{type(error).__name__}: "
         )
         text = " ".join(str(error).split())
-        line = text if text.startswith(str(of)) else f"{of}: {kind}{text}"
+        line = text if text.startswith(str(subject)) else f"{subject}: {kind}{text}"
         if faults is None:
             raise ValueError(line) from error
         faults.append(line)

@@ -227,11 +227,11 @@ def varies(seen: Runs) -> bool:
 
 def check(seen: Runs) -> None:
     """Raise ValueError for runs of one configuration, and where a plain sum fits times better."""
-    of = f"{seen.workload} on {seen.site.name}"
+    subject = f"{seen.workload} on {seen.site.name}"
     if not varies(seen):
         raise ValueError(
-            f"{of}: {len(seen)} run(s) of one configuration; tau and t_start cannot be told apart. "
-            "Add a run with another number of training_samples, devices or local_batch_size"
+            f"{subject}: {len(seen)} run(s) of one configuration; tau and t_start cannot be told "
+            "apart. Add a run with another number of training_samples, devices or local_batch_size"
         )
     fit, work = make(seen), seen.work
     costs = [
@@ -247,8 +247,8 @@ def check(seen: Runs) -> None:
         and np.sqrt(squares[0] / (len(seen) - len(costs))) < fit.errors[0] / 2
     ):
         raise ValueError(
-            f"{of}: the model misses these times by {fit.errors[0]:.0%}, a sum of four terms by "
-            "less than half of it; they are not of one training and machine, or not as the model is"
+            f"{subject}: the model misses these times by {fit.errors[0]:.0%}, a sum of four terms "
+            "by less than half of it; they are not of one training and machine, or not as the model is"
         )
 
 
@@ -261,8 +261,8 @@ def unseen(fit: Fit, work: np.recarray) -> pd.Series:
     (configurations,). Behind a slow loader or a backward pass all of this may hide.
     """
     shares = []
-    for of in (work, fit.runs.work):
-        times = pd.DataFrame(model.times_s(fit.values, of))
+    for counts in (work, fit.runs.work):
+        times = pd.DataFrame(model.times_s(fit.values, counts))
         shares.append(times.div(times.sum(axis=1), axis=0)[["updates", "allreduce"]])
     return (shares[0] - shares[1].max()).clip(lower=0).sum(axis=1)
 
@@ -272,7 +272,9 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
 
     Value, and low and high end of the 90 % interval. The energy is the product of the others.
     """
-    middle, slopes = (of(fit.names, fit.point, work) for of in (outcomes, jacobian))
+    middle, slopes = (
+        function(fit.names, fit.point, work) for function in (outcomes, jacobian)
+    )
     is_single = all(run.repeats == 1 for run in fit.runs.taken)
     errors2 = np.maximum(fit.errors, SCATTER if is_single else 0.0) ** 2
     # How wide priors are is known; only what follows from the errors needs Student's t.
@@ -280,16 +282,16 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
     hidden = np.log(1 - unseen(fit, work))
     result = {}
-    for name, of in rows.items() if fit.has_power else [("time_s", [0])]:
-        slope, error2 = slopes[of].sum(axis=0), errors2[of]
-        freedom = fit.freedom[of].min()
+    for name, parts in rows.items() if fit.has_power else [("time_s", [0])]:
+        slope, error2 = slopes[parts].sum(axis=0), errors2[parts]
+        freedom = fit.freedom[parts].min()
         variance = ((slope @ fit.covariance) * slope).sum(axis=1) + error2.sum()
         learnt = variance - ((slope @ of_priors) * slope).sum(axis=1)
         freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
         half = stats.t.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(variance)
         below = half if name == "power_W" else np.hypot(half, hidden)
         off = np.stack([0 * half, -below, half], axis=1)
-        result[name] = np.exp(middle[of].sum(axis=0)[:, None] + off)
+        result[name] = np.exp(middle[parts].sum(axis=0)[:, None] + off)
     return result
 
 

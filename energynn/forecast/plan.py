@@ -155,7 +155,7 @@ def row(plan: Plan, index: int) -> dict:
     (row,) = predict.rows(plan.fit, [plan.runs[index]], plan.power_share)
     for name, factor in plan.per_kWh:
         if factor is not None:
-            row[name] = {end: factor * of for end, of in row["energy_kWh"].items()}
+            row[name] = {end: factor * kWh for end, kWh in row["energy_kWh"].items()}
     for name in plan.limits.keys() & JUDGED:
         if row[name]["high"] > plan.limits[name]:
             odds = "about even odds, the interval ends beyond"

@@ -30,11 +30,11 @@ def ratios(share: float) -> pd.DataFrame:
     table = pd.read_csv(manifests.verify("others") / "zeus_power.csv")
     table = table.sort_values("power_limit_W")
     rows = []
-    for of, curve in table.groupby(["gpu", "network", "batch_size"]):
+    for group, curve in table.groupby(["gpu", "network", "batch_size"]):
         shares = curve["power_limit_W"] / curve["power_limit_W"].max()
         if shares.min() <= share:
             at = [np.interp(share, shares, curve[name]) for name in MEASURED]
-            rows.append([*of[:2], *at / curve[MEASURED].iloc[-1]])
+            rows.append([*group[:2], *at / curve[MEASURED].iloc[-1]])
     return pd.DataFrame(rows).groupby([0, 1]).median()
 
 
@@ -50,7 +50,7 @@ def applied(values: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray
             "system"
         )
     of_time, of_energy = factors(share)
-    result = {name: of * of_time for name, of in values.items()}
+    result = {name: each * of_time for name, each in values.items()}
     result["energy_gpu_kWh"] = values["energy_gpu_kWh"] * of_energy
     result["energy_kWh"] = sum(result[f"energy_{part}_kWh"] for part in COMPONENTS)
     return result

@@ -68,12 +68,12 @@ def quantities(
     """
     site = fit.runs.site
     devices, of_node = work.devices[:, None], work.devices_of_node[:, None]
-    of = fits.forecast(fit, work)
+    of_device = fits.forecast(fit, work)
     unknown = np.full((len(work), 3), np.nan)
-    power_W = of.get("power_W", unknown)[:, :1]
-    time_h = of["time_s"] / SECOND_PER_HOUR
+    power_W = of_device.get("power_W", unknown)[:, :1]
+    time_h = of_device["time_s"] / SECOND_PER_HOUR
     result = {"time_h": time_h, "gpu_hours": time_h * devices}
-    result["energy_kWh"] = of.get("energy_J", unknown) * devices / JOULE_PER_KWH
+    result["energy_kWh"] = of_device.get("energy_J", unknown) * devices / JOULE_PER_KWH
     cpu_W = (site.cpu_W or np.nan) / of_node + site.cpu_thread_W * (
         work.workers[:, None] + 1
     )
@@ -173,10 +173,12 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
     """Say in words what of one configuration lies beyond the fitted runs."""
     lines, seen = [], fit.runs.work
     for name in ("devices", "nodes", "local_batch_size", "trained"):
-        at, of = work[name][0], seen[name]
-        if not of.min() * 0.99 <= at <= of.max() * 1.01:
+        value, fitted = work[name][0], seen[name]
+        if not fitted.min() * 0.99 <= value <= fitted.max() * 1.01:
             words = name.replace("trained", "samples of a device")
-            lines.append(f"{words}: beyond the fitted {of.min():g} to {of.max():g}")
+            lines.append(
+                f"{words}: beyond the fitted {fitted.min():g} to {fitted.max():g}"
+            )
     plain = config.asdict(run)
     for name in sorted(plain.keys() - ACCOUNTED | {"accumulation_steps"}):
         had = {getattr(one, name, None) for one in fit.runs.configs}
@@ -267,12 +269,12 @@ def table(rows: list[dict]) -> str:
     return "\n".join([shown, "", *marks, foot])
 
 
-def span(of: dict[str, float | None]) -> str:
+def span(ends: dict[str, float | None]) -> str:
     """Show a value with its interval, in 19 columns at most."""
-    if of["value"] is None:
+    if ends["value"] is None:
         return "not known"
     value, low, high = (
-        f"{of[end]:,.0f}" if of[end] >= 1000 else f"{of[end]:#.3g}".rstrip(".")
+        f"{ends[end]:,.0f}" if ends[end] >= 1000 else f"{ends[end]:#.3g}".rstrip(".")
         for end in ENDS
     )
     return f"{value} ({low}-{high})"
@@ -282,8 +284,8 @@ def text(rows: list[dict]) -> str:
     """Show the forecasts to people, and the causes of the time of the last: shares with ranges."""
     last = rows[-1]
     shares = pd.DataFrame(last["time_share_percent"]).T.round().astype(int)
-    of = f"share of each cause in the time on {last['devices']} GPUs in %"
-    return f"{table(rows)}\n\n{of}\n{shares}"
+    heading = f"share of each cause in the time on {last['devices']} GPUs in %"
+    return f"{table(rows)}\n\n{heading}\n{shares}"
 
 
 def held_out_text(rows: list[dict]) -> str:

@@ -99,7 +99,9 @@ def _make(probes: list[RunConfig], runs_dir: Path, site: Site) -> list[dict]:
     if failed := local.run_study(probes, runs_dir.absolute()):
         raise ValueError(f"probe: {failed[0]}")
     names = {config.run_id(run) for run in probes}
-    return [of for of in runs.valid(runs_dir, site) if of["run_id"] in names]
+    return [
+        record for record in runs.valid(runs_dir, site) if record["run_id"] in names
+    ]
 
 
 def hand_over(probes: list[RunConfig], site: Site) -> str:

@@ -193,9 +193,9 @@ def _rows(workload: str, site: Site) -> dict[tuple, dict]:
             sizes = (int(row[name] or 0) for name in PRINTED)
             facts = {"repeats": int(row["repeats"] or 1)}
             known[workload, *sizes] |= {row["quantity"]: float(row["value"])} | facts
-    known = {of: row for of, row in known.items() if "energy_total" in row}
+    known = {sizes: row for sizes, row in known.items() if "energy_total" in row}
     full = max((epochs for _, epochs, *_ in known), default=0)
-    return {of: row for of, row in known.items() if of[1] == full}
+    return {sizes: row for sizes, row in known.items() if sizes[1] == full}
 
 
 # ------------------------------------------------------------------------------------------ own
@@ -203,12 +203,12 @@ def _rows(workload: str, site: Site) -> dict[tuple, dict]:
 
 def valid(runs_dir: Path, site: Site) -> list[dict]:
     """Read the valid records of trainings on a system, and of measured commands with samples."""
-    found = [of for of in records.read_all(runs_dir) if of["valid"]]
+    found = [record for record in records.read_all(runs_dir) if record["valid"]]
     return [
-        of
-        for of in found
-        if (of["system"] == site.name and "training_time_s" in of)
-        or {"command", "training_samples"} <= of["config"].keys()
+        record
+        for record in found
+        if (record["system"] == site.name and "training_time_s" in record)
+        or {"command", "training_samples"} <= record["config"].keys()
     ]
 
 

@@ -258,12 +258,12 @@ class FourierFilter(nn.Module):
 
 # a compiled network holds them; else it would make them in each step
 @torch.compiler.assume_constant_result
-def _transforms(*of: int | torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _transforms(*sizes: int | torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return the matrices of ``_make_transforms``, made once; without gradients they may be
     needed with them later.
     """
     with torch.inference_mode(False):
-        return _make_transforms(*of)
+        return _make_transforms(*sizes)
 
 
 @functools.lru_cache(maxsize=8)
