@@ -248,7 +248,7 @@ def check(seen: Runs) -> None:
     ):
         raise ValueError(
             f"{subject}: the model misses these times by {fit.errors[0]:.0%}, a sum of four terms "
-            "by less than half of it; they are not of one training and machine, or not as the model is"
+            "by less than half of it; they are not of one training and machine, or unlike the model"
         )
 
 
