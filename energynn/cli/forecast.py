@@ -30,7 +30,10 @@ System = Annotated[
 Limit = Annotated[float | None, typer.Option(min=1e-9, help="the most of it")]
 Size = Annotated[int | None, typer.Option(min=1)]
 Factor = Annotated[float | None, typer.Option(min=0)]
-Fit = Annotated[Path, typer.Option(metavar="FILE", help="of `energynn forecast fit`")]
+Fit = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", exists=True, help="of `energynn forecast fit`"),
+]
 
 
 @forecast.command()
@@ -38,7 +41,7 @@ def predict(
     study: Annotated[
         str | None, typer.Argument(metavar="STUDY", help="whose runs to forecast")
     ] = None,
-    fit: Fit | None = None,
+    fit: Fit = None,
     p: Parameters = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="instead: own runs beside their forecast")
@@ -71,7 +74,7 @@ def predict(
 def plan(
     workload: Workload,
     system: System,
-    fit: Fit | None = None,
+    fit: Fit = None,
     deadline_h: Limit = None,
     energy_kwh: Limit = None,
     gpu_hours: Limit = None,

@@ -162,8 +162,8 @@ def published(
     if not rows:
         raise ValueError(
             f"{workload} on {site.name}: nothing is published of it; fit runs of your own "
-            "(--runs-dir), or choose resnet50 or fourcastnet on horeka-a100, or fourcastnet on "
-            "horeka-h100"
+            "(`energynn forecast fit --runs-dir`) and give --fit, or choose resnet50 or "
+            "fourcastnet on horeka-a100, or fourcastnet on horeka-h100"
         )
     like = None
     for other in (systems.site(name) for name in others if name != site.name):
