@@ -32,7 +32,7 @@ Size = Annotated[int | None, typer.Option(min=1)]
 Factor = Annotated[float | None, typer.Option(min=0)]
 Fit = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", exists=True, help="of `energynn forecast fit`"),
+    typer.Option(metavar="FILE", help="of `energynn forecast fit`"),
 ]
 
 

@@ -361,10 +361,10 @@ def write(path: Path, fit: Fit) -> dict:
 
 def read(path: Path, workload: str = "", system: str = "") -> Fit:
     """Fit again what a file has; ValueError where it is no fit, or of something else."""
-    content = json_table(path)
+    content = json_table(path) if path.exists() else {}
     if content.get("schema") != SCHEMA:
         raise ValueError(
-            f"{path}: is no fit of this version; `energynn forecast fit` writes one"
+            f"{path}: is no fit of this version, or not there; `energynn forecast fit` writes one"
         )
     seen = msgspec.convert(content["runs"], Runs)
     if workload not in ("", seen.workload) or system not in ("", seen.site.name):
