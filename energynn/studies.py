@@ -491,7 +491,8 @@ def sweep(parameters: dict[str, str]) -> Runs:
         raise ValueError(
             f"{number:,} runs; give fewer values, at most {MOST_RUNS} runs at once"
         )
-    return [config.make(**dict(pairs)) for pairs in itertools.product(*choices)]
+    runs = [config.make(**dict(pairs)) for pairs in itertools.product(*choices)]
+    return list(dict.fromkeys(runs))
 
 
 OWN_STUDY = (

@@ -48,18 +48,7 @@ def seed(fault: dict, copy: Path) -> None:
 def failure(copy: Path, test: str) -> str:
     """Run a test, or a file of tests without its slow ones; returns what has failed, or nothing."""
     marks = "not nightly" if "::" in test else "not slow and not nightly"
-    words = [
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "--tb",
-        "short",
-        "-m",
-        marks,
-    ]
+    words = [*"-m pytest -q -x -p no:cacheprovider --tb short -m".split(), marks]
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         started = subprocess.Popen(
             [sys.executable, *words, test],

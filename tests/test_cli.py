@@ -194,13 +194,8 @@ def test_a_closed_standard_output_costs_no_commands_status(tmp_path):
 
 
 def test_parameters_are_taken_as_papermill_takes_them_but_not_those_of_a_command_measured():
-    words = ["run", "-p", "devices", "2", "-p", "epochs=3"]
-    assert cli.as_typer_takes_them(words) == [
-        "run",
-        "-p",
-        "devices=2",
-        "-p",
-        "epochs=3",
-    ]
-    measured = ["measure", "python", "train.py", "-p", "devices", "2"]
+    words = "run -p devices 2 -p epochs=3".split()
+    joined = "run -p devices=2 -p epochs=3".split()
+    assert cli.as_typer_takes_them(words) == joined
+    measured = "measure python train.py -p devices 2".split()
     assert cli.as_typer_takes_them(measured) == measured

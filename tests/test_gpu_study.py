@@ -145,9 +145,8 @@ def test_the_archive_is_there_whatever_happens_and_has_no_checkpoints(tmp_path):
     (folder / "checkpoint").mkdir(parents=True)
     for name in ("run.json", "checkpoint/000000001.pt"):
         (folder / name).touch()
-    makefile = str(REPOSITORY / "Makefile")
-    words = ["make", "-f", makefile, "gpu-study", "GPU_PYTHON=false", "OUT=out"]
-    assert subprocess.run(words, cwd=tmp_path).returncode == 2
+    words = f"make -f {REPOSITORY}/Makefile gpu-study GPU_PYTHON=false OUT=out"
+    assert subprocess.run(words.split(), cwd=tmp_path).returncode == 2
     names = tarfile.open(tmp_path / "out" / "gpu-study.tar.gz").getnames()
     assert "./local/run/run.json" in names and "checkpoint" not in str(names)
 

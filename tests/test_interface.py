@@ -117,15 +117,9 @@ def test_own_runs_are_a_table_a_row_each_also_those_that_failed(two_runs, tmp_pa
     dead.mkdir()
     files.write_json(dead / "run.json", {})
     path = tmp_path / "own.csv"
-    words = [
-        "export",
-        "--own",
-        "--csv",
-        str(path),
-        "--runs-dir",
-        str(tmp_path / "runs"),
-    ]
-    assert cli.main([*words, "--gco2-per-kwh", "400", "--price-per-kwh", "0.3"]) == 0
+    words = f"export --own --csv {path} --runs-dir {tmp_path}/runs"
+    words += " --gco2-per-kwh 400 --price-per-kwh 0.3"
+    assert cli.main(words.split()) == 0
     table = pd.read_csv(path).set_index("run_id")
     assert len(table) == 3 and table.loc[bad.name, "why"] == "rank 1: the disk is full"
     assert table["valid"].sum() == 1 and "no record" in table.loc["dead", "why"]

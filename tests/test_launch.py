@@ -435,7 +435,7 @@ def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
 def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(disk)]
+    mount = f"mount -t tmpfs -o size=24m none {disk}".split()
     if (
         shutil.which("mount") is None
         or subprocess.run(mount, capture_output=True).returncode

@@ -348,7 +348,10 @@ def words(judged: dict) -> str:
     """Write a verdict with its value, its interval, its reason and what other thresholds say."""
     parts = [judged["verdict"], judged["reason"]]
     if "value" in judged:
-        interval = "{of}: {value:.3g} [{low}, {high}]".format_map(judged)
-        parts.insert(1, interval.replace("None", "?"))
+        low, high = (
+            "?" if judged[end] is None else f"{judged[end]:.3g}"
+            for end in ("low", "high")
+        )
+        parts.insert(1, f"{judged['of']}: {judged['value']:.3g} [{low}, {high}]")
         parts += [f"at {at}: {verdict}" for at, verdict in judged["at"].items()]
     return "; ".join(filter(None, parts))

@@ -50,7 +50,8 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     phases = phases[phases["end"] - phases[TIME] > step_s]
     component = alt.Color("component:N", title=None)
     watts = _curve(power, TIME, POWER).encode(component)
-    over_time = [_shades(phases) + watts]
+    # without phases, their chart would have no end
+    over_time = [_shades(phases) + watts if len(phases) else watts]
     beside = [_curve(energy, TIME, ENERGY)]
     if len(epochs):
         epochs[ENERGY] = np.interp(epochs[TIME], energy[TIME], energy[ENERGY])

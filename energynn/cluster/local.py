@@ -19,7 +19,7 @@ from energynn.config import RunConfig
 from energynn.files import REPOSITORY, shipped
 from energynn.launch import start
 from energynn.processes import end_with_parent
-from energynn.progress import tell
+from energynn.progress import sentence, tell
 
 # What papermill and the kernel say at every start.
 NOISE = ("[IPKernelApp]", "Passed unknown parameter")
@@ -64,13 +64,18 @@ def run_study(
         tell(f"\n--- run {number} of {len(missing)}: {run_dir.name}")
         status, last_line = execute(command(run, runs_dir, labels), run_dir)
         made.append(time.monotonic() - begun - elapsed_s)
-        reason = records.reason(records.read(run_dir) or {})
+        record = records.read(run_dir) or {}
+        if record:
+            tell(sentence(record))
+        reason = records.reason(record)
         if reason := reason or (last_line if status else ""):
             tell(f"energynn: {run_dir.name}: {reason}")
         if status:
             failed.append(f"{run_dir.name}: {reason}")
     valid = sum(_is_done(run, runs_dir) for run in runs)
     tell(f"{valid} of {len(runs)} runs have a valid record in {runs_dir}")
+    if valid < len(runs):
+        tell("`energynn status --failed` says why; the same command makes them again")
     return failed
 
 

@@ -74,26 +74,26 @@ def submit_runs(
     missing = [run for job in jobs for run in job.runs.values()]
     done = f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued"
     tell(f"{done}; {len(missing)} to make")
-    without_data = _without_data(missing, site)
+    faults = _without_data(missing, site)
+    hours = sum(_node_hours(run, site) for run in missing)
+    limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
+    if hours > limit:
+        faults.append(
+            f"--max-gpu-hours {math.ceil(hours)}: the jobs may take more than {limit:g} GPU hours"
+        )
     if jobs:
         tell(_table(missing, site))
     if dry_run:
         if "--account" not in "".join(site.sbatch):
-            without_data.append("account: --account NAME, or sbatch takes your default")
-        for fault in without_data:
+            faults.append("account: --account NAME, or sbatch takes your default")
+        for fault in faults:
             tell(f"missing: {fault}")
         for job in jobs if scripts else ():
             print(script(job, site, name))
         tell("nothing is submitted; --scripts prints the batch scripts")
         return 0
-    if without_data:
-        raise ValueError("; ".join(without_data))
-    hours = sum(_node_hours(run, site) for run in missing)
-    limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
-    if hours > limit:
-        raise ValueError(
-            f"more than {limit:g} GPU hours; give --max-gpu-hours {math.ceil(hours)}"
-        )
+    if faults:
+        raise ValueError("; ".join(faults))
     for job in jobs:
         print(submit(job, site, name), flush=True)
     return 0
@@ -112,21 +112,22 @@ def cluster(system: str, options: list[str] = ()) -> Site:
 
 def _table(runs: list[RunConfig], site: Site) -> str:
     """Write what is to make, a line for what trains on as many nodes."""
-    rows = [
-        {
-            "training": f"{run.workload} {getattr(run, 'stage', '')}",
-            "nodes": _nodes(run, site),
-            "runs": 1,
-            "GPU hours": _node_hours(run, site),
-            "kWh": costs.expect(run, site.gpu).energy_kWh or math.nan,
-        }
-        for run in runs
-    ]
+    rows = []
+    for run in runs:
+        cost = costs.expect(run, site.gpu)
+        row = {"training": f"{run.workload} {getattr(run, 'stage', '')}"}
+        row |= {"nodes": _nodes(run, site), "runs": 1}
+        row["GPU hours"] = _node_hours(run, site) if cost.gpu_hours else math.nan
+        row["kWh"] = cost.energy_kWh or math.nan
+        rows.append(row)
     table = pd.DataFrame(rows).groupby(["training", "nodes"]).sum(min_count=1)
     table.loc[("total", ""), :] = table.sum(min_count=1)
     formats = {"float_format": "{:,.1f}".format, "na_rep": "unknown"}
     table = table.astype({"runs": int}).to_string(**formats)
-    origin = "kWh: the nearest published run's, in proportion to samples and epochs"
+    origin = (
+        "from the nearest published run, in proportion to samples and epochs; unknown ones have "
+        f"{site.default_hours:g} h at most"
+    )
     return f"{table}\n{origin}"
 
 

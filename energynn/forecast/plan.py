@@ -102,6 +102,10 @@ def make(
     costs = pd.DataFrame({name: values[name][:, 0] for name in JUDGED})
     costs["global_batch_size"] = [run.global_batch_size for run in asked]
     limited = costs[list(limits)]
+    if limited.isna().any(axis=None):
+        raise ValueError(
+            "--energy-kwh: energies are not known, as not all were measured"
+        )
     able = costs[(limited <= list(limits.values())).all(axis="columns")]
     if able.empty:
         least = limited.min().items()
@@ -155,7 +159,9 @@ def row(plan: Plan, index: int) -> dict:
     (row,) = predict.rows(plan.fit, [plan.runs[index]], plan.power_share)
     for name, factor in plan.per_kWh:
         if factor is not None:
-            row[name] = {end: factor * kWh for end, kWh in row["energy_kWh"].items()}
+            row[name] = {
+                end: kWh and factor * kWh for end, kWh in row["energy_kWh"].items()
+            }
     for name in plan.limits.keys() & JUDGED:
         if row[name]["high"] > plan.limits[name]:
             odds = "about even odds, the interval ends beyond"

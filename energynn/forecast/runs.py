@@ -242,10 +242,17 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
         )
     recipes = {recipe(record) for record in chosen}
     if len(recipes) > 1:
+        kinds = ", ".join(sorted("/".join(filter(None, each[1:])) for each in recipes))
         raise ValueError(
-            f"runs of several devices, stages or data: {recipes}; fit those of one"
+            f"{workload}: runs of several data, stages or devices ({kinds}); copy those of one "
+            "into a folder, and give it as --runs-dir"
         )
     first = chosen[0]
+    if site.gpu and first["device_kind"] != "gpu":
+        raise ValueError(
+            f"{workload}: its runs were on {first['device_name']}, {site.name} has GPUs; give "
+            "runs made there, or the system of these"
+        )
     if site.scheduler == "local" and first.get("launcher") != "simulated":
         site = here(site, first["machine"], first["device_kind"] == "gpu")
     groups = defaultdict(list)

@@ -100,4 +100,5 @@ def test_a_picture_is_one_command(synthetic, tmp_path, capsys):
         assert (
             "power (W)" in text and "energy (Wh)" in text and "cpu, simulated" in text
         )
+        assert "e+308" not in text  # a width without an end
         assert "training loss" not in text and 'src="http' not in text

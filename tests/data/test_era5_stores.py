@@ -188,16 +188,7 @@ def test_hdf5_of_another_shape_is_one_clear_line(tmp_path, capsys, shape, kind):
     with h5py.File(tmp_path / "2019.h5", "w") as file:
         file.create_dataset("fields", shape, kind)
     out = tmp_path / "out"
-    words = [
-        "data",
-        "era5",
-        "--source",
-        str(tmp_path),
-        "--out",
-        str(out),
-        "--years",
-        "2019",
-    ]
+    words = f"data era5 --source {tmp_path} --out {out} --years 2019".split()
     assert cli.main(words) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "2019.h5" in error and str(shape) in error

@@ -201,7 +201,7 @@ def test_a_prepared_store_is_the_same_listing_with_other_pixels(
     broken, out = tree / "train" / "n02" / "n02_3.JPEG", tmp_path / "store"
     sound = broken.read_bytes()
     broken.write_bytes(b"broken")
-    words = ["data", "imagenet", "--root", str(tree), "--out", str(out)]
+    words = f"data imagenet --root {tree} --out {out}".split()
     assert cli.main(words) == 2 and "n02_3.JPEG is broken" in capsys.readouterr().err
     assert not list(out.iterdir())
     broken.write_bytes(sound)

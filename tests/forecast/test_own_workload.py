@@ -235,8 +235,17 @@ def test_a_command_without_samples_is_told_what_it_lacks():
     with pytest.raises(ValueError, match="there are mine; a command counts with"):
         runs.own([record], "yours", systems.site("local"))
     mixed = [record, measured(2, 1, 20.0, device_name="another")]
-    with pytest.raises(ValueError, match="runs of several devices"):
+    with pytest.raises(ValueError, match="several data, stages or devices"):
         runs.own(mixed, "mine", systems.site("local"))
     estimated = measured(2, 1, 20.0, energy_total_provenance="estimated")
     seen = runs.own([record, estimated], "mine", systems.site("local"))
-    assert not fits.make(seen.only(np.array([False, True]))).has_power
+    fit = fits.make(seen.only(np.array([False, True])))
+    assert not fit.has_power
+    asked = plan.grid(fit, plan.base_run(fit, {}))
+    made = plan.make(fit, asked, {}, per_kWh=[("price", 0.3)])
+    assert plan.row(made, 0)["price"]["value"] is None
+    with pytest.raises(ValueError, match="energies are not known"):
+        plan.make(fit, asked, {"energy_kWh": 1.0})
+    with pytest.raises(ValueError, match="horeka-a100 has GPUs"):
+        on_cores = measured(1, 1, 10.0, device_kind="cpu core")
+        runs.own([on_cores], "mine", systems.site("horeka-a100"))
