@@ -2,7 +2,7 @@
 
 import importlib
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 # The Python interface; each is imported when it is first used.
 _PLACES = {name: "energynn.interface" for name in ("load", "table", "trace", "compare")}
 _PLACES |= {name: "energynn.measure.window" for name in ("window", "Window")}

@@ -248,13 +248,13 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
             "into a folder, and give it as --runs-dir"
         )
     first = chosen[0]
-    if site.gpu and first["device_kind"] != "gpu":
+    if site.scheduler == "local" and first.get("launcher") != "simulated":
+        site = here(site, first["machine"], first["device_kind"] == "gpu")
+    elif site.gpu and first["device_kind"] != "gpu":
         raise ValueError(
             f"{workload}: its runs were on {first['device_name']}, {site.name} has GPUs; give "
             "runs made there, or the system of these"
         )
-    if site.scheduler == "local" and first.get("launcher") != "simulated":
-        site = here(site, first["machine"], first["device_kind"] == "gpu")
     groups = defaultdict(list)
     for record in chosen:
         groups[_config(record)].append(record)
