@@ -288,7 +288,7 @@ def find(run: str | Path, runs_dir: Path) -> Path:
     if len(found) != 1:
         which = "; ".join(called[each] for each in found[:5])
         raise ValueError(
-            f"run: {str(run)!r} means {len(found)} of the runs below {runs_dir}, give one: "
+            f"run: {str(run)!r} means {len(found)} runs in {runs_dir}; give one: "
             f"{which or '`energynn status` lists them'}"
         )
     return found[0]

@@ -23,7 +23,7 @@ def said(capsys, *words):
 
 
 def test_the_version_and_the_list_of_commands(capsys):
-    assert said(capsys, "--version")[:2] == (0, "energynn 0.1.0\n")
+    assert said(capsys, "--version")[:2] == (0, "energynn 0.2.0\n")
     status, out, _ = said(capsys)
     assert status == 0 and "measure" in out and "forecast" in out
 

@@ -65,7 +65,7 @@ def test_a_word_that_means_two_runs_or_none_is_one_line_with_their_dates(runs, c
             assert f"{day}T00:00:00Z {folder.relative_to('runs')} mine." in err
         status, _, err = said(capsys, *words, "yours")
         assert status == 2 and "yours" in err and err.count("\n") == 1
-    with pytest.raises(ValueError, match="means 2 of"):
+    with pytest.raises(ValueError, match="means 2 runs"):
         energynn.trace("mine")
     assert sorted(Path("runs").rglob("*")) == before
 

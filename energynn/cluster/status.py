@@ -189,6 +189,7 @@ def text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
         lines = [line[:columns] for line in lines]
     counts = Counter(row["state"] for row in rows)
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+    states = states or "none"
     total = energy_words(sum(row["energy_total_J"] for row in rows) / SECOND_PER_HOUR)
     lines.append(f"runs: {len(rows)}; {states}; {total}")
     return "\n".join([*lines, *(f"energynn: {note}" for note in notes)])

@@ -172,13 +172,10 @@ class Progress:
     def end(self, metrics: dict[str, float]) -> None:
         """Print the metrics after the last epoch."""
         if self.events:
-            values = "".join(
-                f"\n  {name}={value:.4g}" for name, value in metrics.items()
-            )
-            print(
-                f"{self.config.workload}: {self.config.epochs} epochs{values}",
-                flush=True,
-            )
+            lines = [f"{self.config.workload}: {self.config.epochs} epochs"]
+            lines += [f"  {name}={value:.4g}" for name, value in metrics.items()]
+            for line in lines:  # one by one: the launcher labels what each call writes
+                print(line, flush=True)
 
 
 def require_finite(losses: list[float], epoch: int, first_step: int = 0) -> None:
