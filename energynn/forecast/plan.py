@@ -202,7 +202,7 @@ def text(plan: Plan) -> str:
     if len(names) > 1:
         lines += reasons
     lines.append(
-        f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations; "
-        f"limits: {_words(plan.limits)}"
+        f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations "
+        f"with {found[0]['samples']:,} samples; limits: {_words(plan.limits)}"
     )
     return "\n".join(lines)
