@@ -22,7 +22,6 @@ from energynn.files import DATA_MANIFESTS
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
 RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
-RESNET50_OPERATIONS = 4.1e9  # multiply-adds of an image of 224 x 224 pixels
 SYNTHETIC_STATES = 32
 ENSEMBLE_STATES = 20  # samples of one step in era5_ensemble: two times, ten members
 # of ERA5, every six hours, as FourCastNet's public files have them
@@ -61,8 +60,7 @@ class Epoch:
 
     training_samples, validation_samples: 0 where only the data tell how many there are.
     evaluates_training_set: whether the training data are loaded a second time. gradient_bytes: what
-    one update shares; 0 if unknown. forward_steps: of one sample. operations: multiply-adds of one
-    forward step of one sample; 0 if unknown.
+    one update shares; 0 if unknown. forward_steps: of one sample.
     """
 
     training_samples: int = 0
@@ -70,7 +68,6 @@ class Epoch:
     evaluates_training_set: bool = False
     gradient_bytes: int = 0
     forward_steps: int = 1
-    operations: float = 0.0
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,7 +249,6 @@ class ResNet50Config(RunConfig, frozen=True, kw_only=True):
             validation_samples=self.validation_samples or whole["val"],
             evaluates_training_set=self.evaluate_training_set,
             gradient_bytes=self.bytes_of_gradient * RESNET50_WEIGHTS,
-            operations=RESNET50_OPERATIONS * (self.image_size / 224) ** 2,
         )
 
 
@@ -332,14 +328,12 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
             validation_samples = STATES_OF_A_YEAR * len(parse_years(validation))
         full_size = self.dataset in ("era5", "synthetic")
         latitudes, longitudes = GRIDS.get(self.dataset, ERA5_GRID)
-        patches = latitudes * longitudes // self.patch_size**2
         weights = self.weights(latitudes, longitudes)
         return Epoch(
             training_samples=samples.get(self.dataset, 0),
             validation_samples=validation_samples,
             gradient_bytes=self.bytes_of_gradient * weights if full_size else 0,
             forward_steps=forward_steps,
-            operations=patches * (weights - patches * self.embed_dim),
         )
 
     def weights(

@@ -20,10 +20,20 @@ UNITS = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")} | {
     "percent": "%",
 }
 TEXTS = [*observations.WHAT, "provenance", "run_dir"]
+# In a table of runs what is of the whole machine and the training has short names.
+SHORT = {
+    "training_time_s": "time_s",
+    "energy_total_J": "energy_J",
+    "energy_total_bound_J": "energy_bound_J",
+    "energy_total_systematic_J": "energy_systematic_J",
+    "energy_total_provenance": "energy_provenance",
+    "mean_power_total_W": "power_W",
+}
 # of a record, in a table of runs
 COLUMNS = [
     "started_at",
     "name",
+    "command",
     "run_id",
     "workload",
     "system",
@@ -80,25 +90,28 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
 def table(runs_dir: str | Path = "runs") -> pd.DataFrame:
     """Tabulate own runs, one row each, the newest first: also what failed or is not valid, and why.
 
-    Columns have the names and units of a record's fields. Then metrics, and the parameters (also
-    the command) in which runs differ. NaN: a run does not have it.
+    Columns have the names of a record's fields, shorter for the whole (``energy_J``, ``time_s``,
+    ``power_W``). Then metrics, and the parameters in which runs differ. NaN: not known.
 
         >>> runs = table()
         >>> list(runs.columns[:5])
-        ['started_at', 'name', 'run_id', 'workload', 'system']
+        ['started_at', 'name', 'command', 'run_id', 'workload']
     """
     made = []
     for folder in records.run_dirs(Path(runs_dir)):
         without = {"run_id": folder.name, "valid": False}
         without["status_reason"] = "no record; `energynn status` says why"
         made.append(records.read(folder) or without)
-    runs = _tabulate(made)
+    runs = _tabulate(made).rename(columns=SHORT)
     return runs.sort_values("started_at", ascending=False, ignore_index=True)
 
 
 def _tabulate(found: list[dict]) -> pd.DataFrame:
     """Give each record a row."""
-    rows = [record | {"why": records.reason(record)} for record in found]
+    rows = []
+    for record in found:
+        command = record.get("config", {}).get("command")
+        rows.append(record | {"why": records.reason(record), "command": command})
     runs = pd.DataFrame(rows, columns=COLUMNS)
     for part in ("metrics", "config"):
         more = pd.DataFrame([record.get(part, {}) for record in found])
@@ -125,7 +138,7 @@ def export(
         require_place(csv)
     if own:
         runs = table(runs_dir).set_index("started_at")
-        kWh = runs["energy_total_J"] / JOULE_PER_KWH
+        kWh = runs["energy_J"] / JOULE_PER_KWH
     else:
         runs = load(runs_dir).to_dataframe()
         kWh = runs["energy_total_kWh"]
@@ -175,7 +188,7 @@ def compare(*runs: str | Path) -> pd.DataFrame:
         raise ValueError("compare: give the folders of two runs or more, each once")
     table = _tabulate(found).set_index("run_id").T
     table = table.drop(["started_at", "energy_total_systematic_J"])
-    if "command" in table.index:
+    if table.loc["command"].notna().any():
         configs = [record["config"] for record in found]
         table.loc["command"] = [records.differing(one, configs) for one in configs]
     numbers = table.drop("valid").apply(pd.to_numeric, errors="coerce").iloc[:, [0, -1]]
