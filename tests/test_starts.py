@@ -16,6 +16,7 @@ import torch
 from energynn import config, records
 from energynn.cluster import slurm, submit, systems
 from energynn.files import REPOSITORY
+from energynn.launch.start import SILENT_S
 from energynn.measure import samples
 from tests.processes import wait_until
 
@@ -29,7 +30,8 @@ LATEST_S = {"measure": 5, "run": 8, "batch job": 12}  # until the sampler sample
 GONE_S = 5  # after which nothing is left of what was killed
 # a run that takes as long to begin, or to end, hangs, however busy the machine is
 NEVER_S = 1200
-HANG_S = 150  # no start takes as long, not even on a busy machine
+# then the supervisor has ended ranks that wait for a dead process
+HANG_S = SILENT_S + 60
 
 
 def measure(folder):
@@ -170,14 +172,14 @@ def attack(folder, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(len(WAYS)))
 def test_a_kill_in_the_first_seconds_leaves_nothing(tmp_path, seed):
     print(attack(tmp_path / "attack", seed))
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(len(WAYS), 40 * len(WAYS)))
 def test_kills_in_the_first_seconds_leave_nothing(tmp_path, seed):
     print(attack(tmp_path / "attack", seed))

@@ -105,7 +105,7 @@ def _pass_on(
     """Ask the ranks to stop by the file that they look for; a segment may only be beginning."""
     while not ended.wait(0.2):
         if signals and (run_dir / "run.json").exists():
-            (segments(run_dir)[-1] / "stop").touch()
+            (segments(run_dir)[-1] / ".stop").touch()
 
 
 def _queue_again(run_dir: Path) -> None:

@@ -264,7 +264,8 @@ def _wait_for_ranks(
     # In a batch job Slurm's signal reaches papermill, too: the ranks still have time.
     is_heard = os.getppid() == parent or SRUN_VARIABLE in os.environ
     if reason and is_heard and events_of_kind(read_events(folder), "training_start"):
-        (folder / "stop").touch()  # which the ranks of every launcher see
+        # which the ranks of every launcher see; hidden, so that no record lists it
+        (folder / ".stop").touch()
         with contextlib.suppress(subprocess.TimeoutExpired):
             ranks.wait(CHECKPOINT_S)
     if ranks.poll() is None:

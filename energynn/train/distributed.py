@@ -218,7 +218,7 @@ class Agreement:
     """Agree whether all ranks write a checkpoint, or stop: about once a second, at steps that
     all share by count.
 
-    A rank is asked by SIGTERM, SIGUSR1 or a file ``stop``. With the answer comes the number of
+    A rank is asked by SIGTERM, SIGUSR1 or a file ``.stop``. With the answer comes the number of
     steps to the next question.
     """
 
@@ -227,7 +227,7 @@ class Agreement:
 
     def __init__(self, world: World, folder: Path):
         self.world = world
-        self.file = folder / "stop"
+        self.file = folder / ".stop"
         self.asked = False
         self.steps = 1
         self.left = 1

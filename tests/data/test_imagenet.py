@@ -254,7 +254,7 @@ def test_a_training_counts_broken_images(tree, tmp_path):
     (end,) = (event for event in events if event["event"] == "training_end")
     assert end["samples_trained"] == 2 * 9  # counts are those of a sound data set
     (tmp_path / "stopped").mkdir()
-    (tmp_path / "stopped" / "stop").touch()
+    (tmp_path / "stopped" / ".stop").touch()
     done, events = train(tmp_path / "stopped")
     assert "interrupted: " in done.stdout and "training_end" not in {
         event["event"] for event in events

@@ -127,7 +127,7 @@ def test_the_greatest_request_counts(alone, tmp_path):
 
 def test_a_file_asks_all_ranks_to_stop(alone, tmp_path):
     agreement = distributed.Agreement(alone, tmp_path)
-    (tmp_path / "stop").touch()
+    (tmp_path / ".stop").touch()
     assert agreement.is_due() and agreement() == Request.STOP
 
 
