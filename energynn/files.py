@@ -124,8 +124,11 @@ def lock(path: Path, shared: bool = False, wait: bool = False) -> TextIO | None:
     return None
 
 
-def is_locked(path: Path, by_one: bool = False) -> bool:
-    """Tell whether a process holds a file locked; ``by_one``: alone, which a reader may ask."""
+def is_locked(path: Path, by_one: bool = True) -> bool:
+    """Tell whether a process holds a file locked; ``by_one``: alone, else also with others.
+
+    Several may ask the first at once. While one asks the second, it is locked for others.
+    """
     if not path.exists():
         return False
     with open(path, "r" if by_one else "a+") as file:

@@ -375,7 +375,7 @@ def hold(run_dir: Path):
 
 def is_running(run_dir: Path) -> bool:
     """Tell whether a process holds this run, and will write its record."""
-    return is_locked(run_dir / "run.json", by_one=True)
+    return is_locked(run_dir / "run.json")
 
 
 def check(runs_dir: Path) -> list[str]:

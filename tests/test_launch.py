@@ -490,7 +490,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
         start.run(made, "")
     with pytest.raises(ValueError, match="data describe era6"):
         start.prepare(config.make("fourcastnet", dataset="era6"), run_dir)
-    intent = start.prepare(made, run_dir)
+    intent = start.prepare(made, run_dir) | {"started_at": "earlier"}
     run_dir.mkdir()
     start.begin(intent, run_dir)
     assert intent["data_root"] == "data_manifests/era5_ensemble"
@@ -502,6 +502,11 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     assert list(tmp_path.glob("local/superseded/run.1/checkpoint/5.pt"))
     many = start.prepare(config.make("fourcastnet", devices=64), run_dir)
     assert "64 devices" in start.warnings_of(many)[0]
+    checksum = run_dir / "checkpoint/5.sha256"
+    checksum.parent.mkdir()
+    checksum.touch()
+    start.begin(many, run_dir)  # goes on, where its job and GPUs may be others
+    assert records.read_intent(run_dir) == many | {"started_at": intent["started_at"]}
 
 
 def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch):

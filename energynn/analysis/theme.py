@@ -9,7 +9,6 @@ import textwrap
 from pathlib import Path
 
 import altair as alt
-import numpy as np
 import pandas as pd
 import vl_convert
 
@@ -248,18 +247,6 @@ def with_error_bars(
         alt.Y("low:Q"), alt.Y2("high:Q")
     )
     return alt.layer(line, bars, base.mark_point(filled=True).encode(y, shape=shape))
-
-
-def fitted_lines(fits: list, x: alt.X, color: alt.Color) -> list[alt.Chart]:
-    """A line for each fit, in the colour of its series, as far as the fit's observations reach."""
-    lines = []
-    for fit in fits:
-        observed = fit.data[fit.regressor]
-        line = fit.line(np.geomspace(observed.min(), observed.max(), 20))
-        line["name"] = fit.data["name"].iloc[0]
-        chart = alt.Chart(line).mark_line(strokeWidth=1.4)
-        lines.append(chart.encode(x, alt.Y("mean:Q"), color=color))
-    return lines
 
 
 def ideal(ends: list[float], x: alt.X, y: alt.Y) -> alt.Chart:

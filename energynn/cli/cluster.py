@@ -92,7 +92,7 @@ def status(
         return 0
     from energynn.cluster import status
 
-    folder = folder_of_runs(runs_dir, must_exist=True).absolute()
+    folder = folder_of_runs(runs_dir, must_exist=True).resolve()
     runs, notes = status.rows(status.folders(folder, studies or []))
     reply(as_json, {"runs": runs, "notes": notes}, status.text(runs, notes, failed))
     return 0
@@ -108,7 +108,7 @@ def cancel(
 
     if not studies and not everything:
         raise ValueError("cancel: say which studies or runs, or --all")
-    folder = folder_of_runs(runs_dir, must_exist=True).absolute()
+    folder = folder_of_runs(runs_dir, must_exist=True).resolve()
     number = submit.cancel(status.folders(folder, studies or []))
     tell(f"jobs cancelled: {number}; `energynn submit` continues from checkpoints")
     return 0

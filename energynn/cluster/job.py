@@ -23,18 +23,20 @@ CANCELLED = 128 + signal.SIGTERM
 
 def main(run_dir: Path, command: list[str]) -> int:
     """Start the run's notebook once; returns the exit status, CAN_GO_ON to be queued again."""
-    submitted_at = status.read_submission(run_dir).submitted_at
+    if records.is_running(run_dir):
+        print(f"energynn: {run_dir.name}: another job makes it", flush=True)
+        return 1
     starts = status.read_starts(run_dir)
     path = run_dir / "job" / f"start-{len(starts) + 1}.json"
     start = {
         "started_at": files.utc_now(),
-        "submission": submitted_at,
+        "submission": status.read_submission(run_dir).submitted_at,
         "checkpoint": _newest_checkpoint(run_dir),
     }
     files.write_json(path, start)
     signals = supervise.hear_signals()
     last_line = _execute(command, run_dir, signals)
-    exit_status, outcome = _judge(run_dir, submitted_at, signals, last_line)
+    exit_status, outcome = _judge(run_dir, start, signals, last_line)
     end = {"ended_at": files.utc_now(), "exit_status": exit_status, "outcome": outcome}
     files.write_json(path, start | end)
     print(f"energynn: {run_dir.name}: {outcome}", flush=True)
@@ -45,7 +47,7 @@ def main(run_dir: Path, command: list[str]) -> int:
 
 def _judge(
     run_dir: Path,
-    submitted_at: str,
+    start: dict,
     signals: list[int],
     last_line: str,
 ) -> tuple[int, str]:
@@ -53,13 +55,15 @@ def _judge(
     record = records.read(run_dir) or {}
     if record.get("valid"):
         return 0, "finished"
+    if record.get("ended_at", "") < start["started_at"]:
+        record = {}  # of another start: this one was refused
     reason = records.reason(record) or last_line
     if signal.SIGTERM in signals:
         # cancelled or preempted; Slurm knows whether to queue it again
         return CANCELLED, "asked to stop"
     if record.get("status") == "finished":  # the same would happen again
         return 1, f"failed: not valid: {reason}"
-    if _failures_in_a_row(run_dir, submitted_at) >= MOST_FAILURES:
+    if _failures_in_a_row(run_dir, start["submission"]) >= MOST_FAILURES:
         starts = f"{MOST_FAILURES} starts in a row came to no new checkpoint"
         return 1, f"failed: {starts}, the last with: {reason}"
     if signal.SIGUSR1 in signals:

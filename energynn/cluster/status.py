@@ -109,7 +109,7 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
                 for runs in studies.find([name], system).values():
                     wanted |= {runs_dir / system / config.run_id(run) for run in runs}
         else:
-            wanted.add(records.find(name, runs_dir).absolute())
+            wanted.add(records.find(name, runs_dir).resolve())
     return [path for path in known if path in wanted or not names]
 
 

@@ -303,13 +303,13 @@ def check(system: str) -> int:
     site = cluster(system)
     devices = 2 * site.devices_per_node
     run = configuration.make(
-        "fourcastnet",
+        "resnet50",
         system=site.name,
         devices=devices,
-        embed_dim=32,
-        depth=1,
-        epochs=40,
-        step_period_s=0.01 * devices,  # eight seconds
+        local_batch_size=2,
+        training_samples=2 * devices,
+        validation_samples=devices,
+        step_period_s=2.0,  # eight seconds
     )
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
     folder = runs_dir / site.name / configuration.run_id(run)

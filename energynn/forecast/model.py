@@ -32,8 +32,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CAUSES_OF_TIME = ("images", "starts", "fill", "updates", "allreduce", "contention")
-
 
 @dataclass(frozen=True)
 class Parameter:

@@ -20,8 +20,8 @@ OPTIONS = {
     "time_h": "--deadline-h",
     "energy_kWh": "--energy-kwh",
     "gpu_hours": "--gpu-hours",
+    "global_batch_size": "--max-global-batch-size",
 }
-OPTIONS |= {"global_batch_size": "--max-global-batch-size"}
 MOST_SHOWN = 12
 
 

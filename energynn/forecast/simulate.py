@@ -89,15 +89,17 @@ def _write_lines(path: Path, lines: list[dict]) -> None:
 def _samples(host: str, powers_W: pd.Series, end_ns: int) -> list[dict]:
     """Make the samples of a node: counters, one for all of its GPUs, which are alike."""
     moments = np.linspace(BEGIN_NS, end_ns, READINGS_OF_A_RUN + 1).astype(int).tolist()
-    lines = [{"header": "energynn-samples/1", "host": host, "pid": 0, "problems": []}]
-    lines[0]["period_s"] = (moments[1] - moments[0]) / 1e9
-    lines[0]["sensors"] = [
+    header = {"header": "energynn-samples/1", "host": host, "pid": 0, "problems": []}
+    header["period_s"] = (moments[1] - moments[0]) / 1e9
+    header["sensors"] = [
         {"id": f"{part}_simulated", "component": part} | SENSOR
         for part in powers_W.index
     ]
-    for moment in moments:
-        lines.append({"t": moment, "w": moment, "v": list(powers_W * moment / 1e9)})
-    return lines
+    readings = [
+        {"t": moment, "w": moment, "v": list(powers_W * moment / 1e9)}
+        for moment in moments
+    ]
+    return [header, *readings]
 
 
 def _intent(fit: Fit, run: RunConfig) -> dict:

@@ -71,6 +71,9 @@ def measure(
             command, folder, rank, children, stopped, sys.stderr if quiet else None
         )
         stop_sampler()
+        # when all ranks have ended, no sampler writes any more
+        word, reason = _status(exit_status)
+        Events(folder, rank).mark("rank_end", status=word, reason=reason)
         if rank > 0:
             return None, records.shell_status(exit_status)
         status, reason = _verdict(folder, size, stopped)
@@ -167,8 +170,6 @@ def _run(
     if status < 0 or stopped:
         end_marked(folder)
     events.be_idle("after", IDLE_S)
-    word, reason = _status(status)
-    events.mark("rank_end", status=word, reason=reason)
     return status
 
 
@@ -192,7 +193,9 @@ def _verdict(
         and quiet_s <= patience_s
     ):
         time.sleep(0.5)
-        quiet_s = 0.0 if any(map(is_locked, folder.glob(".ranks-*"))) else quiet_s + 0.5
+        quiet_s += 0.5
+        if any(is_locked(path, by_one=False) for path in folder.glob(".ranks-*")):
+            quiet_s = 0.0
     return supervise.verdict(folder, size, supervise.stop_reason(stopped))
 
 

@@ -203,7 +203,10 @@ def begin(intent: dict, run_dir: Path) -> None:
     if (run_dir / "run.json").exists():
         if list(run_dir.glob("checkpoint/*.sha256")):
             supervise.next_segment(run_dir)
-            (run_dir / "record.json").unlink(missing_ok=True)
+            # job and GPUs may be others now
+            before = records.read_intent(run_dir)
+            begun = {"started_at": before["started_at"]}
+            write_json(run_dir / "run.json", before | intent | begun)
             return
         if not (run_dir / "record.json").exists():  # its launcher was killed
             tell(records.recover_one(run_dir))

@@ -96,7 +96,8 @@ def verdict(
 
 
 def next_segment(run_dir: Path) -> Path:
-    """Make the folder of a further start of a run."""
+    """Make the folder of a further start of a run; the record of those before is not of it."""
+    (run_dir / "record.json").unlink(missing_ok=True)
     folder = run_dir / f"segment-{len(segments(run_dir)) + 1}"
     folder.mkdir()
     return folder

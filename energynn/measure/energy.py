@@ -245,10 +245,11 @@ def impossible(
             f"S: {name} showed the same for {still_s:.1f} s, {most_s:.1f} s at most is usual"
         )
     limit_W = one.sensor["notes"].get("limit_W", 0.0)
-    least_W = max(limits[f"least_{component}_W"], limits["least_share"] * limit_W)
-    most_W = (
-        limits[f"over_limit_{component}"] * limit_W or limits[f"most_{component}_W"]
-    )
+    most_W = limits[f"most_{component}_W"]
+    least_W = limits[f"least_{component}_W"]
+    if 0 < limit_W < most_W:  # RAPL without a limit shows its greatest number
+        most_W = limits[f"over_limit_{component}"] * limit_W
+        least_W = max(least_W, limits["least_share"] * limit_W)
     if is_power:
         lowest_W = values.min()
         highest_W = one.powers_W(t_s[0], t_s[-1], 1.0).max(initial=0.0)

@@ -39,12 +39,15 @@ third at idle"
 """
 CPU_MODEL = tomllib.loads(SYSTEM_TOML)["cpu_model"]
 CPU_INFO = Path("/proc/cpuinfo")
+CPUS = Path("/sys/devices/system/cpu")
+SOCKET = "cpu*/topology/physical_package_id"
 COMMIT = REPOSITORY / "build" / "commit"
 PACKAGES = (
     "torch torchvision perun mpi4py mpich openmpi numpy xarray papermill pillow".split()
 )
 JOB_FACTS = (
     "SLURM_JOB_ID SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_JOB_NODELIST SLURM_JOB_PARTITION"
+    " SLURM_JOB_ACCOUNT SLURM_JOB_QOS"
 ).split()
 
 
@@ -57,10 +60,7 @@ def describe_machine() -> dict:
         "hostname": platform.node(),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "sockets": len(
-            set(re.findall(r"physical id\s*:\s*(\d+)", CPU_INFO.read_text()))
-        )
-        or 1,
+        "sockets": len({path.read_text() for path in CPUS.glob(SOCKET)}) or 1,
         "gpus": gpus(),
     }
 

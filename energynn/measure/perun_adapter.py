@@ -123,7 +123,7 @@ def processor() -> dict[str, str]:
 
 def _start_sampler():
     """Start sampling in perun's sampler process before that reports ready, and so before a rank."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         # it must not end before its rank
         signal.signal(number, signal.SIG_IGN)
     folder = Path(os.environ[RUN_DIR_VARIABLE])

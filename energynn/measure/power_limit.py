@@ -48,7 +48,7 @@ def guard(limit_W: float, indices: list[int]) -> None:
         with ExitStack() as before:
             for index in indices:
                 gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-                limit_mW = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu)
+                limit_mW = pynvml.nvmlDeviceGetPowerManagementLimit(gpu)
                 set_limit(gpu, round(limit_W * 1e3))
                 before.callback(set_limit, gpu, limit_mW)
             print("held", flush=True)

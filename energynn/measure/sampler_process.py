@@ -55,14 +55,14 @@ def start_sampler(
         lambda: sampler.poll() is not None or has_begun(folder, host),
         "the sampler's start",
     )
-    if sampler.poll() is not None and not stopped:
+    if sampler.poll() is not None and not any(stopped):
         raise ValueError(
             "the sampler does not start; see its lines above, and `energynn doctor`"
         )
 
     def stop() -> None:
         ours.close()
-        while not stopped and is_locked(ranks):
+        while not stopped and is_locked(ranks, by_one=False):
             time.sleep(0.5)
         with contextlib.suppress(subprocess.TimeoutExpired):
             sampler.communicate(b"stop\n", timeout=STOPPING_S)

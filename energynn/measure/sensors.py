@@ -310,7 +310,7 @@ def power_semantics(gpu_name: str) -> str:
     """Say what NVML's power of a GPU is, by its name (NVML's manual; arXiv 2312.02741)."""
     if re.search(r"A100|A800|A30\b", gpu_name):  # GA100
         return "instantaneous, seen by the sensor for about a quarter of the time"
-    if re.search(r"\b(K\d+|M\d+|P\d+|V100|T4|TITAN|Quadro)", gpu_name):
+    if re.search(r"\b(K\d+|M\d+|P\d+|V100|T4|TITAN|Quadro|GTX|RTX 20)", gpu_name):
         return "of older GPUs, whose averaging differs"
     return "an average over 1 s"
 

@@ -217,7 +217,7 @@ def evaluate_all(
     world = session.world
     metrics = evaluate(model, test, world, config.precision)
     samples = len(test.sequences)
-    if validation_loader:
+    if validation_loader is not None:
         validation_samples = len(validation_loader.dataset)
         batches_of_every_rank = (
             validation_samples // world.size // config.local_batch_size

@@ -34,7 +34,9 @@ def run(folder: str | Path) -> None:
         # blocked until now, see perun_adapter.PERUN
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         intent = json.loads((run_dir / "run.json").read_text())
-        config = configuration.from_dict(intent["config"])
+        # "auto" is what the launcher found; a torch that sees no GPU does not train on a core then
+        device = intent["device_kind"].split()[0]
+        config = configuration.from_dict(intent["config"] | {"device": device})
         _train(config, folder, run_dir, intent.get("launcher"), rank)
     except Interrupted as stop:
         # all ranks stop at the same step, so none waits for this one

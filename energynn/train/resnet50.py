@@ -199,8 +199,8 @@ class SeededCrops(Dataset):
 
     def __getitem__(self, number: int):
         with torch.random.fork_rng(devices=[]):
-            # number is epoch x samples + index
-            torch.default_generator.manual_seed(self.seed * 2**40 + number)
+            # number is epoch x samples + index; torch takes 64 bits
+            torch.default_generator.manual_seed((self.seed * 2**40 + number) % 2**64)
             return self.images[number % len(self.images)]
 
 

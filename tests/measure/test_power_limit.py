@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from energynn import config, records
+from energynn import records
 from tests.measure.test_command import environment, has_begun, measured, start
 from tests.processes import wait_until
 
@@ -96,10 +96,3 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(
     assert not {200_000, 99_000, 701_000} & {
         json.loads(row)[2] for row in rows.split("\n") if row
     }
-
-
-def test_a_run_without_a_limit_is_called_as_ever():
-    plain, limited = config.make(), config.make(power_limit_W=300)
-    assert config.run_id(plain) != config.run_id(limited)
-    assert "power_limit_W" not in config.to_dict(plain)
-    assert config.from_dict(config.to_dict(limited)) == limited

@@ -73,40 +73,34 @@ def test_a_training_stays_on_its_gpu(tmp_path, train, name):
     np.testing.assert_allclose(there.losses, here.losses, rtol=rounding)
 
 
-@pytest.mark.slow
-def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
-    """From the command to the record, with a fake NVML of 300 W, of which a limit leaves 200 W: its
-    energy is known from the training time.
-    """
-    fakes = [
-        REPOSITORY / "tests/train/imagined",
-        REPOSITORY / "tests/measure/fake_sensors",
-        REPOSITORY,
-    ]
+def start(tmp_path, sizes, fakes):
+    """`energynn run` where NVML lists a GPU of 300 W."""
+    fakes = [*fakes, "tests/measure/fake_sensors", ""]
     gpus = [dict(shape="constant", high_W=300.0, update_s=0.1, averaged=True)]
     environment = {
-        "PYTHONPATH": os.pathsep.join(map(str, fakes)),
+        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / fake) for fake in fakes),
         "FAKE_GPUS": json.dumps(gpus),
         "FAKE_LIMITS": str(tmp_path / "limits"),
     }
-    sizes = RESNET50 | CHEAP | OF_IMAGES
-    sizes |= dict(
-        workload="resnet50", device="gpu", sampling_period_s=0.02, idle_ready_s=0.5
-    ) | dict(power_limit_W=200)
-    words = [
-        sys.executable,
-        "-m",
-        "energynn.cli",
-        "run",
-        *(f"{name}={value}" for name, value in sizes.items()),
-    ]
-    words += ["--runs-dir", str(tmp_path / "runs")]
-    done = subprocess.run(
-        words,
+    words = [sys.executable, "-m", "energynn.cli", "run", "workload=resnet50"]
+    words += [f"{name}={value}" for name, value in sizes.items()]
+    return subprocess.run(
+        [*words, "--runs-dir", str(tmp_path / "runs")],
         capture_output=True,
         text=True,
         cwd=REPOSITORY,
         env=os.environ | environment,
+    )
+
+
+@pytest.mark.slow
+def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
+    """From the command to the record, of 300 W a limit leaves 200 W: the energy is known from the
+    training time.
+    """
+    sizes = dict(sampling_period_s=0.02, idle_ready_s=0.5, power_limit_W=200)
+    done = start(
+        tmp_path, RESNET50 | CHEAP | OF_IMAGES | sizes, ["tests/train/imagined"]
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = records.run_dirs(tmp_path / "runs")
@@ -129,3 +123,8 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
     )
     assert lengths_s["idle"] < 0.5 * record["training_time_s"]
     assert records.check(tmp_path / "runs") == []
+
+
+@pytest.mark.slow
+def test_a_gpu_that_torch_does_not_see_is_not_trained_for_on_a_core(tmp_path):
+    assert "torch sees none" in start(tmp_path, RESNET50, []).stderr

@@ -91,6 +91,9 @@ def nvmlDeviceGetEnforcedPowerLimit(handle):
     return _limits(handle)[-1][1]
 
 
+nvmlDeviceGetPowerManagementLimit = nvmlDeviceGetEnforcedPowerLimit
+
+
 def nvmlDeviceSetPowerManagementLimit(handle, limit_mW):
     if not handle[1].get("is_ours", True):
         raise NVMLError_NoPermission()
