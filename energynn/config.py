@@ -31,7 +31,7 @@ ERA5_GRID = (720, 1440)  # latitudes x longitudes
 GRIDS = {"era5_ensemble": (60, 120), "synthetic": ERA5_GRID}
 
 FOLDER_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?!\n)$"
-YEARS = r"^(19|20)\d\d([-,](19|20)\d\d)*(?!\n)$"
+YEARS = r"^(19|20)\d\d(-(19|20)\d\d)?(,(19|20)\d\d(-(19|20)\d\d)?)*(?!\n)$"
 
 # Types of parameters with their limits; a title says in words what a pattern allows.
 FolderName = Annotated[
@@ -464,7 +464,10 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     if workload == "fourcastnet":
         values |= STAGES[given.get("stage", "pretrain")]
     values |= PRESETS[given.get("preset", "smoke")].get(workload, {})
-    run = config_class(**values | given)
+    try:
+        run = config_class(**values | given)
+    except TypeError as error:
+        raise ValueError(f"{workload}: {error}; give it a default there") from error
     return replace(run, **_validated(config_class, _batch_sizes(run, given)))
 
 

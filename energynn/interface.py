@@ -176,8 +176,8 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
 
 
 def compare(*runs: str | Path) -> pd.DataFrame:
-    """Put runs side by side: a row for each column of ``table``, a column for each run, and the
-    ratio of the last to the first.
+    """Put runs side by side: a row for each fact, named as in a record, a column for each run,
+    and the ratio of the last to the first.
 
     ``runs`` are folders, or whatever `energynn show` takes. ``ratio_low`` and ``ratio_high`` bound
     the ratio of the total energies by the bounds of both; what their sensors have in common is

@@ -249,12 +249,6 @@ def with_error_bars(
     return alt.layer(line, bars, base.mark_point(filled=True).encode(y, shape=shape))
 
 
-def ideal(ends: list[float], x: alt.X, y: alt.Y) -> alt.Chart:
-    """The line on which the speed-up is the ratio of the numbers of devices."""
-    line = alt.Chart(pd.DataFrame({"ratio": ends, "speed_up": ends}))
-    return line.mark_line(color=GREY, strokeWidth=1.3).encode(x, y)
-
-
 def intervals(rows: pd.DataFrame, x: str) -> alt.Chart:
     """Grey bars from ``low`` to ``high`` at the column ``x``: what a text implies, which is
     never drawn as a point.

@@ -100,7 +100,7 @@ def as_typer_takes_them(words: list[str]) -> list[str]:
     rest = iter(words)
     for word in rest:
         joined.append(word)
-        if word in ("measure", "--"):
+        if word == "--" or words[0] == "measure":
             break
         if word == "-p":
             name = next(rest, "")

@@ -366,7 +366,7 @@ def read(path: Path, workload: str = "", system: str = "") -> Fit:
         raise ValueError(
             f"{path}: is no fit of this version, or not there; `energynn forecast fit` writes one"
         )
-    seen = msgspec.convert(content["runs"], Runs)
+    seen = msgspec.convert(content.get("runs"), Runs)
     if workload not in ("", seen.workload) or system not in ("", seen.site.name):
         raise ValueError(
             f"{path}: is of {seen.workload} on {seen.site.name}; give another fit"

@@ -46,8 +46,8 @@ def applied(values: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray
     """
     if np.isnan(values["energy_gpu_kWh"]).any():
         raise ValueError(
-            "power_limit: the GPUs' part of the energy is not known; give cpu_W and ram_W of the "
-            "system"
+            "power_limit: the GPUs' part of the energy is not known; fit runs whose energy was "
+            "measured, and give cpu_W and ram_W of the system"
         )
     of_time, of_energy = factors(share)
     result = {name: each * of_time for name, each in values.items()}

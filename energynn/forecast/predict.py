@@ -27,35 +27,6 @@ DRAWS = 2000  # of parameters, for the shares of causes
 SIZES = ("devices", "local_batch_size", "global_batch_size", "epochs")
 # published runs reach so far; beyond, nothing tells of latency and storage
 MOST_DEVICES = 256
-# Fields of which a forecast takes account in another way, or that change neither time nor power.
-ACCOUNTED = """
-workload
-preset
-system
-device
-seed
-repeat
-initial_run
-learning_rate
-training_samples
-validation_samples
-evaluate_training_set
-training_years
-validation_years
-test_years
-warmup_epochs
-save_weights
-plateau_patience
-on_bad_image
-step_period_s
-sampling_period_s
-perun_sampling_period_s
-idle_baseline_s
-idle_ready_s
-collective_timeout_s
-setup_timeout_s
-"""
-ACCOUNTED = {*SIZES, *ACCOUNTED.split()}
 
 
 def quantities(
@@ -180,7 +151,7 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
                 f"{words}: beyond the fitted {fitted.min():g} to {fitted.max():g}"
             )
     plain = config.asdict(run)
-    for name in sorted(plain.keys() - ACCOUNTED | {"accumulation_steps"}):
+    for name in sorted(plain.keys() - runs.VARIED | {"accumulation_steps"}):
         had = {getattr(one, name, None) for one in fit.runs.configs}
         if plain[name] not in had:
             lines.append(
@@ -222,8 +193,8 @@ def held_out(runs_dir: Path, site: Site, most: int = 1) -> list[dict]:
     """
     recipes, found = defaultdict(list), []
     for record in runs.valid(runs_dir, site):
-        recipes[runs.recipe(record)].append(record)
-    for (workload, *_), of_recipe in recipes.items():
+        recipes[runs.trained(record), runs.recipe(record)].append(record)
+    for (workload, _), of_recipe in recipes.items():
         seen = runs.own(of_recipe, workload, site)
         few = seen.work.devices <= most
         if few.any() and not few.all() and fits.varies(seen.only(few)):
@@ -295,7 +266,8 @@ def held_out_text(rows: list[dict]) -> str:
     for name in ("time_h", "energy_kWh"):
         shown[UNITS[name]] = [span(row[name]) for row in rows]
         facts = [row[name].get("fact") for row in rows]
-        shown[f"{rows[0]['fact_is']} {UNITS[name]}"] = np.array(facts, float)
+        shown[f"fact, {UNITS[name]}"] = np.array(facts, float)
+    shown["fact is"] = [row["fact_is"] for row in rows]
     return shown.to_string(
         index=False, na_rep="not known", float_format="{:.3g}".format
     )

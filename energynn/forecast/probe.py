@@ -65,7 +65,7 @@ def planned(
     part_s = 60 * minutes / PROBES - START_S
     if part_s < FEW * BATCH_S:
         raise ValueError(f"minutes: {minutes:g} are too few for the probes; give more")
-    batches = min(MOST, max(2 * FEW, int(part_s / batch_s)))
+    batches = int(min(MOST, max(2 * FEW, part_s / batch_s)))
     full = {"devices": min(run.devices, site.devices_per_node)}
     small = {"local_batch_size": max(1, run.local_batch_size // PART_OF_BATCH)}
     slow = {"step_period_s": round(WAITING * batch_s, 2)}
@@ -99,9 +99,14 @@ def _make(probes: list[RunConfig], runs_dir: Path, site: Site) -> list[dict]:
     if failed := local.run_study(probes, runs_dir.absolute()):
         raise ValueError(f"probe: {failed[0]}")
     names = {config.run_id(run) for run in probes}
-    return [
+    found = [
         record for record in runs.valid(runs_dir, site) if record["run_id"] in names
     ]
+    if len(found) < len(names):
+        raise ValueError(
+            "probe: a run is not valid; `energynn status --failed` says why"
+        )
+    return found
 
 
 def hand_over(probes: list[RunConfig], site: Site) -> str:

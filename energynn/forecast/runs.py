@@ -22,6 +22,42 @@ from energynn.measure.energy import SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
 MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
+# Fields in which runs of one fit may differ: a forecast takes account of them, or they change
+# neither time nor power.
+VARIED = """
+devices
+local_batch_size
+global_batch_size
+epochs
+accumulation_steps
+command
+workload
+preset
+system
+device
+seed
+repeat
+initial_run
+learning_rate
+training_samples
+validation_samples
+evaluate_training_set
+training_years
+validation_years
+test_years
+warmup_epochs
+save_weights
+plateau_patience
+on_bad_image
+step_period_s
+sampling_period_s
+perun_sampling_period_s
+idle_baseline_s
+idle_ready_s
+collective_timeout_s
+setup_timeout_s
+"""
+VARIED = {*VARIED.split()}
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -203,13 +239,13 @@ def _rows(workload: str, site: Site) -> dict[tuple, dict]:
 
 def valid(runs_dir: Path, site: Site) -> list[dict]:
     """Read the valid records of trainings on a system, and of measured commands with samples."""
-    found = [record for record in records.read_all(runs_dir) if record["valid"]]
-    return [
-        record
-        for record in found
-        if (record["system"] == site.name and "training_time_s" in record)
-        or {"command", "training_samples"} <= record["config"].keys()
-    ]
+    found = []
+    for record in records.read_all(runs_dir):
+        is_training = record["system"] == site.name and "training_time_s" in record
+        is_command = {"command", "training_samples"} <= record["config"].keys()
+        if record["valid"] and (is_training or is_command):
+            found.append(record)
+    return found
 
 
 def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
@@ -240,15 +276,15 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
             f"no valid run of {workload} on {site.name}; there are {there}; a command counts with "
             "`energynn measure --name NAME --devices N --samples N`"
         )
-    recipes = {recipe(record) for record in chosen}
-    if len(recipes) > 1:
-        kinds = ", ".join(sorted("/".join(filter(None, each[1:])) for each in recipes))
+    recipes = set(map(recipe, chosen))
+    if kinds := frozenset.union(*recipes) - frozenset.intersection(*recipes):
         raise ValueError(
-            f"{workload}: runs of several data, stages or devices ({kinds}); copy those of one "
-            "into a folder, and give it as --runs-dir"
+            f"{workload}: runs of several recipes or devices ({', '.join(sorted(kinds))}); copy "
+            "those of one into a folder, and give it as --runs-dir"
         )
-    first = chosen[0]
-    if site.scheduler == "local" and first.get("launcher") != "simulated":
+    # whose data stand in where only they tell how many samples there are
+    first = max(chosen, key=lambda record: record.get("dataset_samples", 0))
+    if site.scheduler == "local":
         site = here(site, first["machine"], first["device_kind"] == "gpu")
     elif site.gpu and first["device_kind"] != "gpu":
         raise ValueError(
@@ -258,7 +294,7 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
     groups = defaultdict(list)
     for record in chosen:
         groups[_config(record)].append(record)
-    run = next(iter(groups))
+    run = _config(first)
     of_energy = first.get("energy_total_provenance")
     training = first.get("dataset_samples", 0)
     evaluated = first.get("samples_evaluated", 0) // run.epochs
@@ -274,14 +310,17 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
 
 def trained(record: dict) -> str:
     """Name what was trained: the workload, or the name that a measured command was given."""
-    return record["workload"] if recipe(record)[1] else record.get("name", "command")
+    if "command" in record["config"]:
+        return record.get("name", "command")
+    return record["workload"]
 
 
-def recipe(record: dict) -> tuple[str, ...]:
-    """Name what runs share that one fit is made of: workload, data, stage, devices."""
-    plain = record["config"]
-    told = (plain.get(name, "") for name in ("dataset", "stage"))
-    return record["workload"], *told, record["device_name"]
+def recipe(record: dict) -> frozenset[str]:
+    """Say in words what runs share that one fit is made of: their recipe and devices."""
+    words = [record["device_name"]]
+    for name in record["config"].keys() - VARIED:
+        words.append(f"{name} {record['config'][name]}")
+    return frozenset(words)
 
 
 def _config(record: dict) -> RunConfig:

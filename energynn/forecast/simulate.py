@@ -104,7 +104,9 @@ def _samples(host: str, powers_W: pd.Series, end_ns: int) -> list[dict]:
 
 def _intent(fit: Fit, run: RunConfig) -> dict:
     plain, site = config.to_dict(run), fit.runs.site
-    machine = {"hostname": "simulated", "cpu": "simulated", "gpus": []}
+    number = site.devices_per_node
+    machine = {"hostname": "simulated", "cpu": "simulated", "cores": number}
+    machine["gpus"] = [{}] * number if site.gpu else []
     return {
         "run_id": config.run_id(run),
         "workload": run.workload,
@@ -132,7 +134,7 @@ def _events(fit: Fit, run: RunConfig, hosts: list[str], end_ns: int) -> list[dic
         "samples_trained": steps * run.global_batch_size,
         "samples_evaluated": evaluated * run.epochs,
         "optimizer_steps": steps,
-        "forward_backward_passes": steps * run.devices * run.accumulation_steps,
+        "forward_backward_passes": steps * run.accumulation_steps,
     }
     facts = {
         "rank_start": {"device": "simulated"},

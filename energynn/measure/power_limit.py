@@ -36,7 +36,8 @@ def held(limit_W: float, gpus: list[dict]) -> Iterator[list[int]]:
             raise ValueError(f"power_limit_W: {answer}; choose another or none")
         yield [guard.stdin.fileno()]
     finally:
-        guard.communicate()
+        said, _ = guard.communicate()
+        print(said, end="", file=sys.stderr)  # where a limit could not be set back
 
 
 def guard(limit_W: float, indices: list[int]) -> None:

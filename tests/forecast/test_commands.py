@@ -143,6 +143,7 @@ def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted, ca
             "Nobody made this run" in record["method"]
             and "simulated" in record["device_name"]
         )
+        assert record["forward_backward_passes"] == record["optimizer_steps"]
         ratio = (
             record["device_hours_training"]
             / rows[record["run_id"]]["gpu_hours"]["value"]

@@ -196,7 +196,7 @@ def measured(samples, devices, time_s, **more) -> dict:
     } | (power | more)
 
 
-def test_measured_commands_are_forecast_and_planned():
+def test_measured_commands_are_forecast_and_planned(monkeypatch):
     """Worlds of a start, a cost of each sample and full nodes; three runs tell of longer ones."""
     site, held = systems.site("local"), []
     for seed in range(40):
@@ -223,6 +223,8 @@ def test_measured_commands_are_forecast_and_planned():
             held.append(row["time_h"]["low"] <= fact <= row["time_h"]["high"])
     assert np.mean(held) >= 0.9
     assert row["workload"] == "mine" and row["energy_kWh"]["value"] > 0
+    monkeypatch.setattr(runs, "valid", lambda *_: found)
+    assert predict.held_out(None, site)[0]["workload"] == "mine"
     found = plan.make(fit, plan.grid(fit, plan.base_run(fit, {})), {})
     text = plan.text(found)
     assert {run.devices for run in found.runs} == {1, 2, 3, 4}
@@ -235,7 +237,7 @@ def test_a_command_without_samples_is_told_what_it_lacks():
     with pytest.raises(ValueError, match="there are mine; a command counts with"):
         runs.own([record], "yours", systems.site("local"))
     mixed = [record, measured(2, 1, 20.0, device_name="another")]
-    with pytest.raises(ValueError, match="several data, stages or devices"):
+    with pytest.raises(ValueError, match="several recipes or devices"):
         runs.own(mixed, "mine", systems.site("local"))
     estimated = measured(2, 1, 20.0, energy_total_provenance="estimated")
     seen = runs.own([record, estimated], "mine", systems.site("local"))

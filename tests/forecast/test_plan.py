@@ -124,7 +124,7 @@ def test_a_power_limit_changes_what_the_curves_say(fitted):
     limited = power_limit.applied(values, 0.6)
     assert limited["gpu_hours"][0] == pytest.approx(8 * time)
     assert limited["energy_kWh"][0] == pytest.approx(4 * energy + 4 * time)
-    with pytest.raises(ValueError, match="power_limit: .* not known; give cpu_W"):
+    with pytest.raises(ValueError, match="power_limit: .* not known; fit runs"):
         power_limit.applied(values | {"energy_gpu_kWh": np.full((1, 3), np.nan)}, 0.6)
     asked = plan.grid(fitted, plan.base_run(fitted, {}), 8)
     factors = ("CO2_g", 400.0), ("price", None)
