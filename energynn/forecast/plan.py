@@ -55,8 +55,8 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
             f"{chosen.pop()}: a plan chooses it; use --devices, --local-batch-size or "
             "--max-global-batch-size"
         )
-    one = {"devices": 1, "accumulation_steps": 1, "global_batch_size": None}
-    return config.make(**config.to_dict(fit.runs.longest) | one | parameters)
+    (run,) = predict.asked(fit, None, {"devices": 1} | parameters)
+    return run
 
 
 def grid(

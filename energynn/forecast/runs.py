@@ -295,16 +295,17 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
     for record in chosen:
         groups[_config(record)].append(record)
     run = _config(first)
-    of_energy = first.get("energy_total_provenance")
+    provenances = {record.get("energy_total_provenance") for record in chosen}
+    has_power = provenances <= {"measured", "simulated"}
     training = first.get("dataset_samples", 0)
     evaluated = first.get("samples_evaluated", 0) // run.epochs
     evaluated -= training * run.epoch().evaluates_training_set
     return Runs(
         workload,
         site,
-        list(itertools.starmap(_taken, groups.items())),
+        [_taken(run, group, has_power) for run, group in groups.items()],
         samples=(training, evaluated),
-        provenance="simulated" if of_energy == "simulated" else "measured",
+        provenance="simulated" if provenances == {"simulated"} else "measured",
     )
 
 
@@ -333,11 +334,8 @@ def _config(record: dict) -> RunConfig:
     return config.from_dict(plain | {"device": device, "seed": 0, "repeat": 0})
 
 
-def _taken(run: RunConfig, group: list[dict]) -> Taken:
-    power_W = None
-    provenances = {record.get("energy_total_provenance") for record in group}
-    if provenances <= {"measured", "simulated"}:
-        power_W = _mean(group, "mean_power_total_W") / run.devices
+def _taken(run: RunConfig, group: list[dict], has_power: bool) -> Taken:
+    power_W = _mean(group, "mean_power_total_W") / run.devices if has_power else None
     time_s = _mean(group, "training_time_s")
     return Taken(config.to_dict(run), time_s, power_W, len(group))
 
