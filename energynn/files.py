@@ -124,15 +124,12 @@ def lock(path: Path, shared: bool = False, wait: bool = False) -> TextIO | None:
     return None
 
 
-def is_locked(path: Path, by_one: bool = True) -> bool:
-    """Tell whether a process holds a file locked; ``by_one``: alone, else also with others.
-
-    Several may ask the first at once. While one asks the second, it is locked for others.
-    """
+def is_locked(path: Path) -> bool:
+    """Tell whether a process holds a file locked alone; several may ask at once."""
     if not path.exists():
         return False
-    with open(path, "r" if by_one else "a+") as file:
-        return not _flock(file, fcntl.LOCK_SH if by_one else fcntl.LOCK_EX, wait=False)
+    with open(path) as file:
+        return not _flock(file, fcntl.LOCK_SH, wait=False)
 
 
 def _flock(file: TextIO, kind: int, wait: bool) -> bool:

@@ -352,7 +352,7 @@ def reason(record: dict) -> str:
 def is_made(run_dir: Path) -> bool:
     """Tell whether a run has a valid record, of a run that somebody made."""
     record = read(run_dir) or {}
-    return bool(record.get("valid")) and record.get("launcher") != "simulated"
+    return record.get("valid", False) and record.get("launcher") != "simulated"
 
 
 def read_all(runs_dir: Path) -> list[dict]:

@@ -1,11 +1,22 @@
 """Processes as the tests that kill them see them."""
 
 import os
+import subprocess
+import sys
 import time
 
 import psutil
 
 from energynn.measure import perun_adapter
+
+ENERGYNN = [sys.executable, "-m", "energynn.cli"]
+
+
+def energynn(*words, **more):
+    """Execute a command of ours in a process of its own, and wait for its end."""
+    return subprocess.run(
+        [*ENERGYNN, *map(str, words)], capture_output=True, text=True, **more
+    )
 
 
 def wait_until(condition, timeout_s=180, what=""):

@@ -13,6 +13,7 @@ import pytest
 from energynn import cli, files, records
 from energynn.files import REPOSITORY
 from tests.conftest import write_perun_hdf5, write_run_dir
+from tests.processes import ENERGYNN
 
 
 def said(capsys, *words):
@@ -159,9 +160,8 @@ def test_answers_fit_a_terminal_of_80_columns(capfd, monkeypatch, checkout, word
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
-    command = [sys.executable, "-m", "energynn.cli", "run", "--list"]
     started = subprocess.Popen(
-        command,
+        [*ENERGYNN, "run", "--list"],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

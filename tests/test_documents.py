@@ -1,5 +1,6 @@
 """README.md and docs/*.md: their links lead somewhere; their commands, studies and paths exist."""
 
+import json
 import os
 import re
 import shlex
@@ -295,3 +296,9 @@ def test_docker_and_apptainer_have_the_same_files():
         if line.startswith("COPY "):
             docker += line.split()[1:-1]
     assert docker == apptainer and all((REPOSITORY / name).exists() for name in docker)
+
+
+def test_the_devcontainer_makes_the_environment_without_torch():
+    container = json.loads((REPOSITORY / ".devcontainer/devcontainer.json").read_text())
+    words = container["postCreateCommand"].split()
+    assert words[:2] == ["make", "env"] and "-e '.[lab]'" in " ".join(words)

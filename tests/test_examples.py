@@ -5,8 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +15,7 @@ from energynn.analysis import results
 from energynn.data import describe, manifests
 from energynn.files import REPOSITORY
 from tests.jpegs import as_jpegs
+from tests.processes import energynn
 
 EXAMPLES = REPOSITORY / "examples"
 
@@ -144,8 +143,7 @@ def follow(tmp_path, monkeypatch):
         ]
         assert len(found) == 2, found
         for line in found:
-            command = [sys.executable, "-m", "energynn.cli", *line.split()[1:]]
-            done = subprocess.run(command, cwd=here, capture_output=True, text=True)
+            done = energynn(*line.split()[1:], cwd=here)
             assert done.returncode == 0, done.stdout + done.stderr
         (path,) = tmp_path.glob("runs/local/*/record.json")
         record = json.loads(path.read_text())

@@ -20,7 +20,7 @@ from energynn.launch import start, supervise
 from energynn.measure import samples
 from energynn.measure.samples import read_events, read_samples
 from tests import powercap
-from tests.processes import processes_of, wait_until
+from tests.processes import ENERGYNN, processes_of, wait_until
 
 TINY = dict(
     workload="fourcastnet", embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02
@@ -225,7 +225,7 @@ HANGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("program, status", HANGS.values(), ids=HANGS)
 def test_a_rank_that_hangs_is_ended(tmp_path, program, status):
-    changes = "start.LOOK_S, start.SILENT_S = 0.2, 5.0\n"
+    changes = "start.LOOK_S, start.SILENT_S, start.SILENT_AT_END_S = 0.2, 5.0, 5.0\n"
     changes += f"words = [sys.executable, '-c', {program!r}]\n"
     changes += "start.ranks_command = lambda folder, intent: [*words, str(folder)]\n"
     started = supervised(tmp_path, TINY, changes)
@@ -288,9 +288,7 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
     parameters = LONGER | dict(epochs=40, checkpoint_period_s=0.5)
     words = [f"{name}={value}" for name, value in parameters.items()]
     command = [
-        sys.executable,
-        "-m",
-        "energynn.cli",
+        *ENERGYNN,
         "run",
         "--runs-dir",
         str(runs_dir),
@@ -388,9 +386,7 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
     (tmp_path / "two.py").write_text(TWO_POINTS)
     words = [
-        sys.executable,
-        "-m",
-        "energynn.cli",
+        *ENERGYNN,
         "study",
         "run",
         str(tmp_path / "two.py"),

@@ -49,9 +49,9 @@ def test_several_hold_together_until_the_last_has_gone(tmp_path):
     other, has_it = holder(path, shared=True, wait=True)
     assert has_it and files.lock(path) is None
     ours.close()
-    assert files.is_locked(path, by_one=False)
+    assert files.lock(path) is None
     end(other)
-    assert not files.is_locked(path, by_one=False) and files.lock(path) is not None
+    assert files.lock(path) is not None
 
 
 def test_a_file_system_without_locks_is_refused_with_the_remedy(tmp_path, monkeypatch):

@@ -52,8 +52,13 @@ class Fit:
         low, high = frame["mean_ci_lower"], frame["mean_ci_upper"]
         return at.assign(mean=frame["mean"], low=low, high=high)
 
-    def line(self, x: np.ndarray) -> pd.DataFrame:
-        """Predict along x for a model with one regressor, whose name the column has."""
+    def line(self, x: np.ndarray | None = None) -> pd.DataFrame:
+        """Predict along x, else as far as the observations reach, for a model with one regressor,
+        whose name the column has.
+        """
+        if x is None:
+            observed = self.data[self.regressor]
+            x = np.geomspace(observed.min(), observed.max(), 20)
         return self.predict(pd.DataFrame({self.regressor: np.asarray(x, float)}))
 
 

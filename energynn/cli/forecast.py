@@ -171,8 +171,8 @@ def fit(
     require_place(out)
     site = systems.site(system)
     if runs_dir:
-        folder = folder_of_runs(runs_dir, must_exist=True)
-        seen, left_out = runs.checked(folder, workload, site)
+        runs_dir = folder_of_runs(runs_dir, must_exist=True)
+        seen, left_out = runs.checked(runs_dir, workload, site)
     else:
         seen, left_out = runs.published(workload, site), ""
     fits.check(seen)

@@ -98,7 +98,7 @@ def jacobian(
 # --------------------------------------------------------------------------------------- priors
 
 
-def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, float]]:
+def usual_priors(seen: Runs, storage: bool) -> dict[str, tuple[float, float]]:
     """Centre and spread of each parameter, of any loader and of this system.
 
     Spreads are relative for what is fitted as a logarithm; 1 and more is any order of magnitude.

@@ -78,10 +78,11 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
     """Seconds of the whole training by cause, (configurations,) each."""
     samples = work.trained + values["evaluation"] * work.evaluated
     images = work.epochs * samples * values["tau"]
-    slower = values["kappa"] * work.is_full + values["kappa_nodes"] * np.log2(
-        work.nodes
+    slower = (
+        values["kappa"] * work.is_full
+        + values["kappa_nodes"] * np.log2(work.nodes)
+        + values["kappa_storage"] * (work.nodes - 1)
     )
-    slower = slower + values["kappa_storage"] * (work.nodes - 1)
     filled_s = work.filled * values["tau"] * (1 + slower)
     updates = work.epochs * work.updates
     times = {
@@ -106,9 +107,8 @@ def predict(
     times = times_s(values, work)
     total_s = sum(times.values())
     waiting = times["starts"] + times["fill"] + times.get("waiting", 0.0)
-    power_W = values["host"] / work.devices_of_node
     power_W = (
-        power_W
+        values["host"] / work.devices_of_node
         + values["idle"]
         + (values["fed"] - values["idle"]) * (1 - waiting / total_s)
     )

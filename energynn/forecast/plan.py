@@ -41,8 +41,8 @@ class Plan:
     limits: dict[str, float]
     pareto: np.ndarray
     choices: dict[str, tuple[int, str]]
-    power_share: float = 1.0
-    per_kWh: tuple = ()
+    power_share: float
+    per_kWh: tuple
 
 
 def base_run(fit: Fit, parameters: dict) -> RunConfig:

@@ -24,7 +24,7 @@ QUANTITIES = (*UNITS, *(f"energy_{part}_kWh" for part in COMPONENTS))
 ENDS = ("value", "low", "high")
 BLIND = {"resnet50": "32 of 34", "fourcastnet": "14 of 16"}  # of published values
 DRAWS = 2000  # of parameters, for the shares of causes
-SIZES = ("devices", "local_batch_size", "global_batch_size", "epochs")
+OF_RUN = ("system", "devices", "local_batch_size", "global_batch_size", "epochs")
 # published runs reach so far; beyond, nothing tells of latency and storage
 MOST_DEVICES = 256
 
@@ -123,7 +123,7 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
                 "local_batch_size: a device has fewer samples than one update takes; choose a "
                 "smaller one"
             )
-        row = {name: getattr(run, name) for name in ("system", *SIZES)}
+        row = {name: getattr(run, name) for name in OF_RUN}
         row |= {"workload": fit.runs.workload, "run_id": config.run_id(run)}
         row["provenance"] = provenance
         row["samples"] = runs.epoch_of(run, fit.runs.samples).training_samples

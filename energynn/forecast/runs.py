@@ -24,7 +24,8 @@ BYTES_PER_GB = 1e9
 MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
 # Fields in which runs of one fit may differ: a forecast takes account of them, or they change
 # neither time nor power.
-VARIED = """
+VARIED = {
+    *"""
 devices
 local_batch_size
 global_batch_size
@@ -56,8 +57,8 @@ idle_baseline_s
 idle_ready_s
 collective_timeout_s
 setup_timeout_s
-"""
-VARIED = {*VARIED.split()}
+""".split()
+}
 
 
 class Taken(msgspec.Struct, frozen=True):

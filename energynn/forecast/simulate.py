@@ -104,9 +104,9 @@ def _samples(host: str, powers_W: pd.Series, end_ns: int) -> list[dict]:
 
 def _intent(fit: Fit, run: RunConfig) -> dict:
     plain, site = config.to_dict(run), fit.runs.site
-    number = site.devices_per_node
-    machine = {"hostname": "simulated", "cpu": "simulated", "cores": number}
-    machine["gpus"] = [{}] * number if site.gpu else []
+    machine = {"hostname": "simulated", "cpu": "simulated"}
+    machine["cores"] = site.devices_per_node
+    machine["gpus"] = [{}] * site.devices_per_node if site.gpu else []
     return {
         "run_id": config.run_id(run),
         "workload": run.workload,

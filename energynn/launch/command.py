@@ -193,9 +193,7 @@ def _verdict(
         and quiet_s <= patience_s
     ):
         time.sleep(0.5)
-        quiet_s += 0.5
-        if any(is_locked(path, by_one=False) for path in folder.glob(".ranks-*")):
-            quiet_s = 0.0
+        quiet_s = 0.0 if None in map(lock, folder.glob(".ranks-*")) else quiet_s + 0.5
     return supervise.verdict(folder, size, supervise.stop_reason(stopped))
 
 

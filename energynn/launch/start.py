@@ -31,7 +31,9 @@ from energynn.progress import tell
 
 START_LOCK = ".start"  # held from the start of a run to its end
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
-SILENT_S = 300.0  # ranks that wait for a dead process, as perun's sampler, never end
+# ranks that wait for a dead process, as perun's sampler, never end
+SILENT_S = 300.0
+SILENT_AT_END_S = 90.0  # when all have trained
 LOOK_S = 5.0  # between two looks at the ranks' files
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 PATIENCE_S = 60.0  # with another start of the run: its supervisor may be ending it
@@ -280,12 +282,14 @@ def _wait_for_ranks(
 def _hang(folder: Path, devices: int) -> str:
     """Say in words that ranks hang before their first event or after their last; "" else."""
     paths = list(folder.glob("events-rank*.jsonl"))
-    newest_s = max(path.stat().st_mtime for path in [folder, *paths])
-    if time.time() < newest_s + SILENT_S:
+    silent_s = time.time() - max(path.stat().st_mtime for path in [folder, *paths])
+    if silent_s < SILENT_AT_END_S:
         return ""
-    if len(paths) == devices and not events_of_kind(read_events(folder), "rank_end"):
+    ends = events_of_kind(read_events(folder), "rank_end")
+    is_training = len(paths) == devices and not ends
+    if is_training or len(ends) < devices and silent_s < SILENT_S:
         return ""
-    return f"its ranks were silent for {SILENT_S:.0f} s, before or after the training"
+    return f"its ranks were silent for {silent_s:.0f} s, before or after the training"
 
 
 def ranks_command(folder: Path, intent: dict) -> list[str]:

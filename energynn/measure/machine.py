@@ -40,7 +40,6 @@ third at idle"
 CPU_MODEL = tomllib.loads(SYSTEM_TOML)["cpu_model"]
 CPU_INFO = Path("/proc/cpuinfo")
 CPUS = Path("/sys/devices/system/cpu")
-SOCKET = "cpu*/topology/physical_package_id"
 COMMIT = REPOSITORY / "build" / "commit"
 PACKAGES = (
     "torch torchvision perun mpi4py mpich openmpi numpy xarray papermill pillow".split()
@@ -60,7 +59,10 @@ def describe_machine() -> dict:
         "hostname": platform.node(),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "sockets": len({path.read_text() for path in CPUS.glob(SOCKET)}) or 1,
+        "sockets": len(
+            set(map(Path.read_text, CPUS.glob("*/topology/physical_package_id")))
+        )
+        or 1,
         "gpus": gpus(),
     }
 

@@ -36,8 +36,8 @@ def held(limit_W: float, gpus: list[dict]) -> Iterator[list[int]]:
             raise ValueError(f"power_limit_W: {answer}; choose another or none")
         yield [guard.stdin.fileno()]
     finally:
-        said, _ = guard.communicate()
-        print(said, end="", file=sys.stderr)  # where a limit could not be set back
+        # it speaks where a limit could not be set back
+        print(guard.communicate()[0], end="", file=sys.stderr)
 
 
 def guard(limit_W: float, indices: list[int]) -> None:

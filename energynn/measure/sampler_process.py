@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from energynn.files import is_locked, lock
+from energynn.files import lock
 from energynn.launchers import ranks_of_this_host, write_whole_lines
 from energynn.measure import sensors
 from energynn.measure.perun_backends import add_amd
@@ -62,7 +62,7 @@ def start_sampler(
 
     def stop() -> None:
         ours.close()
-        while not stopped and is_locked(ranks, by_one=False):
+        while not stopped and lock(ranks) is None:
             time.sleep(0.5)
         with contextlib.suppress(subprocess.TimeoutExpired):
             sampler.communicate(b"stop\n", timeout=STOPPING_S)

@@ -35,8 +35,8 @@ def run(folder: str | Path) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         intent = json.loads((run_dir / "run.json").read_text())
         # "auto" is what the launcher found; a torch that sees no GPU does not train on a core then
-        device = intent["device_kind"].split()[0]
-        config = configuration.from_dict(intent["config"] | {"device": device})
+        found = {"device": intent["device_kind"].split()[0]}
+        config = configuration.from_dict(intent["config"] | found)
         _train(config, folder, run_dir, intent.get("launcher"), rank)
     except Interrupted as stop:
         # all ranks stop at the same step, so none waits for this one

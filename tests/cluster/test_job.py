@@ -80,7 +80,7 @@ def test_a_run_that_finished_and_is_not_valid_is_not_made_again_by_itself(start)
         "status_reason": "",
         "invalid_reasons": ["only 3 power samples"],
     }
-    assert start(record=bad) == CAN_GO_ON, "it is of another start"
+    assert start(record=bad) == CAN_GO_ON  # it is of another start
     assert start(record=bad | {"ended_at": "2999-01-01T00:00:00Z"}) == 1
     assert start.last()["outcome"] == "failed: not valid: only 3 power samples"
     assert start(record={"valid": True}) == 0 and start.last()["outcome"] == "finished"

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -18,6 +17,7 @@ from energynn import cli, config, files, studies
 from energynn.cluster import costs, slurm, status, submit, systems
 from energynn.files import REPOSITORY
 from tests.conftest import minimal_record
+from tests.processes import energynn
 
 TWO_NODES = str(REPOSITORY / "tests" / "cluster" / "two-nodes.toml")
 COUNTS = {"R1": 45, "R2": 25, "R3": 20, "R4": 45, "R5": 25, "R6": 20, "F1": 7, "F2": 5}
@@ -343,13 +343,9 @@ def test_the_container_holds_all_that_its_commands_need(tmp_path):
             REPOSITORY / source, copy
         )
     words = ["submit", "smoke", "--system", "slurm", "--dry-run"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    subprocess.run(
-        [sys.executable, "-m", "energynn.cli", *words],
-        cwd=tmp_path,
-        env=environment,
-        check=True,
-    )
+    energynn(
+        *words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}
+    ).check_returncode()
 
 
 # ------------------------------ several calls, a slow Slurm

@@ -15,7 +15,7 @@ import pytest
 from energynn import cli, launchers, records
 from energynn.launch import watch
 from energynn.measure import samples
-from tests.processes import processes_of, wait_until
+from tests.processes import ENERGYNN, processes_of, wait_until
 from tests.ranks import MPIRUN
 
 FAKES = Path(__file__).with_name("fake_sensors")
@@ -37,9 +37,7 @@ def environment(gpus=(), **more):
 def start(folder, *command, options=(), env=None, before=(), **more):
     words = [
         *before,
-        sys.executable,
-        "-m",
-        "energynn.cli",
+        *ENERGYNN,
         "measure",
         "--out",
         str(folder),

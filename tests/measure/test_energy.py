@@ -26,8 +26,14 @@ def curve_of(kind, values, t_s=T, period_s=0.1, **more):
 def test_a_wrap_around_while_the_load_changes_loses_nothing():
     true_J = 100 * T + 300 * np.clip(T - 1.4, 0, 0.1)
     readings = (np.floor(true_J * 1e6) + 262.0e9) % WRAPS
-    rapl = curve_of("energy", readings, to_SI=1e-6, wraps_at=WRAPS, update_s=0.001)
-    rapl.sensor["notes"] = {"limit_W": 40_950.0}  # RAPL's word for none
+    rapl = curve_of(
+        "energy",
+        readings,
+        to_SI=1e-6,
+        wraps_at=WRAPS,
+        update_s=0.001,
+        notes={"limit_W": 40_950.0},  # RAPL's word for none
+    )
     assert rapl.window(1.0, 1.9).energy_J == pytest.approx(120.0, rel=1e-3)
     assert rapl.window(0.0, 30.0).energy_J == pytest.approx(3030.0, rel=1e-6)
     assert not energy.doubts([rapl], 0.0, 30.0)

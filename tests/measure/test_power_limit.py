@@ -2,14 +2,12 @@
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 
-from energynn import records
+from energynn import config, records
 from tests.measure.test_command import environment, has_begun, measured, start
-from tests.processes import wait_until
+from tests.processes import energynn, wait_until
 
 GPU = dict(high_W=300.0, update_s=0.02)
 SET_MW = [200_000, 700_000]  # and set back
@@ -82,12 +80,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(
     if command == "measure":
         words = ["measure", "--power-limit-W", watts, "--out", str(tmp_path / "runs")]
         words += ["--", "touch", str(tmp_path / "made")]
-    done = subprocess.run(
-        [sys.executable, "-m", "energynn.cli", *words],
-        env=env,
-        capture_output=True,
-        text=True,
-    )
+    done = energynn(*words, env=env)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert f"power_limit_W: {said}" in done.stderr
     assert not list(tmp_path.glob("runs/*/*/run.json"))
@@ -96,3 +89,10 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(
     assert not {200_000, 99_000, 701_000} & {
         json.loads(row)[2] for row in rows.split("\n") if row
     }
+
+
+def test_a_run_without_a_limit_is_called_as_ever():
+    plain, limited = config.make(), config.make(power_limit_W=300)
+    assert config.run_id(plain) != config.run_id(limited)
+    assert "power_limit_W" not in config.to_dict(plain)
+    assert config.from_dict(config.to_dict(limited)) == limited

@@ -11,6 +11,11 @@ from energynn import config as configuration
 from energynn.measure.samples import read_phases
 from tests.ranks import start_ranks
 
+# trainings of seconds
+AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4)
+IMAGES = dict(
+    local_batch_size=4, image_size=32, training_samples=24, validation_samples=10
+)
 HERE = Path(__file__).parent
 
 

@@ -2,23 +2,16 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from energynn import records
 from energynn.files import REPOSITORY
+from tests.processes import energynn
+from tests.train.conftest import AFNO, IMAGES
 
-AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4, epochs=2)
-RESNET50 = dict(
-    local_batch_size=4,
-    image_size=32,
-    training_samples=24,
-    validation_samples=10,
-    epochs=2,
-)
+RESNET50 = IMAGES | dict(epochs=2)
 CHEAP = dict(
     precision="bfloat16",
     fused_optimizer=True,
@@ -43,7 +36,10 @@ RECIPES = {
         AFNO
         | CHEAP
         | dict(
-            activation_checkpointing=True, accumulation_steps=2, filter_modes="zonal"
+            epochs=2,
+            activation_checkpointing=True,
+            accumulation_steps=2,
+            filter_modes="zonal",
         ),
     ),
 }
@@ -82,15 +78,9 @@ def start(tmp_path, sizes, fakes):
         "FAKE_GPUS": json.dumps(gpus),
         "FAKE_LIMITS": str(tmp_path / "limits"),
     }
-    words = [sys.executable, "-m", "energynn.cli", "run", "workload=resnet50"]
+    words = ["workload=resnet50", "--runs-dir", tmp_path / "runs"]
     words += [f"{name}={value}" for name, value in sizes.items()]
-    return subprocess.run(
-        [*words, "--runs-dir", str(tmp_path / "runs")],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env=os.environ | environment,
-    )
+    return energynn("run", *words, cwd=REPOSITORY, env=os.environ | environment)
 
 
 @pytest.mark.slow

@@ -18,16 +18,12 @@ from energynn import files
 from energynn.measure.samples import read_events
 from tests.processes import processes_of, wait_until
 from tests.ranks import ENVIRONMENT, MPIRUN
-from tests.train.conftest import HERE
+from tests.train.conftest import AFNO, HERE, IMAGES
 
-TINY = dict(
-    workload="fourcastnet", patch_size=6, embed_dim=32, depth=1, num_blocks=4, devices=2
-)
-RESNET50 = dict(
+TINY = AFNO | dict(workload="fourcastnet", devices=2)
+RESNET50 = IMAGES | dict(
     workload="resnet50",
     devices=2,
-    local_batch_size=4,
-    image_size=32,
     training_samples=80,
     validation_samples=8,
     evaluate_training_set=False,

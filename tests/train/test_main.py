@@ -10,17 +10,9 @@ import torch
 from energynn import config as configuration
 from energynn.train.phases import PHASES
 from tests.ranks import start_ranks
-from tests.train.conftest import phase_times
+from tests.train.conftest import AFNO, IMAGES, phase_times
 
-AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4)
-RESNET50 = dict(
-    local_batch_size=4,
-    image_size=32,
-    training_samples=24,
-    validation_samples=10,
-    learning_rate=0.1,
-    evaluate_training_set=True,
-)
+RESNET50 = IMAGES | dict(learning_rate=0.1, evaluate_training_set=True)
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +114,13 @@ def test_history_counts_up_to_the_end(runs):
         event for event in runs["pretrain"].events() if event["event"] == "training_end"
     )
     assert all(epochs[-1][name] == value for name, value in end["metrics"].items())
+
+
+def test_learning_rate_of_resnet50_warms_up_per_epoch(runs):
+    epochs = [event for event in runs["resnet50"].events() if event["event"] == "epoch"]
+    assert [event["learning_rate"] for event in epochs] == pytest.approx(
+        [0.1, 0.1 * 8 / 256]
+    )
 
 
 def test_persistence_is_the_known_one(runs):

@@ -14,16 +14,11 @@ from energynn.data.images import normalized
 from energynn.train import resnet50
 from energynn.train.distributed import World
 from tests.jpegs import as_jpegs
+from tests.train.conftest import IMAGES
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "h")
-SIZES = dict(
-    local_batch_size=4,
-    image_size=32,
-    training_samples=20,
-    validation_samples=10,
-    learning_rate=0.1,
-    seed=20_261_125,  # as people write a date
-)
+# the seed as people write a date
+SIZES = IMAGES | dict(training_samples=20, learning_rate=0.1, seed=20_261_125)
 MEAN, STD = resnet50.CHANNEL_MEAN, resnet50.CHANNEL_STD
 
 

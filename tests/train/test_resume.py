@@ -14,34 +14,18 @@ from energynn.measure.samples import read_events
 from energynn.train import checkpoint
 from energynn.train.distributed import World
 from tests.ranks import Ranks
-from tests.train.conftest import HERE
+from tests.train.conftest import HERE, IMAGES
 
+RESNET50 = IMAGES | dict(
+    workload="resnet50", epochs=3, training_samples=40, loader_workers=1
+)
 CASES = {
     "fourcastnet on two ranks": dict(
         workload="fourcastnet", devices=2, embed_dim=32, depth=1, epochs=4
     ),
-    "resnet50 on two ranks with loader workers": dict(
-        workload="resnet50",
-        devices=2,
-        local_batch_size=4,
-        image_size=32,
-        epochs=3,
-        training_samples=40,
-        validation_samples=10,
-        loader_workers=1,
-    ),
-    "resnet50 as fast as it can, gradients added up": dict(
-        workload="resnet50",
-        preset="fast",
-        dataset="photographs",
-        local_batch_size=4,
-        global_batch_size=8,
-        image_size=32,
-        epochs=3,
-        training_samples=40,
-        validation_samples=10,
-        loader_workers=1,
-    ),
+    "resnet50 on two ranks with loader workers": RESNET50 | dict(devices=2),
+    "resnet50 as fast as it can, gradients added up": RESNET50
+    | dict(preset="fast", dataset="photographs", global_batch_size=8),
 }
 STEP_KILL, STEP_STOP = ("killed after a step", 1), ("asked to stop after a step", 1)
 WRITE_KILLS = [
@@ -170,13 +154,10 @@ def test_kills_at_named_points_change_no_bit(tmp_path, name):
 @pytest.mark.slow
 def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
     """The evaluation is most of this training; afterwards it is made anew, and counted once."""
+    sizes = IMAGES | dict(epochs=1, training_samples=20, validation_samples=120)
     config = configuration.make(
         "resnet50",
-        local_batch_size=4,
-        image_size=32,
-        epochs=1,
-        training_samples=20,
-        validation_samples=120,
+        **sizes,
         evaluate_training_set=True,
         checkpoint_period_s=0,
         save_weights=True,

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.conftest import AFNO
+
 TRACES = Path(__file__).parent / "traces"
-AFNO = dict(workload="fourcastnet", patch_size=6, embed_dim=32, depth=2, num_blocks=4)
+DEEPER = AFNO | dict(workload="fourcastnet", depth=2)
 # ResNet50 runs in float64 and with a small learning rate: its first steps are chaotic, in float32
 # the last bits, which differ between processors, grow to a tenth of the loss in five steps. As
 # here, they stay below 1e-11 after twenty, while the updates change the loss by several percent.
@@ -27,9 +29,9 @@ RUNS = {
         warmup_epochs=0,
         evaluate_training_set=False,
     ),
-    "fourcastnet-pretrain": dict(**AFNO, epochs=1, save_weights=True),
+    "fourcastnet-pretrain": dict(**DEEPER, epochs=1, save_weights=True),
     "fourcastnet-finetune": dict(
-        **AFNO, epochs=2, stage="finetune", initial_run="fourcastnet-pretrain"
+        **DEEPER, epochs=2, stage="finetune", initial_run="fourcastnet-pretrain"
     ),
 }
 DTYPES = {"resnet50": "float64"}
