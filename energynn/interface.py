@@ -57,8 +57,9 @@ COLUMNS = [
 ]
 
 
-def load(runs_dir: str | Path = "runs") -> xr.Dataset:
-    """Load all runs, own and published, as one Dataset with dimension ``run``.
+def load(runs_dir: str | Path = "") -> xr.Dataset:
+    """Load all runs, own (of $ENERGYNN_RUNS, else runs) and published, as one Dataset with
+    dimension ``run``.
 
     Coordinates say what was run; ``origin`` is "published", "own" (our trainers), "command"
     (`energynn measure`) or "imported" (perun's files). ``provenance`` is that of the energies. Data
@@ -69,6 +70,7 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
         >>> runs = load()
         >>> a100 = runs.sel(run=(runs.origin == "published"))
     """
+    runs_dir = runs_dir or default_runs_dir()
     long = observations.load(runs_dir)
     others = observations.without_training(runs_dir)
     table = pd.concat([observations.distinct(long), others], ignore_index=True)
@@ -87,7 +89,7 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
     return runs.set_coords(runs.keys() & {*TEXTS}).assign_attrs(excluded=excluded)
 
 
-def table(runs_dir: str | Path = "runs") -> pd.DataFrame:
+def table(runs_dir: str | Path = "") -> pd.DataFrame:
     """Tabulate own runs, one row each, the newest first: also what failed or is not valid, and why.
 
     Columns have the names of a record's fields, shorter for the whole (``energy_J``, ``time_s``,
@@ -98,7 +100,7 @@ def table(runs_dir: str | Path = "runs") -> pd.DataFrame:
         ['started_at', 'name', 'command', 'run_id', 'workload']
     """
     made = []
-    for folder in records.run_dirs(Path(runs_dir)):
+    for folder in records.run_dirs(Path(runs_dir or default_runs_dir())):
         without = {"run_id": folder.name, "valid": False}
         without["status_reason"] = "no record; `energynn status` says why"
         made.append(records.read(folder) or without)

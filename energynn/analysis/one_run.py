@@ -34,11 +34,14 @@ def save(run_dir: Path, path: Path) -> None:
 
 
 def draw(run_dir: Path) -> alt.HConcatChart:
-    """Draw power, loss and error over time; beside them energy over time and error over energy."""
+    """Draw power, loss and error over time; beside them energy over time and error over energy.
+
+    Of one epoch there is no curve of loss and error.
+    """
     record = records.read_record(run_dir)
-    length_s = record.get("training_time_s", 0.0)
-    period_s = record.get("sampling_period_s", 0.0)
-    step_s = max(length_s / STEPS, period_s)
+    step_s = max(
+        record.get("training_time_s", 0.0) / STEPS, record.get("sampling_period_s", 0.0)
+    )
     power = _powers(run_dir, record, step_s)
     if power.empty:
         raise ValueError(f"plot: {run_dir} has no power samples of a training")
@@ -53,7 +56,7 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     # without phases, their chart would have no end
     over_time = [_shades(phases) + watts if len(phases) else watts]
     beside = [_curve(energy, TIME, ENERGY)]
-    if len(epochs):
+    if len(epochs) > 1:
         epochs[ENERGY] = np.interp(epochs[TIME], energy[TIME], energy[ENERGY])
         known = [name for name in record["metrics"] if name in epochs]
         reached = ["training_loss", *known[:1]]
@@ -74,8 +77,7 @@ def _title(record: dict) -> alt.Title:
 
 
 def _shades(phases: pd.DataFrame) -> alt.Chart:
-    fill = alt.Fill("phase:N", title=None)
-    fill = fill.scale(range=theme.COLOURS[1:])
+    fill = alt.Fill("phase:N", title=None).scale(range=theme.COLOURS[1:])
     begin = alt.X(f"{TIME}:Q")
     end = alt.X2("end:Q", title=None)
     return alt.Chart(phases).mark_rect(opacity=0.3).encode(begin, end, fill)

@@ -264,7 +264,7 @@ def held_out_text(rows: list[dict]) -> str:
     shown = pd.DataFrame(rows)[["workload", "devices", "local_batch_size"]]
     shown.columns = ["", "GPUs", "local batch"]
     for name in ("time_h", "energy_kWh"):
-        shown[UNITS[name]] = [span(row[name]) for row in rows]
+        shown[f"estimated {UNITS[name]}"] = [span(row[name]) for row in rows]
         facts = [row[name].get("fact") for row in rows]
         shown[f"fact, {UNITS[name]}"] = np.array(facts, float)
     shown["fact is"] = [row["fact_is"] for row in rows]
