@@ -79,7 +79,7 @@ def _title(record: dict) -> alt.Title:
 def _shades(phases: pd.DataFrame) -> alt.Chart:
     fill = alt.Fill("phase:N", title=None).scale(range=theme.COLOURS[1:])
     begin = alt.X(f"{TIME}:Q")
-    end = alt.X2("end:Q", title=None)
+    end = alt.X2("end:Q", title=TIME)
     return alt.Chart(phases).mark_rect(opacity=0.3).encode(begin, end, fill)
 
 
