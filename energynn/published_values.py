@@ -15,3 +15,30 @@ def rows(name: str = "values") -> list[dict[str, str]]:
     """Read the rows of ``name``.csv by column names; "" where nothing is given."""
     with open(PUBLISHED / f"{name}.csv", newline="") as file:
         return list(csv.DictReader(file))
+
+
+SIZES = (
+    "devices",
+    "local_batch_size",
+    "global_batch_size",
+    "dataset_samples",
+    "epochs",
+    "repeats",
+)
+
+
+@functools.cache
+def runs() -> list[dict]:
+    """Group values by run: what was run, and ``gpu_hours`` and ``energy_total`` (kWh) among others.
+
+    A size that is not printed is 0; the local batch size follows from the others.
+    """
+    found = {}
+    for row in rows():
+        if row["kind"] == "measurement" and row["devices"]:
+            run = {name: row[name] for name in ("workload", "device_name")}
+            run |= {name: int(row[name] or 0) for name in SIZES}
+            run["local_batch_size"] = run["global_batch_size"] // run["devices"]
+            same = found.setdefault(tuple(run.values()), run)
+            same[row["quantity"]] = float(row["value"])
+    return [run for run in found.values() if {"gpu_hours", "energy_total"} <= {*run}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Iterable
 from math import log2
@@ -12,6 +11,8 @@ from energynn import published_values
 from energynn.config import PAPER, RunConfig, run_id
 from energynn.progress import entry
 from energynn.studies import GROUPS, IMAGES, STUDIES
+
+SIZES = ("local_batch_size", "devices", "epochs")
 
 
 class Cost(NamedTuple):
@@ -35,49 +36,28 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
     fixed = sizes.keys() - {"epochs", "local_batch_size"}
     if not sizes or any(getattr(run, name) != sizes[name] for name in fixed):
         return Cost(0.0, 0.0, "unknown")
-    asked = {
-        "batch": run.local_batch_size,
-        "devices": run.devices,
-        "samples": getattr(run, "training_samples", 0) or IMAGES,
-        "epochs": run.epochs,
-    }
+    samples = getattr(run, "training_samples", 0) or IMAGES
 
     def distance(row: dict) -> tuple:
-        octaves = [abs(log2(asked[name] / row[name])) for name in asked]
+        octaves = [abs(log2(getattr(run, name) / row[name])) for name in SIZES]
+        octaves.append(abs(log2(samples / (row["dataset_samples"] or IMAGES))))
         is_other_gpu = (gpu == "H100") != ("H100" in row["device_name"])
         # Where several runs are equally near, the local batch size decides: power depends on it.
         return is_other_gpu, sum(octaves), octaves[0]
 
-    row = min(
-        (row for row in _published() if row["workload"] == run.workload), key=distance
-    )
+    rows = published_values.runs()
+    row = min((row for row in rows if row["workload"] == run.workload), key=distance)
     steps = 2 if getattr(run, "stage", "") == "finetune" else 1
-    factor = asked["samples"] / row["samples"] * run.epochs / row["epochs"] * steps
+    factor = (
+        samples
+        / (row["dataset_samples"] or IMAGES)
+        * run.epochs
+        / row["epochs"]
+        * steps
+    )
     is_the_same = distance(row)[1] == 0 and steps == 1
     source = "published" if is_the_same else "scaled from published runs"
     return Cost(row["gpu_hours"] * factor, row["energy_total"] * factor, source)
-
-
-@functools.cache
-def _published() -> list[dict]:
-    """Read GPU hours and energies of the published runs, without pandas: its import takes long."""
-    runs: dict[tuple, dict] = {}
-    for row in published_values.rows():
-        if row["kind"] != "measurement" or not row["devices"]:
-            continue
-        devices = int(row["devices"])
-        run = {
-            "workload": row["workload"],
-            "device_name": row["device_name"],
-            "devices": devices,
-            "epochs": int(row["epochs"]),
-            "samples": int(row["dataset_samples"] or IMAGES),
-            "batch": int(
-                row["local_batch_size"] or int(row["global_batch_size"]) // devices
-            ),
-        }
-        runs.setdefault(tuple(run.values()), run)[row["quantity"]] = float(row["value"])
-    return [run for run in runs.values() if {"gpu_hours", "energy_total"} <= set(run)]
 
 
 def total(costs: Iterable[Cost]) -> Cost:

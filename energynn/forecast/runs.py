@@ -185,17 +185,14 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
 # ------------------------------------------------------------------------------------ published
 
 PUBLISHED_SYSTEMS = ("horeka-a100", "horeka-h100")
-PRINTED = ("epochs", "devices", "global_batch_size", "dataset_samples")
 
 
-def published(
-    workload: str, site: Site, others: tuple[str, ...] = PUBLISHED_SYSTEMS
-) -> Runs:
+def published(workload: str, site: Site, has_like: bool = False) -> Runs:
     """Read the study's runs of full length on a system; those of another one give the priors.
 
-    Raises ValueError where nothing is published.
+    has_like: of these others. Raises ValueError where nothing is published.
     """
-    rows = _rows(workload, site)
+    rows = _printed(workload, site)
     if not rows:
         raise ValueError(
             f"{workload} on {site.name}: nothing is published of it; fit runs of your own "
@@ -203,36 +200,39 @@ def published(
             "fourcastnet on horeka-a100, or fourcastnet on horeka-h100"
         )
     like = None
-    for other in (systems.site(name) for name in others if name != site.name):
-        if _rows(workload, other):
-            like = published(workload, other, others=())
+    for other in map(systems.site, PUBLISHED_SYSTEMS):
+        if not has_like and other.name != site.name and _printed(workload, other):
+            like = published(workload, other, has_like=True)
+    planned = itertools.chain(*(study(site.name) for study in studies.PAPER.values()))
+    planned = [run for run in planned if run.workload == workload]
     taken = []
-    for run in itertools.chain(*(study(site.name) for study in studies.PAPER.values())):
-        sizes = (run.workload, run.epochs, run.devices, run.global_batch_size)
-        # A row may leave the samples out. Each is of the first run that is planned so.
-        row = rows.pop((*sizes, run.epoch().training_samples), {}) or rows.pop(
-            (*sizes, 0), {}
-        )
+    for run in planned:
+        row = next((row for row in rows if _is_of(row, run)), None)
         if row:
+            rows.remove(row)
             time_s = SECOND_PER_HOUR * row["gpu_hours"] / run.devices
             power_W = 1000 * row["energy_total"] / row["gpu_hours"]
-            plain = config.to_dict(run)
-            taken.append(Taken(plain, time_s, power_W, row["repeats"]))
+            taken.append(Taken(config.to_dict(run), time_s, power_W, row["repeats"]))
     return Runs(workload, site, taken, provenance="published", like=like)
 
 
-def _rows(workload: str, site: Site) -> dict[tuple, dict]:
-    """Find published runs of full length by workload and sizes, 0 where one is not printed."""
-    known = defaultdict(dict)
-    asked = ("measurement", workload, site.published_as)
-    for row in published_values.rows():
-        if (row["kind"], row["workload"], row["device_name"]) == asked:
-            sizes = (int(row[name] or 0) for name in PRINTED)
-            facts = {"repeats": int(row["repeats"] or 1)}
-            known[workload, *sizes] |= {row["quantity"]: float(row["value"])} | facts
-    known = {sizes: row for sizes, row in known.items() if "energy_total" in row}
-    full = max((epochs for _, epochs, *_ in known), default=0)
-    return {sizes: row for sizes, row in known.items() if sizes[1] == full}
+def _printed(workload: str, site: Site) -> list[dict]:
+    """Find the published runs of full length."""
+    asked = workload, site.published_as
+    rows = [
+        row
+        for row in published_values.runs()
+        if (row["workload"], row["device_name"]) == asked
+    ]
+    full = max((row["epochs"] for row in rows), default=0)
+    return [row for row in rows if row["epochs"] == full]
+
+
+def _is_of(row: dict, run: RunConfig) -> bool:
+    """Say whether a row is of a planned run; it may leave the samples out."""
+    sizes = ("devices", "global_batch_size", "epochs")
+    is_same = all(row[name] == getattr(run, name) for name in sizes)
+    return is_same and row["dataset_samples"] in (0, run.epoch().training_samples)
 
 
 # ------------------------------------------------------------------------------------------ own
