@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from msgspec.json import Encoder
 
 from energynn import records
 from energynn.files import sha256, staged, write_json
@@ -22,6 +21,7 @@ from energynn.measure.perun_adapter import (
     PerunSensor,
     read_runs,
 )
+from energynn.measure.samples import write_host
 from energynn.measure.sensors import Sensor
 from energynn.processes import require_an_end
 from energynn.reading import one_fault
@@ -64,9 +64,7 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
             {"run_id": folder.name, **_intent(path, digest, run)},
         )
         with one_fault(path):
-            for name, lines in _raw_files(run):
-                (unfinished / name).parent.mkdir(exist_ok=True)
-                (unfinished / name).write_bytes(Encoder().encode_lines(lines))
+            _write_hosts(run, unfinished)
             records.build(unfinished, "finished", "")
         unfinished.rename(folder)
     return folder
@@ -107,8 +105,8 @@ def _readings(theirs: PerunSensor) -> list[float | None]:
     return [reading if 0 < reading <= most else None for reading in readings]
 
 
-def _raw_files(run: PerunRun):
-    """Give name and lines of each file of samples and events, for each host of each round.
+def _write_hosts(run: PerunRun, folder: Path) -> None:
+    """Write the samples and events of each host of each round.
 
     A round is a segment of the run. Both clocks begin at its first sample: perun keeps none that
     goes on from round to round, and the run's start stands in run.json.
@@ -123,26 +121,12 @@ def _raw_files(run: PerunRun):
         if not len(steps_s) or not ((steps_s >= 0) & (steps_s < np.inf)).all():
             raise ValueError(f"the times of {host} are not those of a run")
         number = rounds.index(round_)
-        folder = f"segment-{number + 1}/" if number else ""
-        apart_ns = number * ROUND_NS
-        header = {
-            "header": "energynn-samples/1",
-            "host": host,
-            "period_s": float(np.median(steps_s)),
-            "sensors": list(map(_describe, own)),
-        }
+        place = folder / f"segment-{number + 1}" if number else folder
+        place.mkdir(exist_ok=True)
         times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
-        rows = zip(times_ns, *map(_readings, own), strict=True)
-        samples = [{"t": t, "w": apart_ns + t, "v": values} for t, *values in rows]
-        yield f"{folder}{_file_name(f'samples-{host}.jsonl')}", [header, *samples]
-        # One rank for each host, whose window is all that perun sampled there.
-        who = {"rank": hosts.index(host), "host": host}
-        marks = [("rank_start", 0), ("training_start", 0), ("training_end", -1)]
-        events = []
-        for event, at in marks:
-            times = {"t_mono_ns": times_ns[at], "t_wall_ns": apart_ns + times_ns[at]}
-            events.append(who | {"event": event} | times)
-        yield f"{folder}events-rank{who['rank']}.jsonl", events
+        readings = map(list, zip(*map(_readings, own), strict=True))
+        about = hosts.index(host), _file_name(host), list(map(_describe, own))
+        write_host(place, *about, times_ns, readings, apart_ns=number * ROUND_NS)
 
 
 def _intent(path: Path, digest: str, run: PerunRun) -> dict:

@@ -91,6 +91,42 @@ def read_hosts(folder: Path) -> list[Samples]:
     return list(filter(None, map(read_samples, paths)))
 
 
+def write_host(
+    folder: Path,
+    rank: int,
+    host: str,
+    sensors: list[dict],
+    times_ns: list[int],
+    readings: Iterable[list],
+    apart_ns: int = 0,
+    **at_end,
+) -> None:
+    """Write samples and events of a host that was not sampled by us: all of them in the training.
+
+    One rank stands for it. apart_ns: from its monotonic to its wall clock. at_end: fields of the
+    end of the training.
+    """
+    header = {
+        "header": "energynn-samples/1",
+        "host": host,
+        "period_s": float(np.median(np.diff(times_ns))) / 1e9,
+        "sensors": sensors,
+    }
+    samples = [
+        {"t": t, "w": apart_ns + t, "v": values}
+        for t, values in zip(times_ns, readings, strict=True)
+    ]
+    events = []
+    for event, at in (("rank_start", 0), ("training_start", 0), ("training_end", -1)):
+        clocks = {"t_mono_ns": times_ns[at], "t_wall_ns": apart_ns + times_ns[at]}
+        events.append({"event": event, "host": host} | clocks)
+    events[-1] |= at_end
+    files = {f"samples-{host}": [header, *samples], f"events-rank{rank}": events}
+    for name, lines in files.items():
+        content = msgspec.json.Encoder().encode_lines(lines)
+        (folder / f"{name}.jsonl").write_bytes(content)
+
+
 def has_begun(folder: Path, host: str) -> bool:
     """Tell whether the sampler of a host has written its first sample."""
     path = folder / f"samples-{host}.jsonl"
