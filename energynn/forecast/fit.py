@@ -56,7 +56,7 @@ class Fit:
 
     @property
     def values(self) -> dict[str, float]:
-        """The parameters in their units; neutral for those that the fit has not."""
+        """The parameters in their units; of those that it has not, times neutral, powers NaN."""
         return to_values(self.names, self.point)
 
     @property
@@ -66,8 +66,8 @@ class Fit:
 
 def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
     """Parameters in their units from a point of the space where they are fitted."""
-    values = dict.fromkeys(PARAMETERS, 0.0)
-    values |= dict.fromkeys(("efficiency", "evaluation", "fed"), 1.0)
+    values = dict.fromkeys(OF_TIME, 0.0) | {"efficiency": 1.0, "evaluation": 1.0}
+    values |= dict.fromkeys(OF_POWER, np.nan)
     for name, at in zip(names, point, strict=True):
         values[name] = np.exp(at) if PARAMETERS[name].is_log else at
     return values
@@ -270,7 +270,8 @@ def unseen(fit: Fit, work: np.recarray) -> pd.Series:
 def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     """Forecast time_s, power_W and energy_J of one GPU, (configurations, 3) each.
 
-    Value, and low and high end of the 90 % interval. The energy is the product of the others.
+    Value, and low and high end of the 90 % interval; NaN: not known. The energy is the product of
+    the others.
     """
     middle, slopes = (
         function(fit.names, fit.point, work) for function in (outcomes, jacobian)
@@ -282,7 +283,7 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
     hidden = np.log(1 - unseen(fit, work))
     result = {}
-    for name, parts in rows.items() if fit.has_power else [("time_s", [0])]:
+    for name, parts in rows.items():
         slope, error2 = slopes[parts].sum(axis=0), errors2[parts]
         freedom = fit.freedom[parts].min()
         variance = ((slope @ fit.covariance) * slope).sum(axis=1) + error2.sum()

@@ -40,21 +40,16 @@ def quantities(
     site = fit.runs.site
     devices, of_node = work.devices[:, None], work.devices_of_node[:, None]
     of_device = fits.forecast(fit, work)
-    unknown = np.full((len(work), 3), np.nan)
-    power_W = of_device.get("power_W", unknown)[:, :1]
+    power_W = of_device["power_W"][:, :1]
     time_h = of_device["time_s"] / SECOND_PER_HOUR
-    result = {"time_h": time_h, "gpu_hours": time_h * devices}
-    result["energy_kWh"] = of_device.get("energy_J", unknown) * devices / JOULE_PER_KWH
-    cpu_W = (site.cpu_W or np.nan) / of_node + site.cpu_thread_W * (
-        work.workers[:, None] + 1
-    )
-    ram_W = (site.ram_W or np.nan) / of_node
-    for part, watts in {
-        "cpu": cpu_W,
-        "ram": ram_W,
-        "gpu": power_W - cpu_W - ram_W,
-    }.items():
-        result[f"energy_{part}_kWh"] = result["energy_kWh"] * watts / power_W
+    energy_kWh = of_device["energy_J"] * devices / JOULE_PER_KWH
+    result = {"time_h": time_h, "gpu_hours": time_h * devices, "energy_kWh": energy_kWh}
+    threads_W = site.cpu_thread_W * (work.workers[:, None] + 1)
+    of_part_W = {"cpu": (site.cpu_W or np.nan) / of_node + threads_W}
+    of_part_W["ram"] = (site.ram_W or np.nan) / of_node
+    of_part_W["gpu"] = power_W - sum(of_part_W.values())
+    for part, part_W in of_part_W.items():
+        result[f"energy_{part}_kWh"] = energy_kWh * part_W / power_W
     return result if power_share == 1 else power_limit.applied(result, power_share)
 
 
