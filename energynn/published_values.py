@@ -17,14 +17,7 @@ def rows(name: str = "values") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-SIZES = (
-    "devices",
-    "local_batch_size",
-    "global_batch_size",
-    "dataset_samples",
-    "epochs",
-    "repeats",
-)
+SIZES = ("devices", "global_batch_size", "dataset_samples", "epochs", "repeats")
 
 
 @functools.cache

@@ -187,10 +187,11 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
 PUBLISHED_SYSTEMS = ("horeka-a100", "horeka-h100")
 
 
-def published(workload: str, site: Site, has_like: bool = False) -> Runs:
+def published(workload: str, site: Site, is_prior: bool = False) -> Runs:
     """Read the study's runs of full length on a system; those of another one give the priors.
 
-    has_like: of these others. Raises ValueError where nothing is published.
+    is_prior: whether these runs give the priors of others, and so need none. Raises ValueError
+    where nothing is published.
     """
     rows = _printed(workload, site)
     if not rows:
@@ -201,8 +202,8 @@ def published(workload: str, site: Site, has_like: bool = False) -> Runs:
         )
     like = None
     for other in map(systems.site, PUBLISHED_SYSTEMS):
-        if not has_like and other.name != site.name and _printed(workload, other):
-            like = published(workload, other, has_like=True)
+        if not is_prior and other.name != site.name and _printed(workload, other):
+            like = published(workload, other, is_prior=True)
     planned = itertools.chain(*(study(site.name) for study in studies.PAPER.values()))
     planned = [run for run in planned if run.workload == workload]
     taken = []

@@ -53,6 +53,7 @@ def _write(fit: Fit, run: RunConfig, out: Path) -> Path:
         ).describe()
         for part in powers_W.index
     ]
+    counts = _counts(fit, run)
     folder.mkdir(parents=True)
     write_json(folder / "run.json", _intent(fit, run))
     for node, before in enumerate(range(0, run.devices, of_node)):
@@ -60,7 +61,7 @@ def _write(fit: Fit, run: RunConfig, out: Path) -> Path:
         node_W = min(of_node, run.devices - before) * powers_W.to_numpy()
         readings = np.outer(times_s, node_W).tolist()
         host = f"node{node:03}"
-        write_host(folder, node, host, sensors, times_ns, readings, **_counts(fit, run))
+        write_host(folder, node, host, sensors, times_ns, readings, **counts)
     records.build(folder, "finished", "")
     return folder
 
