@@ -226,45 +226,32 @@ def varies(seen: Runs) -> bool:
 
 
 def check(seen: Runs) -> None:
-    """Raise ValueError for runs of one configuration, and where a plain sum fits times better."""
+    """Raise ValueError for runs of one configuration, and where a plain sum fits times better.
+
+    Better: at most half the model's error, also by the upper end of 95 % for what the sum misses.
+    """
     subject = f"{seen.workload} on {seen.site.name}"
     if not varies(seen):
         raise ValueError(
             f"{subject}: {len(seen)} run(s) of one configuration; tau and t_start cannot be told "
             "apart. Add a run with another number of training_samples, devices or local_batch_size"
         )
-    fit, work = make(seen), seen.work
-    costs = [
-        work.trained,
-        work.trained * np.log2(work.nodes),
-        work.updates,
-        1 + 0 * work.trained,
-    ]
-    terms = np.stack(costs, axis=1) * (work.epochs / seen.time_s)[:, None]
-    _, squares, *_ = np.linalg.lstsq(terms, np.ones(len(seen)))
-    if (
-        squares.size
-        and np.sqrt(squares[0] / (len(seen) - len(costs))) < fit.errors[0] / 2
-    ):
+    error, work = make(seen).errors[0], seen.work
+    costs = work.trained, work.trained * np.log2(work.nodes), work.updates, 1
+    terms = np.stack(np.broadcast_arrays(*costs), axis=1)
+    terms = terms * (work.epochs / seen.time_s)[:, None]
+    solution, _, rank, _ = np.linalg.lstsq(terms, np.ones(len(seen)))
+    squares = ((terms @ solution - 1) ** 2).sum()
+    freedom = len(seen) - rank
+    is_missed = error > unfitted(seen).errors[0]
+    if is_missed and squares < stats.chi2.ppf(0.05, freedom) * (error / 2) ** 2:
         raise ValueError(
-            f"{subject}: the model misses these times by {fit.errors[0]:.0%}, a sum of four terms "
-            "by less than half of it; they are not of one training and machine, or unlike the model"
+            f"{subject}: the model misses these times by {error:.0%}, a sum of four terms by less "
+            "than half of it; they are not of one training and machine, or unlike the model"
         )
 
 
 # ------------------------------------------------------------------------------------ intervals
-
-
-def unseen(fit: Fit, work: np.recarray) -> pd.Series:
-    """Say which part of the time updates and all-reduces take beyond what fitted runs had of each.
-
-    (configurations,). Behind a slow loader or a backward pass all of this may hide.
-    """
-    shares = []
-    for counts in (work, fit.runs.work):
-        times = pd.DataFrame(model.times_s(fit.values, counts))
-        shares.append(times.div(times.sum(axis=1), axis=0)[["updates", "allreduce"]])
-    return (shares[0] - shares[1].max()).clip(lower=0).sum(axis=1)
 
 
 def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
@@ -280,8 +267,11 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     errors2 = np.maximum(fit.errors, SCATTER if is_single else 0.0) ** 2
     # How wide priors are is known; only what follows from the errors needs Student's t.
     of_priors = fit.covariance @ np.linalg.inv(fit.prior_covariance) @ fit.covariance
+    # Updates and all-reduces may hide behind a loader or a backward pass, as far as runs are silent.
+    hides = np.isin(fit.names, ["t_update", "efficiency"])
+    untold = np.sqrt(np.diag(fit.covariance) / np.diag(fit.prior_covariance))
+    hidden = np.log(1 - np.abs(slopes[0]) @ (hides * untold))
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
-    hidden = np.log(1 - unseen(fit, work))
     result = {}
     for name, parts in rows.items():
         slope, error2 = slopes[parts].sum(axis=0), errors2[parts]
@@ -301,25 +291,22 @@ def describe(fit: Fit) -> dict[str, dict]:
 
     told_by_data: 1: they tell all of it; 0: only the prior speaks.
     """
-    spreads2 = np.diag(fit.covariance)
-    half = stats.t.ppf((1 + LEVEL) / 2, fit.freedom.min()) * np.sqrt(spreads2)
-    ends = {"value": 0, "low": -1, "high": 1}
-    known = {
-        end: to_values(fit.names, fit.point + half * sign) for end, sign in ends.items()
-    }
+    spreads = np.sqrt(np.diag(fit.covariance))
+    half = stats.t.ppf((1 + LEVEL) / 2, fit.freedom.min()) * spreads
+    points = {"value": fit.point, "low": fit.point - half, "high": fit.point + half}
+    known = {end: to_values(fit.names, point) for end, point in points.items()}
     table = pd.DataFrame(known).loc[list(fit.names)]
-    table["told_by_data"] = 1 - spreads2 / np.diag(fit.prior_covariance)
-    table["unit"] = [PARAMETERS[name].unit for name in fit.names]
-    table["meaning"] = [PARAMETERS[name].meaning for name in fit.names]
-    return table.to_dict("index")
+    table["told_by_data"] = 1 - spreads**2 / np.diag(fit.prior_covariance)
+    about = pd.DataFrame(PARAMETERS.values(), PARAMETERS.keys())
+    return table.join(about[["unit", "meaning"]]).to_dict("index")
 
 
 def gpu_power_W(fit: Fit, of_gpu: str = "idle") -> dict[str, float]:
     """Power in W of a GPU that waits, or is ``fed``, with its part of a full node."""
-    at = [fit.names.index("host"), fit.names.index(of_gpu)]
-    parts = np.array([1 / fit.runs.site.devices_per_node, 1])
-    value = parts @ fit.point[at]
-    spread = np.sqrt(parts @ fit.covariance[np.ix_(at, at)] @ parts)
+    names = np.array(fit.names)
+    parts = (names == of_gpu) + (names == "host") / fit.runs.site.devices_per_node
+    value = parts @ fit.point
+    spread = np.sqrt(parts @ fit.covariance @ parts)
     half = stats.t.ppf((1 + LEVEL) / 2, fit.freedom[1]) * spread
     return {"value": value, "low": value - half, "high": value + half}
 
