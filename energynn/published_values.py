@@ -24,7 +24,8 @@ SIZES = ("devices", "global_batch_size", "dataset_samples", "epochs", "repeats")
 def runs() -> list[dict]:
     """Group values by run: what was run, and ``gpu_hours`` and ``energy_total`` (kWh) among others.
 
-    A size that is not printed is 0; the local batch size follows from the others.
+    series: the first that it belongs to. A size that is not printed is 0; the local batch size
+    follows from the others.
     """
     found = {}
     for row in rows():
@@ -32,6 +33,7 @@ def runs() -> list[dict]:
             run = {name: row[name] for name in ("workload", "device_name")}
             run |= {name: int(row[name] or 0) for name in SIZES}
             run["local_batch_size"] = run["global_batch_size"] // run["devices"]
-            same = found.setdefault(tuple(run.values()), run)
+            series = row["series"].partition(" ")[0]
+            same = found.setdefault(tuple(run.values()), run | {"series": series})
             same[row["quantity"]] = float(row["value"])
     return [run for run in found.values() if {"gpu_hours", "energy_total"} <= {*run}]

@@ -10,7 +10,7 @@ import runpy
 from functools import partial
 from pathlib import Path
 
-from energynn import config
+from energynn import config, published_values
 from energynn.config import RunConfig, suggestion
 from energynn.measure import machine
 from energynn.reading import LARGEST_B, require_file
@@ -471,6 +471,21 @@ GROUPS = {
     "paper-h100": ["F4", "F5", "T1"],
 }
 STUDIES |= PAPER
+
+
+def large_batch_thresholds(run: RunConfig) -> dict[int, str]:
+    """Find the global batch sizes up to which the study saw its error stay, and where it says so.
+
+    None where the run's data are not the study's.
+    """
+    if config.PAPER.get(run.workload, {}).get("dataset") != run.dataset:
+        return {}
+    asked = ("large_batch_threshold", run.workload, getattr(run, "stage", ""))
+    known = {}
+    for row in published_values.rows():
+        if (row["quantity"], row["workload"], row["stage"]) == asked:
+            known[int(row["value"])] = f"{row['note']} ({row['stands_in']})"
+    return dict(sorted(known.items()))
 
 
 MOST_RUNS = 200  # of a sweep

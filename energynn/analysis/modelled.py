@@ -12,7 +12,7 @@ import pandas as pd
 from energynn import studies
 from energynn.analysis import published
 from energynn.forecast import fit as fits
-from energynn.forecast import predict, runs
+from energynn.forecast import predict
 
 SYSTEMS = {"A100": "horeka-a100", "H100": "horeka-h100"}
 
@@ -50,7 +50,7 @@ def _series(name: str, about: dict) -> pd.DataFrame:
     ]
     if not configs:
         return pd.DataFrame()
-    work = runs.works(fit.runs, configs)
+    work = fit.runs.works(configs)
     values = predict.quantities(fit, work)
     base = _base(name, work.devices)
     sizes = {

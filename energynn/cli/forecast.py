@@ -52,6 +52,7 @@ def predict(
     runs_dir: RunsDir = None,
 ) -> int:
     """Predict a study's runs, or parameters."""
+    from energynn.cli import forecast_text
     from energynn.cluster import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import predict
@@ -59,14 +60,14 @@ def predict(
     if held_out:
         folder = folder_of_runs(runs_dir, must_exist=True)
         rows = predict.held_out(folder, systems.site(system), max_devices)
-        reply(as_json, {"rows": rows}, predict.held_out_text(rows))
+        reply(as_json, {"rows": rows}, forecast_text.beside_facts(rows))
         return 0
     if fit is None:
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
     made = fits.read(fit)
     asked = predict.asked(made, study, parameters_of(p))
     rows = predict.rows(made, asked)
-    reply(as_json, {"rows": rows}, predict.text(rows))
+    reply(as_json, {"rows": rows}, forecast_text.predicted(rows))
     return 0
 
 
@@ -92,21 +93,22 @@ def plan(
     --devices: at most; --local-batch-size: the only one. --power-limit: of the GPUs, 0.5 to 1 of
     their greatest. With factors, the answer has CO2 and price, too.
     """
+    from energynn import studies
+    from energynn.cli import forecast_text
     from energynn.cluster import systems
-    from energynn.forecast import accuracy, plan
     from energynn.forecast import fit as fits
+    from energynn.forecast import plan
 
     name = systems.site(system).name
     made = fits.read(fit, workload, name) if fit else fits.published(workload, system)
     run = plan.base_run(made, parameters_of(p))
     limits = {"time_h": deadline_h, "energy_kWh": energy_kwh, "gpu_hours": gpu_hours}
-    limits["global_batch_size"] = (
-        max_global_batch_size or accuracy.threshold(run) or None
-    )
+    known = studies.large_batch_thresholds(run)
+    limits["global_batch_size"] = max_global_batch_size or max(known, default=None)
     asked = plan.grid(made, run, devices, local_batch_size)
     factors = ("CO2_g", gco2_per_kwh), ("price", price_per_kwh)
     answer = plan.make(made, asked, limits, power_limit, factors)
-    reply(as_json, plan.as_json(answer), plan.text(answer))
+    reply(as_json, plan.as_json(answer), forecast_text.planned(answer))
     return 0
 
 
@@ -125,8 +127,8 @@ def probe(
 
     One of them makes its devices wait: what an hour of waiting draws.
     """
+    from energynn.cli import forecast_text
     from energynn.cluster import systems
-    from energynn.forecast import fit as fits
     from energynn.forecast import predict, probe, runs
     from energynn.measure import machine
 
@@ -140,12 +142,12 @@ def probe(
             # lines of runs do not get into the answer
             chosen, made = probe.make_here(run, site, folder_of_runs(runs_dir), minutes)
         rows = predict.rows(made, [run])
-        words = f"{predict.text(rows)}\n\n{fits.text(made)}"
+        words = f"{forecast_text.predicted(rows)}\n\n{forecast_text.fitted(made)}"
     else:
         predict.check_devices(site, run.devices)
         chosen = probe.planned(run, site, minutes)
         words = probe.hand_over(chosen, site)
-    probes = probe.table(chosen)
+    probes = forecast_text.probes(chosen)
     answer = {"probes": probes.to_dict("records"), "rows": rows}
     reply(as_json, answer, f"{words}\n\n{probes.to_string(index=False)}")
     return 0
@@ -163,6 +165,7 @@ def fit(
     as_json: Json = False,
 ) -> int:
     """Calibrate the model with published runs or with your own."""
+    from energynn.cli import forecast_text
     from energynn.cluster import systems
     from energynn.files import require_place
     from energynn.forecast import fit as fits
@@ -171,13 +174,14 @@ def fit(
     require_place(out)
     site = systems.site(system)
     if runs_dir:
-        runs_dir = folder_of_runs(runs_dir, must_exist=True)
-        seen, left_out = runs.checked(runs_dir, workload, site)
+        folder = folder_of_runs(runs_dir, must_exist=True)
+        seen = runs.checked(folder, workload, site)
     else:
-        seen, left_out = runs.published(workload, site), ""
+        seen = runs.published(workload, site)
     fits.check(seen)
     made = fits.make(seen)
-    reply(as_json, fits.write(out, made), f"{left_out}{fits.text(made, details)}")
+    words = forecast_text.fitted(made, runs_dir, details)
+    reply(as_json, fits.write(out, made), words)
     return 0
 
 
@@ -189,8 +193,9 @@ def simulate(
     as_json: Json = False,
 ) -> int:
     """Write records of runs that nobody made, labelled as simulated."""
+    from energynn import simulate
     from energynn.forecast import fit as fits
-    from energynn.forecast import predict, simulate
+    from energynn.forecast import predict
 
     made = fits.read(fit)
     asked = [run for run in predict.asked(made, study, {}) if run.repeat == 0]

@@ -30,6 +30,7 @@ ERROR_WEIGHT = 4.0  # as many observations that counts
 TURNS = 4  # until a fit's error and its parameters agree
 SCATTER = 0.06  # of single jobs, as the study prints it: the least error of an interval
 LEVEL = 0.9
+UPPER = (1 + LEVEL) / 2  # quantile at the high end of an interval
 FEWEST_NODES = 4  # numbers of them that tell a limit of storage from a slow link
 # on a core, of the gradients, which it moves through memory a dozen times
 UPDATE_S_PER_B = 2e-9
@@ -131,9 +132,8 @@ def usual_priors(seen: Runs, storage: bool) -> dict[str, tuple[float, float]]:
     known = np.isfinite(seen.power_W)
     if known.any():
         power_W = np.median(seen.power_W[known])
-        image_J = (
-            0.2 * power_W * np.median((seen.time_s / work.trained / work.epochs)[known])
-        )
+        trained_s = (seen.time_s / work.trained / work.epochs)[known]
+        image_J = 0.2 * power_W * np.median(trained_s)
         node_W = power_W * np.median(work.devices_of_node[known])
         host_W = seen.site.cpu_W + seen.site.ram_W
         found["host"] = (host_W, 60.0) if host_W else (0.4 * node_W, 0.4 * node_W)
@@ -154,12 +154,10 @@ def unfitted(seen: Runs, storage: bool = False) -> Fit:
         covariance = fit.covariance + np.diag((wider * scales) ** 2)
     else:
         priors = usual_priors(seen, storage)
-        names, point = (
-            tuple(priors),
-            np.array([centre for centre, _ in priors.values()]),
-        )
-        point = np.where(logarithmic(names), np.log(point), point)
-        covariance = np.diag([spread**2 for _, spread in priors.values()])
+        names = tuple(priors)
+        centres, spreads = np.array(list(priors.values())).T
+        point = np.where(logarithmic(names), np.log(centres), centres)
+        covariance = np.diag(spreads**2)
     errors = np.full(2, ERROR if seen.site.gpu else ERROR_ON_CORES)
     freedom = np.full(2, ERROR_WEIGHT)
     return Fit(seen, names, covariance, point, covariance, errors, freedom)
@@ -267,7 +265,7 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     errors2 = np.maximum(fit.errors, SCATTER if is_single else 0.0) ** 2
     # How wide priors are is known; only what follows from the errors needs Student's t.
     of_priors = fit.covariance @ np.linalg.inv(fit.prior_covariance) @ fit.covariance
-    # Updates and all-reduces may hide behind a loader or a backward pass, as far as runs are silent.
+    # Updates and all-reduces may hide behind a loader or a backward pass, if runs do not tell.
     hides = np.isin(fit.names, ["t_update", "efficiency"])
     untold = np.sqrt(np.diag(fit.covariance) / np.diag(fit.prior_covariance))
     hidden = np.log(1 - np.abs(slopes[0]) @ (hides * untold))
@@ -279,7 +277,7 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
         variance = ((slope @ fit.covariance) * slope).sum(axis=1) + error2.sum()
         learnt = variance - ((slope @ of_priors) * slope).sum(axis=1)
         freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
-        half = stats.t.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(variance)
+        half = stats.t.ppf(UPPER, freedom) * np.sqrt(variance)
         below = half if name == "power_W" else np.hypot(half, hidden)
         off = np.stack([0 * half, -below, half], axis=1)
         result[name] = np.exp(middle[parts].sum(axis=0)[:, None] + off)
@@ -292,7 +290,7 @@ def describe(fit: Fit) -> dict[str, dict]:
     told_by_data: 1: they tell all of it; 0: only the prior speaks.
     """
     spreads = np.sqrt(np.diag(fit.covariance))
-    half = stats.t.ppf((1 + LEVEL) / 2, fit.freedom.min()) * spreads
+    half = stats.t.ppf(UPPER, fit.freedom.min()) * spreads
     points = {"value": fit.point, "low": fit.point - half, "high": fit.point + half}
     known = {end: to_values(fit.names, point) for end, point in points.items()}
     table = pd.DataFrame(known).loc[list(fit.names)]
@@ -307,29 +305,8 @@ def gpu_power_W(fit: Fit, of_gpu: str = "idle") -> dict[str, float]:
     parts = (names == of_gpu) + (names == "host") / fit.runs.site.devices_per_node
     value = parts @ fit.point
     spread = np.sqrt(parts @ fit.covariance @ parts)
-    half = stats.t.ppf((1 + LEVEL) / 2, fit.freedom[1]) * spread
+    half = stats.t.ppf(UPPER, fit.freedom[1]) * spread
     return {"value": value, "low": value - half, "high": value + half}
-
-
-def text(fit: Fit, details: bool = False) -> str:
-    """Show to people how good the fit is; with details its parameters, too."""
-    of_time, of_power = fit.errors
-    words = (
-        f"fitted to {len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload}; "
-        f"errors of times about {of_time:.1%}"
-    )
-    if fit.has_power:
-        waits = "{value:.0f} W ({low:.0f}-{high:.0f})".format(**gpu_power_W(fit))
-        words += (
-            f" and of powers about {of_power:.1%}\n"
-            f"a GPU that waits draws {waits}, with its part of the node"
-        )
-    else:
-        words += "; energies are not all measured: times alone are fitted"
-    if details:
-        table = pd.DataFrame(describe(fit)).T.drop(columns="meaning")
-        words += "\n" + table.to_string(float_format="{:.3g}".format)
-    return words
 
 
 # -------------------------------------------------------------------------------------- on disk

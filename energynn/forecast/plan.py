@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,18 +10,16 @@ import pandas as pd
 
 from energynn import config
 from energynn.config import RunConfig
-from energynn.forecast import predict, runs
+from energynn.forecast import predict
 from energynn.forecast.fit import Fit
 from energynn.forecast.predict import UNITS
 
-JUDGED = tuple(UNITS)
 OPTIONS = {
     "time_h": "--deadline-h",
     "energy_kWh": "--energy-kwh",
     "gpu_hours": "--gpu-hours",
     "global_batch_size": "--max-global-batch-size",
 }
-MOST_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,9 @@ class Plan:
     """Configurations, (configurations,) each, what they take, and which of them matter.
 
     values: quantity -> (configurations, 3). pareto: indices of those that meet the limits and that
-    no other beats in all of JUDGED. choices: name -> index and reason. power_share: power limit of
-    the GPUs, of the greatest. per_kWh: names and factors, None where one is not given.
+    no other beats in time, energy and GPU hours. choices: name -> index and reason. power_share:
+    power limit of the GPUs, of the greatest. per_kWh: names and factors, None where one is not
+    given.
     """
 
     fit: Fit
@@ -70,10 +68,10 @@ def grid(
     site, fitted = fit.runs.site, fit.runs.work.local_batch_size
     most = most or predict.most_devices(site)
     predict.check_devices(site, most)
-    powers = (2**power for power in range(20))
-    sizes = [each for each in powers if fitted.min() <= each <= fitted.max()]
+    least, greatest = fitted.min(), fitted.max()
+    sizes = [2**power for power in range(20) if least <= 2**power <= greatest]
     sizes = [size] if size else sizes or [int(fitted[0])]
-    samples = runs.epoch_of(run, fit.runs.samples).training_samples
+    samples = fit.runs.epoch(run).training_samples
     found = []
     for devices, size in itertools.product(range(1, most + 1), sizes):
         batch = devices * size * run.accumulation_steps
@@ -92,14 +90,14 @@ def make(
     power_share: float = 1.0,
     per_kWh: tuple = (),
 ) -> Plan:
-    """Judge configurations. limits: upper ones of JUDGED and of the batch; None: none.
+    """Judge configurations. limits: upper ones of UNITS and of the batch; None: none.
 
     Raises ValueError with the limits and the least of each where no configuration meets them.
     """
-    work = runs.works(fit.runs, asked)
+    work = fit.runs.works(asked)
     values = predict.quantities(fit, work, power_share)
     limits = {name: most for name, most in limits.items() if most is not None}
-    costs = pd.DataFrame({name: values[name][:, 0] for name in JUDGED})
+    costs = pd.DataFrame({name: values[name][:, 0] for name in UNITS})
     costs["global_batch_size"] = [run.global_batch_size for run in asked]
     limited = costs[list(limits)]
     if limited.isna().any(axis=None):
@@ -111,13 +109,13 @@ def make(
         least = limited.min().items()
         least = " or ".join(f"{OPTIONS[name]} {value:.4g}" for name, value in least)
         raise ValueError(
-            f"plan: nothing on at most {work.devices.max():.0f} devices keeps {_words(limits)}; "
+            f"plan: nothing on at most {work.devices.max():.0f} devices keeps {in_words(limits)}; "
             f"the least of each alone: {least}"
         )
     # without powers, energies are not known, and not judged
-    best = _unbeaten(able[list(JUDGED)].dropna(axis="columns")).sort_values("time_h")
-    answer = np.array(best.index), _choices(best)
-    return Plan(fit, asked, work, values, limits, *answer, power_share, per_kWh)
+    best = _unbeaten(able[list(UNITS)].dropna(axis="columns")).sort_values("time_h")
+    pareto, choices = np.array(best.index), _choices(best)
+    return Plan(fit, asked, work, values, limits, pareto, choices, power_share, per_kWh)
 
 
 def _unbeaten(costs: pd.DataFrame) -> pd.DataFrame:
@@ -128,7 +126,8 @@ def _unbeaten(costs: pd.DataFrame) -> pd.DataFrame:
     return costs[~beats.any(axis=0)]
 
 
-def _words(limits: dict[str, float]) -> str:
+def in_words(limits: dict[str, float]) -> str:
+    """Write limits as the options that give them."""
     words = [f"{OPTIONS[name]} {most:g}" for name, most in limits.items()]
     return " and ".join(words) or "no limit"
 
@@ -144,14 +143,12 @@ def _choices(best: pd.DataFrame) -> dict[str, tuple[int, str]]:
         "most frugal": times[spent].idxmin(),
         "balanced": (far**2).sum(axis="columns").idxmin(),
     }
-    reason = "{:.1f} times the least time, {:.0%} above the least {}"
-    return {
-        name: (
-            at,
-            reason.format(times["time_h"][at], times[spent][at] - 1, UNITS[spent]),
-        )
-        for name, at in found.items()
-    }
+    choices = {}
+    for name, at in found.items():
+        slower, dearer = times.loc[at]
+        reason = f"{slower:.1f} times the least time, {dearer - 1:.0%} above the least "
+        choices[name] = at, reason + UNITS[spent]
+    return choices
 
 
 def row(plan: Plan, index: int) -> dict:
@@ -162,7 +159,7 @@ def row(plan: Plan, index: int) -> dict:
             row[name] = {
                 end: kWh and factor * kWh for end, kWh in row["energy_kWh"].items()
             }
-    for name in plan.limits.keys() & JUDGED:
+    for name in plan.limits.keys() & UNITS.keys():
         if row[name]["high"] > plan.limits[name]:
             odds = "about even odds, the interval ends beyond"
             row["outside"].append(f"{OPTIONS[name]} {plan.limits[name]:g}: {odds}")
@@ -184,25 +181,3 @@ def as_json(plan: Plan) -> dict:
         "configurations": len(plan.runs),
         "provenance": choices["fastest"]["provenance"],
     }
-
-
-def text(plan: Plan) -> str:
-    """Show the plan to people: the choices and their reasons first, each configuration once."""
-    names, reasons = defaultdict(list), []
-    for name, (index, reason) in plan.choices.items():
-        names[index].append(name)
-        reasons.append(f"{name}: {reason}")
-    others = [index for index in plan.pareto if index not in names]
-    shown = [*names, *others[:: 1 + len(others) // MOST_SHOWN]]
-    found = [
-        row(plan, index) | {"choice": ", ".join(names.get(index, ()))}
-        for index in shown
-    ]
-    lines = [predict.table(found), ""]
-    if len(names) > 1:
-        lines += reasons
-    lines.append(
-        f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations "
-        f"with {found[0]['samples']:,} samples; limits: {_words(plan.limits)}"
-    )
-    return "\n".join(lines)

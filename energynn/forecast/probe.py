@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
-
 from energynn import config
 from energynn.cluster import local
 from energynn.cluster.systems import Site
@@ -38,8 +36,8 @@ def target(workload: str, site: Site, parameters: dict) -> RunConfig:
 def shorter(run: RunConfig, batches: int, **changed) -> RunConfig:
     """Make a run of so many batches, or of a year or two; of epochs where its data are not cut."""
     plain = config.to_dict(run) | {"epochs": 1, "save_weights": False}
-    plain |= {"accumulation_steps": 1, "sampling_period_s": PERIOD_S} | changed
-    plain["global_batch_size"] = None
+    plain |= {"accumulation_steps": 1, "global_batch_size": None}
+    plain |= {"sampling_period_s": PERIOD_S} | changed
     if plain["dataset"] == "era5":
         first = int(plain["training_years"][:4])
         plain["training_years"] = f"{first}-{first + (batches > FEW)}"
@@ -124,12 +122,3 @@ def hand_over(probes: list[RunConfig], site: Site) -> str:
         f"energynn forecast fit --workload {workload} --system {site.file} --runs-dir runs "
         "--out build/fit.json"
     )
-
-
-def table(probes: list[RunConfig]) -> pd.DataFrame:
-    """Show the probes, a row each, in the order in which they are made."""
-    shown = ["devices", "local_batch_size", "training_samples", "training_years"]
-    shown += ["epochs", "step_period_s"]
-    plain = pd.DataFrame(map(config.asdict, probes))
-    table = plain.reindex(columns=shown).dropna(axis="columns")
-    return table.assign(run_id=list(map(config.run_id, probes)))

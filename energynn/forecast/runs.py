@@ -11,13 +11,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from energynn import config, published_values, records, studies
 from energynn.cluster import systems
 from energynn.cluster.systems import Site
 from energynn.config import Epoch, RunConfig
-from energynn.forecast import command
 from energynn.measure.energy import SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
@@ -96,7 +96,7 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def work(self) -> np.recarray:
-        return works(self, self.configs)
+        return self.works(self.configs)
 
     @property
     def time_s(self) -> np.ndarray:
@@ -108,10 +108,27 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def longest(self) -> RunConfig:
-        """The run with the most samples, which stands for the training that people mean."""
+        """The run with the most samples, which stands for the training that people mean.
+
+        Of several, that with the largest local batch.
+        """
         return max(
-            self.configs, key=lambda run: epoch_of(run, self.samples).training_samples
+            self.configs,
+            key=lambda run: (self.epoch(run).training_samples, run.local_batch_size),
         )
+
+    def epoch(self, run: RunConfig) -> Epoch:
+        """Describe an epoch; ``samples`` stand in where only the data tell how many there are."""
+        epoch = run.epoch()
+        training = epoch.training_samples or self.samples[0]
+        validation = epoch.validation_samples or self.samples[1]
+        return dataclasses.replace(
+            epoch, training_samples=training, validation_samples=validation
+        )
+
+    def works(self, asked: list[RunConfig]) -> np.recarray:
+        """Count what one GPU does in runs on this system: fields as the model's text says."""
+        return pd.DataFrame([_work(self, run) for run in asked]).to_records(index=False)
 
     def only(self, chosen: np.ndarray) -> Runs:
         """Choose runs by a mask."""
@@ -120,27 +137,9 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
         )
 
 
-def epoch_of(run: RunConfig, samples: tuple[int, int]) -> Epoch:
-    """Describe an epoch; ``samples`` stand in where only the data tell how many there are."""
-    epoch = run.epoch()
-    training = epoch.training_samples or samples[0]
-    validation = epoch.validation_samples or samples[1]
-    return dataclasses.replace(
-        epoch, training_samples=training, validation_samples=validation
-    )
-
-
-def works(seen: Runs, asked: list[RunConfig]) -> np.recarray:
-    """Count what one GPU does in runs on the system of others: fields as the model's text says."""
-    rows = [_work(seen, run) for run in asked]
-    return np.rec.fromrecords(
-        [tuple(row.values()) for row in rows], names=list(rows[0])
-    )
-
-
 def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
     site = seen.site
-    epoch = epoch_of(run, seen.samples)
+    epoch = seen.epoch(run)
     of_node = site.devices_per_node
     nodes = math.ceil(run.devices / of_node)
     workers = run.loader_workers if run.data_staging else 0
@@ -187,38 +186,25 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
 PUBLISHED_SYSTEMS = ("horeka-a100", "horeka-h100")
 
 
-def published(workload: str, site: Site, is_prior: bool = False) -> Runs:
+def published(workload: str, site: Site) -> Runs:
     """Read the study's runs of full length on a system; those of another one give the priors.
 
-    is_prior: whether these runs give the priors of others, and so need none. Raises ValueError
-    where nothing is published.
+    Raises ValueError where nothing is published.
     """
-    rows = _printed(workload, site)
-    if not rows:
+    seen = _printed(workload, site)
+    if not len(seen):
         raise ValueError(
             f"{workload} on {site.name}: nothing is published of it; fit runs of your own "
             "(`energynn forecast fit --runs-dir`) and give --fit, or choose resnet50 or "
             "fourcastnet on horeka-a100, or fourcastnet on horeka-h100"
         )
-    like = None
-    for other in map(systems.site, PUBLISHED_SYSTEMS):
-        if not is_prior and other.name != site.name and _printed(workload, other):
-            like = published(workload, other, is_prior=True)
-    planned = itertools.chain(*(study(site.name) for study in studies.PAPER.values()))
-    planned = [run for run in planned if run.workload == workload]
-    taken = []
-    for run in planned:
-        row = next((row for row in rows if _is_of(row, run)), None)
-        if row:
-            rows.remove(row)
-            time_s = SECOND_PER_HOUR * row["gpu_hours"] / run.devices
-            power_W = 1000 * row["energy_total"] / row["gpu_hours"]
-            taken.append(Taken(config.to_dict(run), time_s, power_W, row["repeats"]))
-    return Runs(workload, site, taken, provenance="published", like=like)
+    others = [name for name in PUBLISHED_SYSTEMS if name != site.name]
+    likes = [_printed(workload, systems.site(name)) for name in others]
+    return msgspec.structs.replace(seen, like=next(filter(len, likes), None))
 
 
-def _printed(workload: str, site: Site) -> list[dict]:
-    """Find the published runs of full length."""
+def _printed(workload: str, site: Site) -> Runs:
+    """Read the published runs of full length on a system; there may be none."""
     asked = workload, site.published_as
     rows = [
         row
@@ -226,14 +212,17 @@ def _printed(workload: str, site: Site) -> list[dict]:
         if (row["workload"], row["device_name"]) == asked
     ]
     full = max((row["epochs"] for row in rows), default=0)
-    return [row for row in rows if row["epochs"] == full]
+    taken = [_of_study(row, site) for row in rows if row["epochs"] == full]
+    return Runs(workload, site, taken, provenance="published")
 
 
-def _is_of(row: dict, run: RunConfig) -> bool:
-    """Say whether a row is of a planned run; it may leave the samples out."""
-    sizes = ("devices", "global_batch_size", "epochs")
-    is_same = all(row[name] == getattr(run, name) for name in sizes)
-    return is_same and row["dataset_samples"] in (0, run.epoch().training_samples)
+def _of_study(row: dict, site: Site) -> Taken:
+    """Take what a printed run took, with the configuration that its series has."""
+    planned = studies.PAPER[row["series"]](site.name)
+    run = next(run for run in planned if run.devices == row["devices"])
+    time_s = SECOND_PER_HOUR * row["gpu_hours"] / run.devices
+    power_W = 1000 * row["energy_total"] / row["gpu_hours"]
+    return Taken(config.to_dict(run), time_s, power_W, row["repeats"])
 
 
 # ------------------------------------------------------------------------------------------ own
@@ -250,19 +239,13 @@ def valid(runs_dir: Path, site: Site) -> list[dict]:
     return found
 
 
-def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
-    """Make runs from records without a fault, and say how many are left out.
-
-    Raises ValueError with the first fault of a record.
-    """
+def checked(runs_dir: Path, workload: str, site: Site) -> Runs:
+    """Make runs from records. Raises ValueError with the first fault of a record."""
     if faults := records.check(runs_dir):
         raise ValueError(
             f"{faults[0]}; move this run out of {runs_dir}, or make it again"
         )
-    seen = own(valid(runs_dir, site), workload, site)
-    others = len(records.run_dirs(runs_dir)) - sum(run.repeats for run in seen.taken)
-    words = f"{others} run(s) left out: not valid, or of another workload or system\n"
-    return seen, words if others else ""
+    return own(valid(runs_dir, site), workload, site)
 
 
 def own(found: list[dict], workload: str, site: Site) -> Runs:
@@ -330,20 +313,21 @@ def _config(record: dict) -> RunConfig:
     """Read what was made, whatever its seed and repeat."""
     plain = record["config"]
     if "command" in plain:
-        told = {name: plain.get(name) for name in command.TOLD}
-        return config.make(command.__name__, **told | {"devices": record["devices"]})
+        names = ("epochs", "local_batch_size", "training_samples")
+        told = {name: plain.get(name) for name in names}
+        return config.make("measured-command", devices=record["devices"], **told)
     device = "gpu" if record["device_kind"] == "gpu" else "cpu"
     return config.from_dict(plain | {"device": device, "seed": 0, "repeat": 0})
 
 
 def _taken(run: RunConfig, group: list[dict], has_power: bool) -> Taken:
-    power_W = _mean(group, "mean_power_total_W") / run.devices if has_power else None
-    time_s = _mean(group, "training_time_s")
+    """Take the geometric mean of repeats."""
+    took = pd.DataFrame(group)
+    time_s = float(stats.gmean(took["training_time_s"]))
+    power_W = None
+    if has_power:
+        power_W = float(stats.gmean(took["mean_power_total_W"])) / run.devices
     return Taken(config.to_dict(run), time_s, power_W, len(group))
-
-
-def _mean(group: list[dict], field: str) -> float:
-    return float(stats.gmean([record[field] for record in group]))
 
 
 def here(site: Site, machine: dict, on_gpu: bool) -> Site:
@@ -352,9 +336,5 @@ def here(site: Site, machine: dict, on_gpu: bool) -> Site:
     Cores are no GPU, and share their gradients through memory.
     """
     number = max(len(machine["gpus"]) if on_gpu else machine["cores"], 1)
-    site = msgspec.structs.replace(site, nodes=1, devices_per_node=number)
-    return (
-        site
-        if on_gpu
-        else msgspec.structs.replace(site, gpu="", gpu_link_GB_per_s=MEMORY_GB_PER_S)
-    )
+    changed = {} if on_gpu else {"gpu": "", "gpu_link_GB_per_s": MEMORY_GB_PER_S}
+    return msgspec.structs.replace(site, nodes=1, devices_per_node=number, **changed)

@@ -8,11 +8,11 @@ import shutil
 import pandas as pd
 import pytest
 
-from energynn import cli, config, records, studies
+from energynn import cli, config, records, simulate, studies
 from energynn.forecast import fit as fits
-from energynn.forecast import predict, simulate
+from energynn.forecast import predict
 
-RESNET50 = ("--workload", "resnet50", "--system", "horeka-a100")
+RESNET50 = "--workload resnet50 --system horeka-a100"
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +33,20 @@ def simulated(fitted, tmp_path_factory):
     return out
 
 
+def forecast(*words) -> int:
+    """The status of a command: words and paths, apart or in one text."""
+    return cli.main(["forecast", *" ".join(map(str, words)).split()])
+
+
 def answer(capsys, *words) -> dict:
     """What a command prints with --json."""
-    assert cli.main(["forecast", *map(str, words), "--json"]) == 0
+    assert forecast(*words, "--json") == 0
     return json.loads(capsys.readouterr().out)
 
 
 def refusal(capsys, *words) -> str:
     """The line with which a command refuses."""
-    assert cli.main(["forecast", *map(str, words)]) == 2
+    assert forecast(*words) == 2
     (line,) = [
         line
         for line in capsys.readouterr().err.splitlines()
@@ -51,7 +56,7 @@ def refusal(capsys, *words) -> str:
 
 
 def test_fit_then_predict(capsys, tmp_path):
-    fitted = answer(capsys, "fit", *RESNET50, "--out", tmp_path / "fit.json")
+    fitted = answer(capsys, "fit", RESNET50, "--out", tmp_path / "fit.json")
     assert (
         fitted["runs"]["provenance"] == "published"
         and len(fitted["runs"]["taken"]) == 17
@@ -64,44 +69,36 @@ def test_fit_then_predict(capsys, tmp_path):
         )
     rows = answer(capsys, "predict", "R4", "--fit", tmp_path / "fit.json")["rows"]
     assert [row["devices"] for row in rows] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    parts = ("gpu", "cpu", "ram")
     for row in rows:
-        for name in predict.QUANTITIES:
+        for name in (*predict.UNITS, *(f"energy_{part}_kWh" for part in parts)):
             assert row[name]["low"] < row[name]["value"] < row[name]["high"]
         shares = pd.DataFrame(row["time_share_percent"]).T
         assert shares["value"].sum() == pytest.approx(100)
         assert (shares["low"] <= shares["value"]).all() and (
             shares["value"] <= shares["high"]
         ).all()
-        parts = [row[f"energy_{part}_kWh"]["value"] for part in ("gpu", "cpu", "ram")]
-        assert sum(parts) == pytest.approx(row["energy_kWh"]["value"])
+        energies = [row[f"energy_{part}_kWh"]["value"] for part in parts]
+        assert sum(energies) == pytest.approx(row["energy_kWh"]["value"])
         assert row["provenance"].startswith(
-            "estimated by a model fitted to 17 published runs, left out one by one 32 of"
+            "estimated by a model fitted to 17 published runs, left out one by one 33 of"
         )
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("predict", "-p", "devices=256", "--fit", "FIT"),
-        ("plan", *RESNET50, "--fit", "FIT", "--deadline-h", "3"),
-        (
-            "predict",
-            "--held-out",
-            "--runs-dir",
-            "RUNS",
-            "--system",
-            "horeka-a100",
-            "--max-devices",
-            "4",
-        ),
-        ("fit", "--runs-dir", "RUNS", *RESNET50, "--out", "OUT", "--details"),
+        "predict -p devices=256 --fit FIT",
+        f"plan {RESNET50} --fit FIT --deadline-h 3",
+        "predict --held-out --runs-dir RUNS --system horeka-a100 --max-devices 4",
+        f"fit --runs-dir RUNS {RESNET50} --out OUT --details",
     ],
 )
 def test_answers_are_tables_that_begin_at_once(
     capsys, fit_file, simulated, tmp_path, words
 ):
     places = {"FIT": fit_file, "RUNS": simulated, "OUT": tmp_path / "own.json"}
-    assert cli.main(["forecast", *(str(places.get(word, word)) for word in words)]) == 0
+    assert forecast(*(places.get(word, word) for word in words.split())) == 0
     text = capsys.readouterr().out
     assert text.count("\n") > 2 and "nan" not in text
     table = text.split("\n\n")[0].splitlines()[:3]
@@ -109,18 +106,11 @@ def test_answers_are_tables_that_begin_at_once(
 
 
 def test_what_no_fitted_run_had_is_marked(capsys, fit_file):
-    sizes = ("-p", "devices=64", "-p", "local_batch_size=16", "--fit", fit_file)
-    (plain,) = answer(capsys, "predict", *sizes)["rows"]
+    sizes = f"predict -p devices=64 -p local_batch_size=16 --fit {fit_file}"
+    (plain,) = answer(capsys, sizes)["rows"]
     assert plain["outside"] == []
-    (row,) = answer(
-        capsys,
-        "predict",
-        *sizes,
-        "-p",
-        "accumulation_steps=8",
-        "-p",
-        "persistent_workers=True",
-    )["rows"]
+    changed = "-p accumulation_steps=8 -p persistent_workers=True"
+    (row,) = answer(capsys, sizes, changed)["rows"]
     assert [words.partition(":")[0] for words in row["outside"]] == [
         "accumulation_steps 8",
         "persistent_workers True",
@@ -152,15 +142,8 @@ def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted, ca
 
 
 def test_forecasts_stand_beside_the_facts(simulated, capsys):
-    words = (
-        "predict",
-        "--held-out",
-        "--runs-dir",
-        simulated,
-        "--system",
-        "horeka-a100",
-    )
-    rows = answer(capsys, *words, "--max-devices", 4)["rows"]
+    words = f"predict --held-out --runs-dir {simulated} --system"
+    rows = answer(capsys, words, "horeka-a100 --max-devices 4")["rows"]
     assert {row["devices"] for row in rows} == {
         8
     } and "fitted to 6 simulated runs" in rows[0]["provenance"]
@@ -169,57 +152,47 @@ def test_forecasts_stand_beside_the_facts(simulated, capsys):
             assert row[name]["is_inside"] and row[name]["value"] == pytest.approx(
                 row[name]["fact"], rel=0.15
             )
-    assert cli.main(["forecast", *map(str, words)]) == 0
+    assert forecast(words, "horeka-a100") == 0
     assert "simulated" in capsys.readouterr().out  # not called a fact
-    assert "no recipe has valid runs" in refusal(
-        capsys, *words[:4], "--system", "local"
-    )
+    assert "no recipe has valid runs" in refusal(capsys, words, "local")
 
 
 def test_simulate_makes_the_same_again_and_spares_runs(capsys, fit_file, tmp_path):
-    words = ("simulate", "R4", "--fit", fit_file, "--out")
+    words = f"simulate R4 --fit {fit_file} --out"
     first, again = (
-        records.read_all(answer(capsys, *words, tmp_path / out) and tmp_path / out)
+        records.read_all(answer(capsys, words, tmp_path / out) and tmp_path / out)
         for out in ("first", "again")
     )
     energies = [[of["energy_total_J"] for of in made] for made in (first, again)]
     assert energies[0] == energies[1] and len(set(energies[0])) == len(first) == 9
     assert "is there; choose another --out" in refusal(
-        capsys, *words, tmp_path / "first"
+        capsys, words, tmp_path / "first"
     )
 
 
 def test_a_fit_that_is_none_is_refused_in_one_line(capsys, fit_file, tmp_path):
     path = tmp_path / "fit.json"
-    assert "fit.json" in refusal(capsys, "predict", "R4", "--fit", path)
+    words = f"predict R4 --fit {path}"
+    assert "fit.json" in refusal(capsys, words)
     content = json.loads(fit_file.read_text())
     content["runs"]["taken"][0]["time_s"] = "long"
     for text in ("{}", "no JSON", json.dumps(content)):
         path.write_text(text)
-        assert refusal(capsys, "predict", "R4", "--fit", path)
-    other = ("--workload", "fourcastnet", "--system", "horeka-a100", "--fit", fit_file)
-    assert "is of resnet50 on horeka-a100; give another fit" in refusal(
-        capsys, "plan", *other
-    )
+        assert refusal(capsys, words)
+    other = f"plan --workload fourcastnet --system horeka-a100 --fit {fit_file}"
+    assert "is of resnet50 on horeka-a100; give another fit" in refusal(capsys, other)
 
 
 def test_a_changed_record_is_not_fitted(capsys, simulated, tmp_path):
     shutil.copytree(simulated, tmp_path / "runs")
-    own = (
-        "fit",
-        "--runs-dir",
-        tmp_path / "runs",
-        *RESNET50,
-        "--out",
-        tmp_path / "fit.json",
-    )
+    own = f"fit --runs-dir {tmp_path}/runs {RESNET50} --out {tmp_path}/fit.json"
     path = next((tmp_path / "runs").rglob("record.json"))
     record = json.loads(path.read_text())
     other = config.make("fourcastnet", preset="paper", device="gpu", devices=4)
     simulate.write(
         fits.published("fourcastnet", "horeka-a100"), [other], tmp_path / "runs"
     )
-    assert cli.main(["forecast", *map(str, own)]) == 0
+    assert forecast(own) == 0
     assert (
         "1 run(s) left out: not valid, or of another workload"
         in capsys.readouterr().out
@@ -227,26 +200,17 @@ def test_a_changed_record_is_not_fitted(capsys, simulated, tmp_path):
     path.write_text(
         json.dumps(record | {"training_time_s": 3 * record["training_time_s"]})
     )
-    assert "record_sha256 differs" in refusal(capsys, *own)
+    assert "record_sha256 differs" in refusal(capsys, own)
 
 
 def test_what_cannot_be_is_refused_with_the_remedy(
     capsys, fit_file, simulated, tmp_path
 ):
-    predicted = ("predict", "--fit", fit_file)
-    assert "choose at most 256" in refusal(capsys, *predicted, "-p", "devices=1000")
-    assert "choose a smaller one" in refusal(
-        capsys, *predicted, "-p", "training_samples=100"
-    )
-    assert "say what: a study, or parameters" in refusal(capsys, *predicted)
-    assert "fit fourcastnet" in refusal(capsys, "predict", "F1", "--fit", fit_file)
-    own = (
-        "fit",
-        "--runs-dir",
-        simulated,
-        "--workload",
-        "fourcastnet",
-        "--system",
-        "horeka-a100",
-    )
-    assert "there are resnet50" in refusal(capsys, *own, "--out", tmp_path / "fit.json")
+    predicted = f"predict --fit {fit_file}"
+    assert "choose at most 256" in refusal(capsys, predicted, "-p devices=1000")
+    few = "-p training_samples=100"
+    assert "choose a smaller one" in refusal(capsys, predicted, few)
+    assert "say what: a study, or parameters" in refusal(capsys, predicted)
+    assert "fit fourcastnet" in refusal(capsys, predicted, "F1")
+    own = f"fit --runs-dir {simulated} --workload fourcastnet --system horeka-a100"
+    assert "there are resnet50" in refusal(capsys, own, f"--out {tmp_path}/fit.json")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from energynn import config
+from energynn.cli import forecast_text
 from energynn.cluster import systems
 from energynn.forecast import fit as fits
 from energynn.forecast import model, plan, predict, runs
@@ -96,7 +97,7 @@ def test_own_workload_and_own_system(own, tmp_path):
 def test_what_one_gpu_does_is_counted_as_the_trainers_do(published):
     """ResNet50 on 16 GPUs, the whole of ImageNet, by hand."""
     paper = dict(preset="paper", local_batch_size=256)
-    work = runs.works(published, [config.make("resnet50", devices=16, **paper)])
+    work = published.works([config.make("resnet50", devices=16, **paper)])
     assert (work.nodes, work.devices_of_node, work.is_full, work.passes) == (4, 4, 1, 3)
     assert (
         work.trained == 1_281_167 // 16
@@ -104,22 +105,20 @@ def test_what_one_gpu_does_is_counted_as_the_trainers_do(published):
     )
     assert work.updates == 312 and work.filled == 512
     assert work.allreduce_s == pytest.approx(2 * 15 / 16 * 25_557_032 * 4 / 25e9)
-    alone = runs.works(published, [config.make("resnet50", devices=2, **paper)])
+    alone = published.works([config.make("resnet50", devices=2, **paper)])
     assert alone.is_full == 0 and alone.allreduce_s == pytest.approx(
         25_557_032 * 4 / 300e9
     )
     lasting = dict(persistent_workers=True, loader_workers=8)
-    work = runs.works(
-        published, [config.make("resnet50", devices=16, **paper, **lasting)]
-    )
+    work = published.works([config.make("resnet50", devices=16, **paper, **lasting)])
     assert work.passes == pytest.approx(0.03) and work.workers == 8
 
 
 def test_the_equations_by_hand(published):
     """One configuration of R4, on a full node, term by term as the module's text has them."""
     samples = dict(training_samples=20_018, validation_samples=781)
-    work = runs.works(
-        published, [config.make("resnet50", preset="paper", devices=4, **samples)]
+    work = published.works(
+        [config.make("resnet50", preset="paper", devices=4, **samples)]
     )
     values = TRUTH | dict(
         tau=1e-3, evaluation=1 / 3, kappa_storage=0.5, kappa_nodes=0.5
@@ -226,7 +225,7 @@ def test_measured_commands_are_forecast_and_planned(monkeypatch):
     monkeypatch.setattr(runs, "valid", lambda *_: found)
     assert predict.held_out(None, site)[0]["workload"] == "mine"
     found = plan.make(fit, plan.grid(fit, plan.base_run(fit, {})), {})
-    text = plan.text(found)
+    text = forecast_text.planned(found)
     assert {run.devices for run in found.runs} == {1, 2, 3, 4}
     assert "batch" not in text.split("\n\n")[0]  # it is not known
     assert "the all-reduce is left out" in text

@@ -4,10 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from energynn import config
+from energynn import config, studies
+from energynn.cli import forecast_text
 from energynn.data import manifests
-from energynn.forecast import accuracy, plan, power_limit
 from energynn.forecast import fit as fits
+from energynn.forecast import plan, power_limit
 from tests.forecast import worlds
 
 
@@ -25,7 +26,7 @@ def planned(fit, limits, devices=256):
 def test_the_pareto_set_is_that_of_every_pair(workload, system, limits):
     fit = fits.published(workload, system)
     found = planned(fit, limits, 64)
-    costs = np.stack([found.values[name][:, 0] for name in plan.JUDGED], axis=1)
+    costs = np.stack([found.values[name][:, 0] for name in plan.UNITS], axis=1)
     bounds = {
         "global_batch_size": np.array([run.global_batch_size for run in found.runs])
     }
@@ -67,15 +68,15 @@ def test_rows_are_configurations_with_their_marks(fitted):
         )
         is_open = row["time_h"]["high"] > 3 or row["energy_kWh"]["high"] > 29
         assert any("about even odds" in words for words in row["outside"]) == is_open
-    table = plan.text(found).split("\n\n")[0].splitlines()
-    assert len(set(table)) == len(table) <= 1 + 3 + plan.MOST_SHOWN
+    table = forecast_text.planned(found).split("\n\n")[0].splitlines()
+    assert len(set(table)) == len(table) <= 1 + 3 + forecast_text.MOST_SHOWN
     assert table[1].strip().startswith("fastest") and "global batch" in table[0]
-    text = plan.text(planned(fitted, {}, 1))  # all choices are the same
+    text = forecast_text.planned(planned(fitted, {}, 1))  # all choices are the same
     assert text.split("\n\n")[0].count("\n") == 1
     paper = config.make("fourcastnet", preset="paper")
-    assert accuracy.threshold(paper) == 64 and len(accuracy.thresholds(paper)) == 3
+    assert list(studies.large_batch_thresholds(paper)) == [4, 32, 64]
     # the study tells nothing of other data
-    assert accuracy.threshold(config.make("fourcastnet")) == 0
+    assert not studies.large_batch_thresholds(config.make("fourcastnet"))
 
 
 def test_an_impossible_wish_names_the_least_of_each(fitted):
@@ -157,9 +158,7 @@ def test_factors_are_those_of_the_curves():
 
 def test_a_plan_is_right_where_the_truth_is_known(a100):
     """Fitted to up to 8 GPUs of a world, it chooses on 64 what is best there in truth."""
-    truth = dict(tau=1e-3, evaluation=1.0, t_start=0.5, fill=3.0, t_update=3e-3)
-    truth |= dict(efficiency=0.7, kappa=0.05, kappa_nodes=0.0, kappa_storage=0.0)
-    truth |= dict(host=220.0, fed=190.0, idle=60.0, image_J=0.15)
+    truth = worlds.CLUSTER | {"efficiency": 0.7}
     sizes = [
         (n, size, n * of)
         for n in (1, 4, 8)

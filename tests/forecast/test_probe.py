@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from energynn import config, records, studies
+from energynn import config, records, simulate, studies
 from energynn.cluster import local, systems
 from energynn.forecast import fit as fits
-from energynn.forecast import predict, probe, runs, simulate
+from energynn.forecast import predict, probe, runs
 from tests.forecast import worlds
 
 
@@ -114,9 +114,7 @@ def test_probes_are_handed_to_the_cluster_as_a_study(
 
 def test_a_run_that_waits_tells_what_waiting_draws(a100, long_run):
     """A world whose GPUs draw more while they wait than priors say; on one node."""
-    truth = dict(tau=1e-3, evaluation=1.0, t_start=0.5, fill=3.0, t_update=3e-3)
-    truth |= dict(efficiency=0.7, kappa=0.05, kappa_nodes=0.0, kappa_storage=0.0)
-    truth |= dict(host=300.0, fed=260.0, idle=72.0, image_J=0.05)
+    truth = worlds.CLUSTER | dict(host=300.0, fed=260.0, idle=72.0, image_J=0.05)
     probes = probe.planned(long_run, a100, minutes=10, batch_s=0.4)
     blind = worlds.taken("resnet50", a100, probes[:-1], truth)
     seen = worlds.taken("resnet50", a100, probes, truth)

@@ -1,5 +1,6 @@
 """Intervals hold the truth of invented worlds: other systems, other loaders, broken assumptions."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,14 +21,33 @@ def test_intervals_hold_the_truth(hidden, number):
     assert (held.mean(axis=1) >= 0.85).all()
 
 
+def is_refused(seen) -> bool:
+    assert (seen.time_s > 0).all()
+    try:
+        fits.check(seen)
+    except ValueError as error:
+        return "a sum of four terms" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("number", [10, pytest.param(100, marks=pytest.mark.nightly)])
+def test_the_check_spares_good_runs_and_finds_odd_ones(number):
+    """Of five and eight configurations on several nodes, and of all of one node."""
+    spared, found = [], []
+    for seed in range(number):
+        chance, world = np.random.default_rng(seed), worlds.draw(seed, "nothing")
+        taken = list(chance.permutation([*world.seen.taken, *world.asked.taken]))
+        parts = (world.seen.taken, taken[:5], taken[:8])
+        for seen in (msgspec.structs.replace(world.seen, taken=part) for part in parts):
+            scatter = np.exp(0.01 * chance.standard_normal(len(seen)))
+            spared.append(not is_refused(seen))
+            found.append(is_refused(worlds.unlike_the_model(seen, scatter)))
+    assert np.mean(spared) >= 0.99 and np.mean(found) >= 0.7
+
+
 @pytest.fixture(scope="module")
 def cluster(a100):
     """Parameters of the study's cluster, and runs there on 1 to 256 GPUs."""
-    values = dict(
-        tau=1e-3, evaluation=1.0, t_start=0.5, fill=3.0, t_update=3e-3, efficiency=0.85
-    )
-    values |= dict(kappa=0.05, kappa_nodes=0.0, kappa_storage=0.0)
-    values |= dict(host=220.0, fed=190.0, idle=60.0, image_J=0.15)
     sizes = [(n, size) for n in (1, 2, 4, 8, 16, 64, 256) for size in (1, 16)]
     configs = []
     for n, times in sizes:
@@ -37,7 +57,7 @@ def cluster(a100):
                 "resnet50", preset="paper", devices=n, local_batch_size=256, **samples
             )
         )
-    return values, configs
+    return worlds.CLUSTER, configs
 
 
 def split(seen, most):

@@ -10,7 +10,7 @@ import pandas as pd
 from energynn import config, records
 from energynn.config import RunConfig
 from energynn.files import utc_now, write_json
-from energynn.forecast import predict, runs
+from energynn.forecast import predict
 from energynn.forecast.fit import Fit
 from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 from energynn.measure.samples import write_host
@@ -103,8 +103,8 @@ def _intent(fit: Fit, run: RunConfig) -> dict:
 
 def _counts(fit: Fit, run: RunConfig) -> dict:
     """Count what a run's trainer would have counted."""
-    epoch = runs.epoch_of(run, fit.runs.samples)
-    steps = int(runs.works(fit.runs, [run]).updates[0]) * run.epochs
+    epoch = fit.runs.epoch(run)
+    steps = int(fit.runs.works([run]).updates[0]) * run.epochs
     evaluated = (
         epoch.validation_samples + epoch.evaluates_training_set * epoch.training_samples
     )
