@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,9 @@ def predicted(rows: list[dict]) -> str:
 
 def beside_facts(rows: list[dict]) -> str:
     """Show the forecasts beside the facts, simulated ones by that name."""
-    shown = pd.DataFrame(rows)[["workload", "devices", "local_batch_size"]]
+    sizes = ["workload", "devices", "local_batch_size"]
+    rows = sorted(rows, key=itemgetter(*sizes))
+    shown = pd.DataFrame(rows)[sizes]
     shown.columns = ["", "GPUs", "local batch"]
     for name in ("time_h", "energy_kWh"):
         shown[f"estimated {UNITS[name]}"] = [span(row[name]) for row in rows]

@@ -27,18 +27,8 @@ class Config(RunConfig, frozen=True, kw_only=True):
     def epoch(self):
         return Epoch(training_samples=self.sentences, validation_samples=1000, gradient_bytes=500_000_000)
 """
-TRUTH = dict(
-    tau=2e-2,
-    evaluation=1.0,
-    t_start=2.0,
-    fill=1.0,
-    t_update=5e-3,
-    efficiency=0.8,
-    kappa=0.1,
-)
-TRUTH |= dict(
-    kappa_nodes=0.0, kappa_storage=0.0, host=400.0, fed=300.0, idle=80.0, image_J=2.0
-)
+TRUTH = worlds.CLUSTER | dict(tau=2e-2, t_start=2.0, fill=1.0, t_update=5e-3)
+TRUTH |= dict(efficiency=0.8, kappa=0.1, host=400.0, fed=300.0, idle=80.0, image_J=2.0)
 SYSTEM = """scheduler = "slurm"
 devices_per_node = 8
 nodes = 4
@@ -172,27 +162,12 @@ def test_resnet50_has_the_weights_that_the_forecast_counts():
 
 def measured(samples, devices, time_s, **more) -> dict:
     """The part of a measured command's record that a forecast reads."""
-    told = {
-        "command": "python train.py",
-        "training_samples": samples,
-        "devices": devices,
-    }
-    power = {
-        "energy_total_provenance": "measured",
-        "mean_power_total_W": 300.0 * devices,
-    }
-    machine = {"gpus": [{}] * 4, "cores": 8}
-    return {
-        "workload": "command",
-        "system": "measured",
-        "name": "mine",
-        "config": told,
-        "devices": devices,
-        "device_kind": "gpu",
-        "device_name": "GPU",
-        "machine": machine,
-        "training_time_s": time_s,
-    } | (power | more)
+    told = dict(command="train.py", training_samples=samples, devices=devices)
+    record = dict(workload="command", system="measured", name="mine", config=told)
+    record |= dict(devices=devices, device_kind="gpu", device_name="GPU")
+    record |= dict(machine={"gpus": [{}] * 4, "cores": 8}, training_time_s=time_s)
+    record |= dict(mean_power_total_W=300.0 * devices)
+    return record | dict(energy_total_provenance="measured") | more
 
 
 def test_measured_commands_are_forecast_and_planned(monkeypatch):
@@ -215,9 +190,9 @@ def test_measured_commands_are_forecast_and_planned(monkeypatch):
             for of in made
         ]
         fit = fits.make(runs.own(found, "mine", site))
-        asked = predict.asked(fit, None, {"training_samples": 10**6, "devices": 4})
-        asked += predict.asked(fit, None, {"training_samples": 10**6, "devices": 2})
-        for row, devices in zip(predict.rows(fit, asked), (4, 2), strict=True):
+        for devices in (2, 4):
+            sizes = {"training_samples": 10**6, "devices": devices}
+            (row,) = predict.rows(fit, predict.asked(fit, None, sizes))
             fact = took_s(10**6, devices) / 3600
             held.append(row["time_h"]["low"] <= fact <= row["time_h"]["high"])
     assert np.mean(held) >= 0.9

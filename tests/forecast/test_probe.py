@@ -42,16 +42,8 @@ def test_too_few_minutes_are_refused(minutes):
         probe.planned(asked, site, minutes)
 
 
-CORES = dict(
-    tau=3e-2,
-    evaluation=1 / 3,
-    t_start=0.05,
-    t_update=0.2,
-    efficiency=0.4,
-    kappa=0.25,
-    kappa_nodes=0.0,
-)
-CORES |= dict(kappa_storage=0.0, fill=0.0, host=8.0, fed=3.0, idle=2.0, image_J=0.1)
+CORES = worlds.CLUSTER | dict(tau=3e-2, evaluation=1 / 3, t_start=0.05, fill=0.0)
+CORES |= dict(efficiency=0.4, kappa=0.25, host=8.0, fed=3.0, idle=2.0, image_J=0.1)
 
 
 @pytest.mark.parametrize("workload", ["resnet50", "fourcastnet"])
