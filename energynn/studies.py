@@ -474,7 +474,7 @@ STUDIES |= PAPER
 
 
 def large_batch_thresholds(run: RunConfig) -> dict[int, str]:
-    """Find the global batch sizes up to which the study saw its error stay, and where it says so.
+    """Find the global batch sizes up to which the study saw no loss of accuracy, and where.
 
     None where the run's data are not the study's.
     """

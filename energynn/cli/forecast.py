@@ -174,8 +174,8 @@ def fit(
     require_place(out)
     site = systems.site(system)
     if runs_dir:
-        folder = folder_of_runs(runs_dir, must_exist=True)
-        seen = runs.checked(folder, workload, site)
+        runs_dir = folder_of_runs(runs_dir, must_exist=True)
+        seen = runs.checked(runs_dir, workload, site)
     else:
         seen = runs.published(workload, site)
     fits.check(seen)

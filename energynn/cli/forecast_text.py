@@ -82,21 +82,23 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
         )
     else:
         words += "; energies are not all measured: times alone are fitted"
+    if details:
+        table = pd.DataFrame(fits.describe(fit)).T.drop(columns="meaning")
+        words += "\n" + table.to_string(float_format="{:.3g}".format)
     if runs_dir:
         taken = sum(run.repeats for run in fit.runs.taken)
         others = len(records.run_dirs(runs_dir)) - taken
         if others:
             words += f"\n{others} run(s) left out: not valid, or of another workload or system"
-    if details:
-        table = pd.DataFrame(fits.describe(fit)).T.drop(columns="meaning")
-        words += "\n" + table.to_string(float_format="{:.3g}".format)
     return words
 
 
 def probes(made: list[RunConfig]) -> pd.DataFrame:
-    """Show in what probes differ, a row each, in the order in which they are made."""
+    """Show probes, a row each, in the order in which they are made."""
+    shown = ["devices", "local_batch_size", "training_samples", "training_years"]
+    shown += ["epochs", "step_period_s"]
     table = pd.DataFrame(map(config.asdict, made))
-    table = table.loc[:, table.nunique() > 1]
+    table = table.reindex(columns=shown).dropna(axis="columns")
     return table.assign(run_id=list(map(config.run_id, made)))
 
 

@@ -110,11 +110,15 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
     def longest(self) -> RunConfig:
         """The run with the most samples, which stands for the training that people mean.
 
-        Of several, that with the largest local batch.
+        Of several, that with the largest global batch, on the most devices.
         """
         return max(
             self.configs,
-            key=lambda run: (self.epoch(run).training_samples, run.local_batch_size),
+            key=lambda run: (
+                self.epoch(run).training_samples,
+                run.global_batch_size,
+                run.devices,
+            ),
         )
 
     def epoch(self, run: RunConfig) -> Epoch:
