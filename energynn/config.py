@@ -276,7 +276,7 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
     """
 
     workload: str = "fourcastnet"
-    dataset: FolderName = "era5_ensemble"
+    dataset: Literal["era5_ensemble", "era5", "synthetic"] = "era5_ensemble"
     training_years: Years = "1979-2015"
     validation_years: Years = "2016-2017"
     test_years: Years = "2019"

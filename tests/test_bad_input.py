@@ -122,16 +122,17 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, name, what):
     assert good.name in loaded["run_id"].values
     assert len(loaded) + len(loaded.attrs["excluded"]) == 2
     if name == "run.json":
-        refused(
-            here,
-            "measure",
-            "--out",
-            bad,
-            "--",
-            "touch",
-            "canary",
-            says="holds something else",
-        )
+        words = ["measure", "--out", bad, "--", "touch", "canary"]
+        refused(here, *words, says="holds something else")
+
+
+def test_what_cannot_work_is_refused_before_it_starts(here):
+    script = here / "script"
+    script.write_text("touch canary")
+    script.chmod(0o755)
+    refused(here, "measure", "--", script, says="no script that begins with #!")
+    words = ["run", "--runs-dir", here, "-p", "training_samples=9999"]
+    refused(here, *words, says="the data set has 1000")
 
 
 def test_what_cannot_be_written_is_refused_before_it_is_computed(here, monkeypatch):

@@ -485,7 +485,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="runs_dir: is empty"):
         start.run(made, "")
     with pytest.raises(ValueError, match="data describe era6"):
-        start.prepare(config.make("fourcastnet", dataset="era6"), run_dir)
+        start.prepare(config.make("resnet50", dataset="era6"), run_dir)
     intent = start.prepare(made, run_dir) | {"started_at": "earlier"}
     run_dir.mkdir()
     start.begin(intent, run_dir)

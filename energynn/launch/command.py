@@ -93,9 +93,17 @@ def _run_dir(
     size: int,
 ) -> Path:
     """Make the folder of the run; raises ValueError with the remedy for what cannot work."""
-    if shutil.which(command[0]) is None:
+    program = shutil.which(command[0])
+    if program is None:
         raise ValueError(
             f"measure: {command[0]!r} is no command here; check its name and path"
+        )
+    with open(program, "rb") as file:
+        begins = file.read(4)
+    if begins != b"\x7fELF" and not begins.startswith(b"#!"):
+        raise ValueError(
+            f"measure: {command[0]} is no program, and no script that begins with #!; name what "
+            f"runs it, as in `measure -- sh {command[0]}`"
         )
     if size > 1 and out is None:
         raise ValueError("out: give --out DIR, one folder that all ranks see")

@@ -58,14 +58,8 @@ def write_run(
     settings = config.to_dict(configuration) | (settings or {})
     stage = settings.get("stage", "")
     devices, repeat = settings["devices"], settings["repeat"]
-    parts = (
-        configuration.workload,
-        stage,
-        f"n{devices}",
-        f"lbs{settings['local_batch_size']}",
-        f"r{repeat}",
-    )
-    name = "-".join((*filter(None, parts), config.digest(settings)[:8]))
+    kind = f"{configuration.workload}-{stage}n{devices}"
+    name = f"{kind}-lbs{settings['local_batch_size']}-{config.digest(settings)[:8]}"
     run_dir = runs_dir / configuration.system / name
     run_dir.mkdir(parents=True)
     training_time_s = time_s or 60.0 / devices**0.85 * (1 + 0.01 * repeat) * (

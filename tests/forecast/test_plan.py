@@ -1,5 +1,7 @@
 """Planning: nothing beats what it shows, limits hold, and what cannot be had is said."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -159,18 +161,12 @@ def test_factors_are_those_of_the_curves():
 def test_a_plan_is_right_where_the_truth_is_known(a100):
     """Fitted to up to 8 GPUs of a world, it chooses on 64 what is best there in truth."""
     truth = worlds.CLUSTER | {"efficiency": 0.7}
-    sizes = [
-        (n, size, n * of)
+    make = partial(config.make, "resnet50", preset="paper", validation_samples=2000)
+    runs = [
+        make(devices=n, local_batch_size=size, training_samples=n * images)
         for n in (1, 4, 8)
         for size in (32, 256)
-        for of in (5004, 80064)
-    ]
-    make = dict(preset="paper", validation_samples=2000)
-    runs = [
-        config.make(
-            "resnet50", devices=n, local_batch_size=size, training_samples=all, **make
-        )
-        for n, size, all in sizes
+        for images in (5004, 80064)
     ]
     fit = fits.make(worlds.taken("resnet50", a100, runs, truth))
     asked = plan.grid(fit, plan.base_run(fit, {}), 64)

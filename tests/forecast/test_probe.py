@@ -59,13 +59,11 @@ def test_probes_of_two_minutes_forecast_the_default_study(
     truth = fits.unfitted(
         worlds.taken(workload, site, [asked], values, samples=(160, 16))
     )
-    at = np.array(
-        [
-            np.log(values[of]) if fits.PARAMETERS[of].is_log else values[of]
-            for of in truth.names
-        ]
+    known = [values[of] for of in truth.names]
+    point = np.where(
+        fits.logarithmic(truth.names), np.log(np.maximum(known, 1e-99)), known
     )
-    truth = dataclasses.replace(truth, point=at, errors=np.array([0.06, 1e-9]))
+    truth = dataclasses.replace(truth, point=point, errors=np.array([0.06, 1e-9]))
     took_s = []
 
     def run_study(short, runs_dir):

@@ -1,5 +1,7 @@
 """Intervals hold the truth of invented worlds: other systems, other loaders, broken assumptions."""
 
+from functools import partial
+
 import msgspec
 import numpy as np
 import pytest
@@ -22,7 +24,6 @@ def test_intervals_hold_the_truth(hidden, number):
 
 
 def is_refused(seen) -> bool:
-    assert (seen.time_s > 0).all()
     try:
         fits.check(seen)
     except ValueError as error:
@@ -48,15 +49,11 @@ def test_the_check_spares_good_runs_and_finds_odd_ones(number):
 @pytest.fixture(scope="module")
 def cluster(a100):
     """Parameters of the study's cluster, and runs there on 1 to 256 GPUs."""
-    sizes = [(n, size) for n in (1, 2, 4, 8, 16, 64, 256) for size in (1, 16)]
-    configs = []
-    for n, times in sizes:
-        samples = dict(training_samples=5004 * times * n, validation_samples=195 * n)
-        configs.append(
-            config.make(
-                "resnet50", preset="paper", devices=n, local_batch_size=256, **samples
-            )
-        )
+    make, configs = partial(config.make, "resnet50", preset="paper"), []
+    for n in (1, 2, 4, 8, 16, 64, 256):
+        for images in (5004, 80064):
+            samples = dict(training_samples=images * n, validation_samples=195 * n)
+            configs.append(make(devices=n, local_batch_size=256, **samples))
     return worlds.CLUSTER, configs
 
 
