@@ -1,7 +1,7 @@
 # energynn: `make help` lists what there is.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: size wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-carry lock clean env train-env python needs
+.PHONY: picture size wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-carry lock clean env train-env python needs
 SHELL := /bin/sh
 
 # The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
@@ -66,6 +66,10 @@ kick-the-tires: needs $(TRAIN) ## two short runs and the paper, to see whether a
 paper: $(BASE) ## figures, numbers, claims, build/paper.pdf and build/report.html from the records that are there (no torch needed)
 	@$(MAKE) --no-print-directory -j2 build/paper.pdf
 	@echo "open build/paper.pdf, or build/report.html in a browser; figures are in build/figures/, numbers in build/numbers.json"
+
+# Not with every paper: other fonts make other bytes of the same picture, and git would see a change.
+picture: build/paper.pdf ## the README's picture, as the notebook draws it here
+	cp build/figures/energy_against_gpu_hours.png paper/example.png
 
 # Two processes have a core each: threads of a third one would only wait.
 test: export OMP_NUM_THREADS = 1
@@ -196,6 +200,4 @@ build/notebooks/%.ipynb: notebooks/%.ipynb $(RECORDS) $(ANALYSIS)
 	  2> $@.log || { cat $@.log; exit 1; }
 
 build/paper.pdf: $(NOTEBOOKS) $(COMMIT) $(wildcard paper/*)
-	@cmp -s build/figures/energy_against_gpu_hours.png paper/example.png || \
-	  cp build/figures/energy_against_gpu_hours.png paper/example.png  # the README's picture
 	$(BIN)/python -m energynn.analysis
