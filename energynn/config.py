@@ -351,21 +351,6 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
         return embedding + positions + self.depth * (mixing + mlp + 4 * width) + head
 
 
-class CommandConfig(RunConfig, frozen=True, kw_only=True):
-    """A command that `energynn measure` measured, as a forecast sees it; a size of 0 is not known.
-
-    training_samples: that the command trains on in an epoch
-    """
-
-    workload: str = "measured-command"
-    dataset: FolderName = "own"
-    local_batch_size: CountOrNone = 0
-    global_batch_size: CountOrNone = 0
-    epochs: Count = 1
-    learning_rate: Number = 0.0
-    training_samples: CountOrNone
-
-
 def parse_years(text: str) -> list[int]:
     """List the years of a text like "1979-2017,2019". Raises ValueError for anything else."""
     years: set[int] = set()
@@ -553,9 +538,8 @@ def trainer(workload: str) -> str:
 
 def _class(workload: str) -> type[RunConfig]:
     """Return the configuration of a workload: ours, or ``Config`` of a module on PYTHONPATH."""
-    ours = CONFIGS | {"measured-command": CommandConfig}
-    if workload in ours:
-        return ours[workload]
+    if workload in CONFIGS:
+        return CONFIGS[workload]
     try:
         config_class = importlib.import_module(workload).Config
         if not issubclass(config_class, RunConfig):

@@ -130,9 +130,9 @@ def test_what_cannot_work_is_refused_before_it_starts(here):
     script = here / "script"
     script.write_text("touch canary")
     script.chmod(0o755)
-    refused(here, "measure", "--", script, says="no script that begins with #!")
-    words = ["run", "--runs-dir", here, "-p", "training_samples=9999"]
-    refused(here, *words, says="the data set has 1000")
+    refused(here, "measure", "--", script, says="a text that does not begin with #!")
+    asked = "training_samples=9999"
+    refused(here, "run", "--runs-dir", here, "-p", asked, says="the data set has 1000")
 
 
 def test_what_cannot_be_written_is_refused_before_it_is_computed(here, monkeypatch):

@@ -37,7 +37,7 @@ LAYERS = (
     ("launch",),
     ("cluster",),
     ("forecast",),
-    ("simulate",),
+    ("forecast_text", "simulate"),
     ("analysis",),
     ("interface",),
     ("cli",),
@@ -125,8 +125,7 @@ def test_training_and_analysis_meet_on_disk_only(path):
         )
     if part(path) == "analysis":
         assert not tops(names) & TRAINING_LIBRARIES
-    # what shows forecasts is itself imported lazily
-    if part(path) == "cli" and path.name != "forecast_text.py":
+    if part(path) == "cli":
         at_top = [
             name
             for name in imports(path, at_top_only=True)

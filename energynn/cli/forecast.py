@@ -52,7 +52,7 @@ def predict(
     runs_dir: RunsDir = None,
 ) -> int:
     """Predict a study's runs, or parameters."""
-    from energynn.cli import forecast_text
+    from energynn import forecast_text
     from energynn.cluster import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import predict
@@ -93,8 +93,7 @@ def plan(
     --devices: at most; --local-batch-size: the only one. --power-limit: of the GPUs, 0.5 to 1 of
     their greatest. With factors, the answer has CO2 and price, too.
     """
-    from energynn import studies
-    from energynn.cli import forecast_text
+    from energynn import forecast_text, studies
     from energynn.cluster import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import plan
@@ -127,7 +126,7 @@ def probe(
 
     One of them makes its devices wait: what an hour of waiting draws.
     """
-    from energynn.cli import forecast_text
+    from energynn import forecast_text
     from energynn.cluster import systems
     from energynn.forecast import predict, probe, runs
     from energynn.measure import machine
@@ -165,7 +164,7 @@ def fit(
     as_json: Json = False,
 ) -> int:
     """Calibrate the model with published runs or with your own."""
-    from energynn.cli import forecast_text
+    from energynn import forecast_text
     from energynn.cluster import systems
     from energynn.files import require_place
     from energynn.forecast import fit as fits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from energynn.config import ResNet50Config, RunConfig
 from energynn.data import imagenet, photographs
 from energynn.data.digests import verify_tree
 from energynn.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
@@ -83,6 +84,16 @@ def verify(dataset: str, folder: Path | None = None, every_byte: bool = False) -
             photographs.make_crops(folder)
         _verify_small(dataset, folder, sums)
     return folder
+
+
+def check_run(config: RunConfig) -> None:
+    """Verify a run's data, and that there are as many images as it asks for. Raises ValueError.
+
+    ImageNet has enough, and its images are slow to list.
+    """
+    folder = verify(config.dataset)
+    if isinstance(config, ResNet50Config) and config.dataset != "imagenet":
+        imagenet.images_read(imagenet.list_images(folder), config)
 
 
 def _verify_small(dataset: str, folder: Path, sums: dict[str, str]) -> None:

@@ -226,7 +226,7 @@ def varies(seen: Runs) -> bool:
 def check(seen: Runs) -> None:
     """Raise ValueError for runs of one configuration, and where a plain sum fits times better.
 
-    Better: it misses at most half as much as the model does, also by the 95 % limit of its error.
+    Better: it misses at most half as much as the model does, also by the 90 % limit of its error.
     Where the model misses no more than was expected before, it is right.
     """
     subject = f"{seen.workload} on {seen.site.name}"
@@ -241,7 +241,7 @@ def check(seen: Runs) -> None:
     terms = terms * (work.epochs / seen.time_s)[:, None]
     solution, _, rank, _ = np.linalg.lstsq(terms, np.ones(len(seen)))
     squares = ((terms @ solution - 1) ** 2).sum()
-    most = stats.chi2.ppf(0.05, len(seen) - rank) * (error / 2) ** 2
+    most = stats.chi2.ppf(0.1, len(seen) - rank) * (error / 2) ** 2
     if error > unfitted(seen).errors[0] and squares < most:
         raise ValueError(
             f"{subject}: the model misses these times by {error:.0%}, a sum of four terms by less "

@@ -18,6 +18,7 @@ from energynn import config, published_values, records, studies
 from energynn.cluster import systems
 from energynn.cluster.systems import Site
 from energynn.config import Epoch, RunConfig
+from energynn.launch import command
 from energynn.measure.energy import SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
@@ -317,9 +318,8 @@ def _config(record: dict) -> RunConfig:
     """Read what was made, whatever its seed and repeat."""
     plain = record["config"]
     if "command" in plain:
-        names = ("epochs", "local_batch_size", "training_samples")
-        told = {name: plain.get(name) for name in names}
-        return config.make("measured-command", devices=record["devices"], **told)
+        told = {name: plain.get(name) for name in command.TOLD}
+        return config.make(command.__name__, devices=record["devices"], **told)
     device = "gpu" if record["device_kind"] == "gpu" else "cpu"
     return config.from_dict(plain | {"device": device, "seed": 0, "repeat": 0})
 

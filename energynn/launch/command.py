@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from energynn import records
+from energynn.config import CountOrNone, RunConfig
 from energynn.files import default_runs_dir, is_locked, lock, write_json
 from energynn.launch import supervise
 from energynn.launchers import rank_and_size
@@ -28,6 +29,23 @@ from energynn.progress import sentence
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
+# of a training, beside its devices
+TOLD = ("epochs", "local_batch_size", "training_samples")
+
+
+class Config(RunConfig, frozen=True, kw_only=True):
+    """What a person told of a measured command, for a forecast; a size of 0 is not known.
+
+    training_samples: that the command trains on in an epoch
+    """
+
+    workload: str = __name__
+    dataset: str = "own"
+    local_batch_size: CountOrNone = 0
+    global_batch_size: CountOrNone = 0
+    epochs: int = 1
+    learning_rate: float = 0.0
+    training_samples: CountOrNone
 
 
 def measure(
@@ -98,12 +116,10 @@ def _run_dir(
         raise ValueError(
             f"measure: {command[0]!r} is no command here; check its name and path"
         )
-    with open(program, "rb") as file:
-        begins = file.read(4)
-    if begins != b"\x7fELF" and not begins.startswith(b"#!"):
+    if os.access(program, os.R_OK) and _lacks_interpreter(program):
         raise ValueError(
-            f"measure: {command[0]} is no program, and no script that begins with #!; name what "
-            f"runs it, as in `measure -- sh {command[0]}`"
+            f"measure: {command[0]} is a text that does not begin with #!; name what runs "
+            f"it, as in `measure -- sh {command[0]}`"
         )
     if size > 1 and out is None:
         raise ValueError("out: give --out DIR, one folder that all ranks see")
@@ -112,6 +128,14 @@ def _run_dir(
     run_dir = (out or default_runs_dir() / "measured" / name).absolute()
     run_dir.mkdir(parents=True, exist_ok=True)
     return run_dir
+
+
+def _lacks_interpreter(program: str) -> bool:
+    """Say whether a program is text without a first line #!, which the system cannot start."""
+    with open(program, "rb") as file:
+        begins = file.read(4)
+    is_text = begins.isascii() and begins.decode().isprintable()
+    return is_text and not begins.startswith(b"#!")
 
 
 def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:

@@ -21,7 +21,7 @@ import energynn
 from energynn import config as configuration
 from energynn import launchers, processes, records
 from energynn.config import RunConfig
-from energynn.data import imagenet, manifests
+from energynn.data import manifests
 from energynn.files import REPOSITORY, is_locked, lock, write_json
 from energynn.launch import command, supervise
 from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN
@@ -126,7 +126,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     Raises ValueError with the remedy if the run cannot work.
     """
     runs_dir = run_dir.parent.parent
-    manifests.verify(config.dataset)  # before anything is written
+    manifests.check_run(config)  # before anything is written
     described = machine.describe_machine()
     on_gpu = config.device == "gpu" or (
         config.device == "auto" and bool(described["gpus"])
@@ -134,9 +134,6 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     if on_gpu:
         _require_gpus(config.devices, described["gpus"])
     data_root = manifests.root(config.dataset).absolute()
-    if config.workload == "resnet50" and config.dataset != "imagenet":
-        # raises where there are fewer than asked for; ImageNet has enough, and listing it is slow
-        imagenet.images_read(imagenet.list_images(data_root), config)
     if data_root.is_relative_to(REPOSITORY):
         data_root = data_root.relative_to(REPOSITORY)
     commit, dirty = machine.git_state()

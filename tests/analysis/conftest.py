@@ -58,7 +58,7 @@ def write_run(
     settings = config.to_dict(configuration) | (settings or {})
     stage = settings.get("stage", "")
     devices, repeat = settings["devices"], settings["repeat"]
-    kind = f"{configuration.workload}-{stage}n{devices}"
+    kind = "-".join(filter(None, (configuration.workload, stage, f"n{devices}")))
     name = f"{kind}-lbs{settings['local_batch_size']}-{config.digest(settings)[:8]}"
     run_dir = runs_dir / configuration.system / name
     run_dir.mkdir(parents=True)

@@ -5,8 +5,7 @@ configuration tells.
 import numpy as np
 import pytest
 
-from energynn import config
-from energynn.cli import forecast_text
+from energynn import config, forecast_text
 from energynn.cluster import systems
 from energynn.forecast import fit as fits
 from energynn.forecast import model, plan, predict, runs

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from energynn import config, studies
-from energynn.cli import forecast_text
+from energynn import config, forecast_text, studies
 from energynn.data import manifests
 from energynn.forecast import fit as fits
 from energynn.forecast import plan, power_limit
