@@ -111,9 +111,10 @@ class Curve:
         them, so that years without readings cost nothing.
         """
         whole = np.ceil((end_s - begin_s) / step_s) - 1
-        at = np.floor((self.t_s[is_new] - begin_s) / step_s)
-        steps = np.unique(np.concatenate([[0.0], at, at + 1]))
-        steps = steps[(steps >= 0) & (steps < whole)]
+        at = np.floor((self.t_s[is_new] - begin_s) / step_s).clip(0.0)
+        at = at[np.append(True, np.diff(at) > 0)[: len(at)]]
+        steps = np.append(at, at + 1)
+        steps = steps[steps < whole]
         apart_s = (begin_s + step_s) - begin_s  # as np.arange does, to the last digit
         joules = self.at(begin_s + apart_s * (steps + 1))
         return (joules - self.at(begin_s + apart_s * steps)) / step_s
@@ -172,8 +173,9 @@ def curves(samples: Samples) -> list[Curve]:
 def _count(sensor, t_s, values, period_s, renewed_s):
     """Difference a counter; between its updates it says nothing, so its energy is linear there."""
     energy_J = np.append(0.0, np.cumsum(_steps_J(sensor, values)))
-    knots = np.unique([0, *(np.flatnonzero(np.diff(values)) + 1), len(values) - 1])
-    energy_J = np.interp(t_s, t_s[knots], energy_J[knots])
+    is_new = np.append(True, np.diff(values) != 0)
+    is_new[-1] = True
+    energy_J = np.interp(t_s, t_s[is_new], energy_J[is_new])
     return energy_J, np.zeros(len(values)), period_s + renewed_s
 
 
@@ -239,7 +241,7 @@ def window(found: Evidence) -> Window:
     gap a counter goes on: only those at the edges count.
     """
     most_W = THRESHOLDS[f"most_{found.sensor['component']}_W"]
-    range_W = found.highest_W - found.lowest_W if found.steps > 1 else most_W
+    range_W = found.highest_W - found.lowest_W if found.steps > 2 else most_W
     range_W = max(range_W, LEAST_RANGE * found.energy_J / found.length_s)
     lost_s = found.edge_lost_s if found.is_counter else found.lost_s
     bound_J = range_W * (1.5 * found.late_s + lost_s) + 2 * np.sqrt(found.missed_J2)
@@ -297,7 +299,7 @@ def impossible(one: Evidence, limits: dict = THRESHOLDS) -> list[str]:
     if one.falls:
         text = f"{one.sensor['id']} fell or was negative {one.falls} times"
         reasons.append(refusal("M", text))
-    if one.sensor["kind"] == "busy" or not len(one.still):
+    if one.sensor["kind"] == "busy" or np.isinf(one.near_s):
         return reasons
     if one.is_used:
         reasons += _movement(one, limits)
@@ -321,7 +323,7 @@ def _movement(one: Evidence, limits: dict) -> list[str]:
         spells = [(seconds, "counter_still_s", 3 * one.late_s)]
     else:
         # A power is read more finely than in whole watts, and its device under load.
-        load_W = (readings.min() + readings.max()) / 2
+        load_W = (one.least + one.most) / 2
         if not (one.is_busy or one.is_named):
             load_W = max(load_W, LEAST_LOAD * least_W)
         is_load = (readings >= load_W) & (readings % 1 != 0)

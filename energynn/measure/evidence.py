@@ -30,7 +30,8 @@ class Evidence:
     lost_s, longest_gap_s: in gaps within the window; edge_lost_s: in those that hold its begin or
     end, which last edge_gap_s at most; lowest_W, highest_W: means over what it is late; steps: of
     these; second_W, half_minute_W: highest means; step_W: the highest of a counter's own steps;
-    still: (runs, 2) reading and duration in s of the longest times that it showed the same;
+    still: (runs, 2) reading and duration in s of the longest times that it showed the same; least,
+    most: readings near the window;
     is_busy: as the device says; None where it does not. limit_W: the highest that was told.
     """
 
@@ -49,13 +50,15 @@ class Evidence:
     longest_gap_s: float = 0.0
     edge_lost_s: float = 0.0
     edge_gap_s: float = 0.0
-    steps: int = 0
+    steps: float = 0.0
     lowest_W: float = np.inf
     highest_W: float = -np.inf
     falls: int = 0
     step_W: float = 0.0
     second_W: float = 0.0
     half_minute_W: float = 0.0
+    least: float = np.inf
+    most: float = -np.inf
     still: np.ndarray = field(default_factory=_never)
     is_whole: bool = True
     head: np.ndarray | None = None
@@ -108,7 +111,7 @@ class Evidence:
         end_s = min(self.end_s + AROUND_S, curve.t_s[-1])
         step_s = max(self.late_s, 0.1)
         watts = curve.powers_W(begin_s, end_s, step_s, is_new)
-        self.steps += len(watts)
+        self.steps = (end_s - begin_s) / step_s
         self.lowest_W = min(self.lowest_W, watts.min(initial=np.inf))
         self.highest_W = max(self.highest_W, watts.max(initial=-np.inf))
         near_s = self.begin_s - NEAR_S, self.end_s + NEAR_S
@@ -152,16 +155,17 @@ class Evidence:
         self.second_W = seconds_W.max(initial=self.second_W)
         longer_W = curve.powers_W(self.near_s, t_s[-1], HALF_MINUTE_S, is_new)
         self.half_minute_W = longer_W.max(initial=self.half_minute_W)
+        self.least = min(self.least, values.min())
+        self.most = max(self.most, values.max())
         begins = np.append(0, np.flatnonzero(np.diff(values)) + 1)
         ends = np.append(begins[1:], len(values)) - 1
         runs = np.column_stack([values[begins], t_s[ends] - t_s[begins]])
+        runs = runs[runs[:, 1] > 0]
         self.still = _longest(np.concatenate([self.still, runs]))
 
 
 def _longest(runs: np.ndarray) -> np.ndarray:
-    """Keep the (reading, duration) that no higher reading lasts as long as, and the lowest."""
-    runs = runs[np.lexsort((-runs[:, 1], -runs[:, 0]))]
-    longest_s = np.maximum.accumulate(runs[:, 1])
-    is_kept = np.append(True, np.diff(longest_s) > 0)
-    is_kept[-1] = True
-    return runs[is_kept]
+    """Keep the (reading, duration) that no higher reading lasts as long as."""
+    runs = runs[np.argsort(-runs[:, 0])]
+    before_s = np.maximum.accumulate(np.append(0.0, runs[:, 1]))[:-1]
+    return runs[runs[:, 1] > before_s]
