@@ -188,7 +188,8 @@ def _read_host(
         where = {"segment": number, "host": name}
         host.sensors = [where | entry for entry in energy.entries(trained, limits)]
         unread += header.get("unaccounted", [])
-        host.doubts = energy.judge(trained, unread, limits)
+        quota_cpus = header.get("quota_cpus")
+        host.doubts = energy.judge(trained, unread, limits, quota_cpus)
         host.phases = _phases_of_ranks(name, events, spans, streams)
         starts = events_of_kind(events, "training_start")
         host.start_wall_ns = min(event["t_wall_ns"] for event in starts)

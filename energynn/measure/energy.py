@@ -128,34 +128,17 @@ def curve(
 ) -> Curve:
     """Make the energy of one sensor from its readings, NaN where one failed; shapes (samples,)."""
     good = np.flatnonzero(np.isfinite(readings))
-    is_after_fault = np.diff(good, prepend=-1) > 1
-    values = readings[good] * sensor["to_SI"]
-    return curve_of_good(sensor, t_s[good], values, is_after_fault, period_s)
-
-
-def curve_of_good(
-    sensor: dict,
-    t_s: np.ndarray,
-    values: np.ndarray,
-    is_after_fault: np.ndarray,
-    period_s: float,
-    renewed_s: float | None = None,
-) -> Curve:
-    """Make the energy of one sensor from its good readings in SI units; shapes (readings,).
-
-    is_after_fault: where readings failed just before. renewed_s: how often the sensor shows
-    something new, where that is known.
-    """
-    if len(t_s) < 2:
-        t_s, values, is_after_fault = np.zeros(2), np.full(2, np.nan), np.zeros(2, bool)
-    is_gap = (np.diff(t_s) > max(2 * period_s, 0.2)) | is_after_fault[1:]
-    begins_s = np.concatenate([[-np.inf], t_s[:-1][is_gap], t_s[-1:]])
-    ends_s = np.concatenate([t_s[:1], t_s[1:][is_gap], [np.inf]])
+    if len(good) < 2:
+        good, t_s, readings = np.arange(2), np.zeros(2), np.full(2, np.nan)
+    read_s, values = t_s[good], readings[good] * sensor["to_SI"]
+    is_gap = (np.diff(read_s) > max(2 * period_s, 0.2)) | (np.diff(good) > 1)
+    begins_s = np.concatenate([[-np.inf], read_s[:-1][is_gap], read_s[-1:]])
+    ends_s = np.concatenate([read_s[:1], read_s[1:][is_gap], [np.inf]])
     gaps_s = np.stack([begins_s, ends_s], axis=1)
-    renewed_s = renewed_s or sensor.get("update_s") or update_s(t_s, values) or 0.0
+    renewed_s = sensor.get("update_s") or update_s(read_s, values) or 0.0
     make = {"energy": _count, "power": _integrate, "busy": _estimate}[sensor["kind"]]
-    energy_J, missed_J2, late_s = make(sensor, t_s, values, period_s, renewed_s)
-    return Curve(sensor, t_s, values, energy_J, missed_J2, gaps_s, period_s, late_s)
+    energy_J, missed_J2, late_s = make(sensor, read_s, values, period_s, renewed_s)
+    return Curve(sensor, read_s, values, energy_J, missed_J2, gaps_s, period_s, late_s)
 
 
 def curves(samples: Samples) -> list[Curve]:
@@ -270,11 +253,15 @@ def doubts(
 
 
 def judge(
-    found: list[Evidence], unaccounted: Iterable[str] = (), limits: dict = THRESHOLDS
+    found: list[Evidence],
+    unaccounted: Iterable[str] = (),
+    limits: dict = THRESHOLDS,
+    quota_cpus: float | None = None,
 ) -> list[str]:
     """Test the sensors of one host; returns the reasons not to believe its energies.
 
-    found: of all sensors of devices in use; unaccounted: in words, devices that no sensor reads.
+    found: of all sensors of devices in use; unaccounted: in words, devices that no sensor reads;
+    quota_cpus: CPUs' time that a container may use.
     """
     primary = [one for one in found if one.sensor["primary"]]
     # D: every device is accounted for, and none twice.
@@ -286,7 +273,7 @@ def judge(
                 refusal("D", f"{names} are the same device; its energy counts twice")
             )
     for one in primary:
-        reasons += impossible(one, limits) + _gaps(one, limits)
+        reasons += impossible(one, limits) + _gaps(one, limits, quota_cpus)
         for power in _checks(one, found, limits):
             reasons += _disagreement(one, power, limits)
     return reasons
@@ -328,7 +315,7 @@ def _movement(one: Evidence, limits: dict) -> list[str]:
             load_W = max(load_W, LEAST_LOAD * least_W)
         is_load = (readings >= load_W) & (readings % 1 != 0)
         spells = [(seconds[is_load], "power_still_s", 3 * one.period_s)]
-        spells.append((seconds[readings == 0], "power_zero_s", 3 * one.period_s))
+        spells.append((np.array([one.zero_s]), "power_zero_s", 3 * one.period_s))
     for still_s, threshold, usual_s in spells:
         longest_s, most_s = still_s.max(initial=0.0), max(limits[threshold], usual_s)
         if longest_s > most_s:
@@ -363,7 +350,7 @@ def _power(one: Evidence, limits: dict) -> list[str]:
     return []
 
 
-def _gaps(one: Evidence, limits: dict) -> list[str]:
+def _gaps(one: Evidence, limits: dict, quota_cpus: float | None) -> list[str]:
     """G: hardly any time of a power is without readings.
 
     A counter loses nothing in a gap, but at the edges of the window, or if it can go round in it.
@@ -382,19 +369,22 @@ def _gaps(one: Evidence, limits: dict) -> list[str]:
     if not is_lost:
         return []
     what = f"no readings for {share:.1%} of the time, for {longest_s:.2g} s at most"
-    text = f"{one.sensor['id']} has {what}{_remedy(one)}"
+    text = f"{one.sensor['id']} has {what}{_remedy(one, quota_cpus)}"
     return [refusal("G", text, *by)]
 
 
-def _remedy(one: Evidence) -> str:
-    """Name the period that slow sensors can keep, or the quota that holds the sampler up."""
+def _remedy(one: Evidence, quota_cpus: float | None) -> str:
+    """Name the quota that holds the sampler up, and the period that slow sensors can keep."""
+    text = ""
+    if quota_cpus:
+        text = f"; this container has a quota of {quota_cpus:.2g} CPUs (cgroup), give it more"
     apart_s = one.length_s / max(one.readings, 1)
     kept_s = [period_s for period_s in PERIODS_S if period_s > 2 * apart_s]
-    if one.readings and apart_s > 2 * one.period_s and kept_s:
-        return (
-            f"; a reading takes {apart_s:.2g} s here: measure with --period {kept_s[0]}"
+    if apart_s > 2 * one.period_s and kept_s:
+        text += (
+            f"; a reading takes {apart_s:.2g} s here, measure with --period {kept_s[0]}"
         )
-    return ""
+    return text
 
 
 def _checks(one: Evidence, found: list[Evidence], limits: dict) -> list[Evidence]:

@@ -7,6 +7,7 @@ tests need is a few numbers of a sensor, and those of two pieces add up. ``energ
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -18,10 +19,6 @@ HALF_MINUTE_S = 30.0
 HEAD = 10_000  # readings by which two counters are compared
 
 
-def _never() -> np.ndarray:
-    return np.zeros((0, 2))
-
-
 @dataclass
 class Evidence:
     """One sensor in one window; times in s of the monotonic clock.
@@ -31,7 +28,7 @@ class Evidence:
     end, which last edge_gap_s at most; lowest_W, highest_W: means over what it is late; steps: of
     these; second_W, half_minute_W: highest means; step_W: the highest of a counter's own steps;
     still: (runs, 2) reading and duration in s of the longest times that it showed the same; least,
-    most: readings near the window;
+    most: readings near the window; zero_s: the longest time that it showed nothing at all;
     is_busy: as the device says; None where it does not. limit_W: the highest that was told.
     """
 
@@ -59,7 +56,8 @@ class Evidence:
     half_minute_W: float = 0.0
     least: float = np.inf
     most: float = -np.inf
-    still: np.ndarray = field(default_factory=_never)
+    zero_s: float = 0.0
+    still: np.ndarray = field(default_factory=partial(np.zeros, (0, 2)))
     is_whole: bool = True
     head: np.ndarray | None = None
     first_s: float = np.inf  # reading of all
@@ -112,8 +110,8 @@ class Evidence:
         step_s = max(self.late_s, 0.1)
         watts = curve.powers_W(begin_s, end_s, step_s, is_new)
         self.steps = (end_s - begin_s) / step_s
-        self.lowest_W = min(self.lowest_W, watts.min(initial=np.inf))
-        self.highest_W = max(self.highest_W, watts.max(initial=-np.inf))
+        self.lowest_W = watts.min(initial=self.lowest_W)
+        self.highest_W = watts.max(initial=self.highest_W)
         near_s = self.begin_s - NEAR_S, self.end_s + NEAR_S
         near = slice(*np.searchsorted(curve.t_s, near_s))
         if len(curve.t_s[near]) > 1 and is_new[near].any():
@@ -126,15 +124,14 @@ class Evidence:
 
     def _add_gaps(self, curve, begin_s: float, end_s: float) -> None:
         lost_s = np.diff(np.clip(curve.gaps_s, begin_s, end_s)).ravel()
-        gaps_s = curve.gaps_s[lost_s > 0]
+        gaps_s, lost_s = curve.gaps_s[lost_s > 0], lost_s[lost_s > 0]
         whole_s = np.diff(np.clip(gaps_s, self.begin_s, self.end_s))
+        from_s, to_s = gaps_s.T
+        is_edge = (from_s < self.begin_s) | (to_s > self.end_s)
         self.lost_s += float(lost_s.sum())
-        self.longest_gap_s = max(self.longest_gap_s, whole_s.max(initial=0.0))
-        for edge_s in {self.begin_s, self.end_s}:
-            at_edge = (curve.gaps_s[:, 0] < edge_s) & (curve.gaps_s[:, 1] > edge_s)
-            of_edge_s = np.diff(curve.gaps_s[at_edge & (lost_s > 0)])
-            self.edge_lost_s += float(lost_s[at_edge].sum())
-            self.edge_gap_s = max(self.edge_gap_s, of_edge_s.max(initial=0.0))
+        self.longest_gap_s = whole_s.max(initial=self.longest_gap_s)
+        self.edge_lost_s += float(lost_s[is_edge].sum())
+        self.edge_gap_s = (to_s - from_s)[is_edge].max(initial=self.edge_gap_s)
 
     def _add_readings(self, curve, near: slice, is_new: np.ndarray) -> None:
         """Add what the tests of movement, monotony and power ask."""
@@ -149,18 +146,19 @@ class Evidence:
             changes = np.append(0, np.flatnonzero(steps_J) + 1)
             added_J, apart_s = steps_J[changes[1:] - 1], np.diff(t_s[changes])
             added_W = (added_J / (apart_s + self.late_s))[new[changes[1:]]]
-            self.step_W = max(self.step_W, added_W.max(initial=0.0))
+            self.step_W = added_W.max(initial=self.step_W)
             seconds_s = max(1.0, 10 * self.late_s)
         seconds_W = curve.powers_W(self.near_s, t_s[-1], seconds_s, is_new)
         self.second_W = seconds_W.max(initial=self.second_W)
         longer_W = curve.powers_W(self.near_s, t_s[-1], HALF_MINUTE_S, is_new)
         self.half_minute_W = longer_W.max(initial=self.half_minute_W)
-        self.least = min(self.least, values.min())
-        self.most = max(self.most, values.max())
+        self.least = values.min(initial=self.least)
+        self.most = values.max(initial=self.most)
         begins = np.append(0, np.flatnonzero(np.diff(values)) + 1)
         ends = np.append(begins[1:], len(values)) - 1
         runs = np.column_stack([values[begins], t_s[ends] - t_s[begins]])
         runs = runs[runs[:, 1] > 0]
+        self.zero_s = runs[runs[:, 0] == 0, 1].max(initial=self.zero_s)
         self.still = _longest(np.concatenate([self.still, runs]))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn.measure.energy import curve_of_good, update_s
+from energynn.measure.energy import curve, update_s
 from energynn.measure.evidence import Evidence
 from energynn.measure.samples import PIECE, pieces
 
@@ -27,15 +27,13 @@ class Stream:
     """
 
     def __init__(self, sensor: dict, period_s: float, windows_s: list, asked_s):
-        self.sensor, self.period_s = sensor, period_s
+        self.sensor = self._sensor = sensor
+        self.period_s = period_s
         self.found = [Evidence(sensor, *window_s, period_s) for window_s in windows_s]
         self.asked_s = np.unique(asked_s)
         self.asked_J = np.full(len(self.asked_s), np.nan)
         self.first_s, self.last_s = np.inf, -np.inf
-        # time, value, and whether readings failed before it
-        self._good = np.zeros((3, 0))
-        self._has_failed = False
-        self._renewed_s: float | None = None
+        self._t_s = self._readings = np.zeros(0)
         self._done_s, self._done_J = -np.inf, 0.0
 
     def hear(self, states: Iterable[tuple]) -> None:
@@ -45,42 +43,35 @@ class Stream:
 
     def take(self, t_s: np.ndarray, readings: np.ndarray) -> None:
         """Take further readings, NaN where one failed; shapes (samples,)."""
-        good = np.flatnonzero(np.isfinite(readings))
-        if len(good) == 0:
-            self._has_failed |= len(readings) > 0
-            return
-        is_after_fault = np.diff(good, prepend=-1) > 1
-        is_after_fault[0] |= self._has_failed
-        self._has_failed = good[-1] < len(readings) - 1
-        values = readings[good] * self.sensor["to_SI"]
-        taken = np.stack([t_s[good], values, is_after_fault])
-        self._good = np.concatenate([self._good, taken], axis=1)
-        self.first_s = min(self.first_s, t_s[good[0]])
-        self.last_s = t_s[good[-1]]
-        if self._good.shape[1] > PIECE:
+        good_s = t_s[np.isfinite(readings)]
+        self.first_s = good_s.min(initial=self.first_s)
+        self.last_s = good_s.max(initial=self.last_s)
+        self._t_s = np.append(self._t_s, t_s)
+        self._readings = np.append(self._readings, readings)
+        self._keep(~_is_repeated(np.isnan(self._readings)))
+        if len(self._t_s) > PIECE:
             self._use_all_but_the_last()
 
+    def _keep(self, which) -> None:
+        self._t_s, self._readings = self._t_s[which], self._readings[which]
+
     def _use_all_but_the_last(self) -> None:
-        t_s = self._good[0]
-        until = min(np.searchsorted(t_s, t_s[-1] - MARGIN_S), len(t_s) - MARGIN)
-        until_s = t_s[until]
+        late = np.searchsorted(self._t_s, self._t_s[-1] - MARGIN_S)
+        until = min(late, len(self._t_s) - MARGIN)
+        until_s = self._t_s[until]
         if until_s > self._done_s:
             self._use(until_s)
-            kept = np.searchsorted(t_s, until_s - MARGIN_S)
-            self._good = self._good[:, max(0, min(kept, until - MARGIN)) :]
+            early = np.searchsorted(self._t_s, until_s - MARGIN_S)
+            self._keep(slice(max(0, min(early, until - MARGIN)), None))
 
     def _use(self, until_s: float) -> None:
         """Let the readings count that have not yet, until an instant."""
-        t_s, values, is_after_fault = self._good
-        self._renewed_s = self._renewed_s or update_s(t_s, values)
-        one = curve_of_good(
-            self.sensor,
-            t_s,
-            values,
-            is_after_fault.astype(bool),
-            self.period_s,
-            self.sensor.get("update_s") or self._renewed_s,
-        )
+        one = curve(self._sensor, self._t_s, self._readings, self.period_s)
+        if (
+            self._done_s == -np.inf
+        ):  # what the first piece tells of the sensor holds for all
+            renewed_s = self._sensor.get("update_s") or update_s(one.t_s, one.values)
+            self._sensor = self._sensor | {"update_s": renewed_s}
         for found in self.found:
             found.add(one, self._done_s, until_s)
         before_J = self._done_J - one.at(self._done_s)
@@ -94,6 +85,11 @@ class Stream:
     def at(self, t_s) -> np.ndarray:
         """Energy in J at instants that were asked for."""
         return self.asked_J[np.searchsorted(self.asked_s, t_s)]
+
+
+def _is_repeated(is_failed: np.ndarray) -> np.ndarray:
+    """Tell which readings failed as the one before: one of them is as good as a thousand."""
+    return is_failed & np.append(False, is_failed[:-1])
 
 
 def read_streams(
