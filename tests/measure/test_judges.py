@@ -101,6 +101,8 @@ def mixed(random, t_s):
     about["wraps_at"] = 2e6
     fails = (t_s > 40) & (t_s < 47)
     made[0] = about, np.where(fails, np.nan, (values + 1.2e6) % 2e6)
+    about, values = made[1]
+    made[1] = about, np.where(np.arange(len(t_s)) % 50 == 0, np.nan, values)
     return made
 
 
@@ -116,6 +118,8 @@ def test_a_file_read_in_pieces_gives_what_it_gives_at_once(
     monkeypatch.setattr(stream, "PIECE", piece)
     monkeypatch.setattr(stream, "MARGIN_S", 3.0)
     parts = account(tmp_path)
+    # of the power every 50th reading fails
+    assert parts["sensors"][1]["coverage"] == pytest.approx(0.96, abs=0.01)
     assert parts["doubts"] == whole["doubts"]
     for one, other in zip(parts["sensors"], whole["sensors"], strict=True):
         assert one["samples"] == other["samples"]
@@ -334,7 +338,7 @@ def test_slow_sensors_are_told_a_period_that_they_can_keep(tmp_path):
     (period_s,) = set(
         re.findall(r"--period (\S+) ", " ".join(account(tmp_path)["doubts"]))
     )
-    t_s = np.arange(0, 200, float(period_s))
+    t_s = np.arange(0, 200, max(float(period_s), 0.32))
     watts = 300.5 + np.sin(np.arange(len(t_s)))
     write_run(
         tmp_path,
