@@ -29,6 +29,7 @@ from energynn.progress import sentence
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
+FINEST_S = 0.01  # a period that sensors can be read with
 # of a training, beside its devices
 TOLD = ("epochs", "local_batch_size", "training_samples")
 
@@ -241,7 +242,7 @@ def report(record: dict, details: bool = False) -> str:
         lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
     samples = record.get("samples_in_training", 0)
     if record["status"] == "finished" and 0 < samples < records.FEWEST_SAMPLES:
-        lines.append("  run it longer, or measure with --period 0.01")
+        lines.append(f"  {_more_samples(record, samples)}")
     if not details:
         return "\n".join(lines)
     for component in (*energy.COMPONENTS, "total"):
@@ -251,6 +252,16 @@ def report(record: dict, details: bool = False) -> str:
     lines += [f"  {fact}" for fact in (f"{samples} power samples", *metrics)]
     lines += [f"  flag: {flag}" for flag in record["flags"]]
     return "\n".join(lines)
+
+
+def _more_samples(record: dict, samples: int) -> str:
+    """Say what gives a run samples enough: a finer period only where its sensors can keep it."""
+    apart_s = record["training_time_s"] / samples
+    fine_s = record["training_time_s"] / records.FEWEST_SAMPLES
+    if apart_s < 2 * record["sampling_period_s"] and fine_s > FINEST_S:
+        return f"run it longer, or measure with --period {FINEST_S}"
+    least_s = 1.3 * records.FEWEST_SAMPLES * apart_s
+    return f"run it for {least_s:.2g} s or longer: its sensors are read every {apart_s:.2g} s"
 
 
 def _energy_line(record: dict, component: str) -> str:

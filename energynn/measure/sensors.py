@@ -27,6 +27,7 @@ POWERCAP = Path(os.environ.get("ENERGYNN_POWERCAP") or "/sys/class/powercap")
 HWMON = Path("/sys/class/hwmon")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
+CGROUP = Path("/sys/fs/cgroup")
 WATCH_S = 1.0  # before the first sample, to see which sensors work
 
 
@@ -181,6 +182,21 @@ def busy_core_seconds() -> float:
     # guest time is part of user; stolen time is somebody else's
     times = psutil.cpu_times()
     return round(times.user + times.nice + times.system + times.irq + times.softirq, 2)
+
+
+def quota_cpus() -> float | None:
+    """Return how many CPUs' time the cgroup of this container may use; None without such a quota.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html, cpu.max; of version 1 cpu.cfs_quota_us.
+    """
+    texts = []
+    for name in ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"):
+        with suppress(OSError):
+            texts += (CGROUP / name).read_text().split()
+    with suppress(ValueError):  # "max"
+        quota_us, period_us = map(int, texts)
+        return quota_us / period_us if quota_us > 0 else None
+    return None
 
 
 # ------------------------------------------------------------------------------------------ GPUs
@@ -370,6 +386,7 @@ class Sampler:
             "host": socket.gethostname(),
             "period_s": self.period_s,
             "sensors": [sensor.describe() for sensor in self.inventory.sensors],
+            "quota_cpus": quota_cpus(),
             "problems": self.inventory.problems,
             "unaccounted": self.inventory.unaccounted,
         }
