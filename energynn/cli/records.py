@@ -43,7 +43,7 @@ def show(
 
         one_run.save(run_dir, plot)
     record = records.read_record(run_dir)
-    lines = [command.report(record, details)]
+    lines = [command.report(record, details, run_dir.parent.parent)]
     lines += [f"  {record[key]}" for key in ("name", "note") if key in record]
     lines.append(f"  {run_dir}")
     lines += [f"  wrote {plot}"] if plot else []
@@ -116,6 +116,7 @@ def check(
 ) -> int:
     """Derive every number of the records again and compare."""
     from energynn import records
+    from energynn.measure import machine
 
     folder = Path(runs) if runs else folder_of_runs(None, must_exist=True)
     if not folder.is_dir():
@@ -127,7 +128,11 @@ def check(
     faults = records.check(folder)
     for fault in faults:
         print(f"FAULT {fault}")
-    readable = records.read_all(folder)
+    found = {each: records.read(each) for each in records.run_dirs(folder)}
+    readable = list(filter(None, found.values()))
+    for run_dir, record in found.items():
+        for remark in machine.remarks(record, run_dir.parent.parent) if record else []:
+            print(f"NOTE {run_dir.name}: {remark}")
     valid = sum(
         each["valid"] and each.get("launcher") != "simulated" for each in readable
     )

@@ -57,6 +57,11 @@ SLOW_S = 0.4
 TICK_S = 0.02  # resolution of the busy time in /proc/stat
 
 
+def may_leave_out(name: str) -> str:
+    """Say how a person leaves a device or sensor out, by system.toml."""
+    return f'left_out = ["{name}"] leaves it out'
+
+
 class Window(NamedTuple):
     """Energy between two instants; the error is below ``bound_J`` if the sensor is right."""
 
@@ -212,7 +217,8 @@ def doubts(
     for one, other in combinations(primary.values(), 2):
         if _are_one(one, other):
             names = f"{one.sensor['id']} and {other.sensor['id']}"
-            reasons.append(f"D: {names} are the same device; its energy counts twice")
+            without = may_leave_out(other.sensor["id"])
+            reasons.append(f"D: {names} are the same device, counted twice; {without}")
     for one in primary.values():
         reasons += impossible(one, begin_s, end_s, limits)
         reasons += _gaps(one, begin_s, end_s, limits)
@@ -243,13 +249,15 @@ def impossible(
     if still_s > most_s:
         reasons.append(
             f"S: {name} showed the same for {still_s:.1f} s, {most_s:.1f} s at most is usual"
+            f" ({'power' if is_power else 'counter'}_still_s)"
         )
     limit_W = one.sensor["notes"].get("limit_W", 0.0)
-    most_W = limits[f"most_{component}_W"]
-    least_W = limits[f"least_{component}_W"]
+    upper, most_W = f"most_{component}_W", limits[f"most_{component}_W"]
+    floors_W = {f"least_{component}_W": limits[f"least_{component}_W"]}
     if 0 < limit_W < most_W:  # RAPL without a limit shows its greatest number
-        most_W = limits[f"over_limit_{component}"] * limit_W
-        least_W = max(least_W, limits["least_share"] * limit_W)
+        upper = f"over_limit_{component}"
+        most_W = limits[upper] * limit_W
+        floors_W["least_share"] = limits["least_share"] * limit_W
     if is_power:
         lowest_W = values.min()
         highest_W = one.powers_W(t_s[0], t_s[-1], 1.0).max(initial=0.0)
@@ -261,14 +269,17 @@ def impossible(
         )
         seconds_W = one.powers_W(t_s[0], t_s[-1], max(1.0, 10 * one.late_s))
         highest_W = max(added_W.max(initial=0.0), seconds_W.max(initial=0.0))
-    if lowest_W < least_W:
+    if below := [each for each in floors_W if lowest_W < floors_W[each]]:
+        least_W = max(floors_W.values())
         reasons.append(
             f"S: {name} showed {lowest_W:.2g} W, at least {least_W:.2g} W are drawn"
+            f" ({', '.join(below)})"
         )
     # P: its mean over a second, and a step of a counter, is what the device can draw.
     if highest_W > most_W:
         reasons.append(
             f"P: {name} showed {highest_W:.3g} W, at most {most_W:.3g} W can be drawn"
+            f" ({upper})"
         )
     return reasons
 
@@ -300,7 +311,7 @@ def _gaps(one: Curve, begin_s: float, end_s: float, limits: dict) -> list[str]:
         limits["gap_s"], 2 * one.period_s
     ):
         what = f"no readings for {share:.1%} of the time, for {longest_s:.2g} s at most"
-        return [f"G: {one.sensor['id']} has {what}"]
+        return [f"G: {one.sensor['id']} has {what} (gap_share, gap_s)"]
     return []
 
 
@@ -315,7 +326,8 @@ def _disagreement(
     can_tell = drawn.coverage > 1 - limits["gap_share"] and power.late_s < SLOW_S
     if can_tell and abs(drawn.energy_J - counted.energy_J) > open_J:
         says = f"{drawn.energy_J:.0f} J, not {counted.energy_J:.0f} J"
-        return [f"C: {power.sensor['id']} says {says} as {counter.sensor['id']}"]
+        says += f" as {counter.sensor['id']} (disagreement)"
+        return [f"C: {power.sensor['id']} says {says}"]
     return []
 
 

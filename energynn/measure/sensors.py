@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,6 +73,28 @@ class Inventory:
     unaccounted: list[str] = field(default_factory=list)
 
 
+def leave_out(inventory: Inventory, names: Collection[str]) -> None:
+    """Drop what a person names in system.toml, and say so; a name of nothing here is said, too.
+
+    A name is a sensor's id, a component (gpu, cpu, ram or dram), one with its device (cpu1), a UUID
+    or a PCI address.
+    """
+    for name in names:
+        kept = [each for each in inventory.sensors if not _is_called(each, name)]
+        unread = [text for text in inventory.unaccounted if name not in text.split()]
+        is_here = (kept, unread) != (inventory.sensors, inventory.unaccounted)
+        inventory.sensors, inventory.unaccounted = kept, unread
+        said = "as system.toml says" if is_here else "but nothing here is called so"
+        inventory.problems.append(f"{name} is left out, {said}")
+
+
+def _is_called(sensor: Sensor, name: str) -> bool:
+    component, device = sensor.component, sensor.device
+    names = {sensor.id, component, component + device, f"{component}_{device}"}
+    names |= {sensor.notes.get("uuid"), sensor.notes.get("pci")}
+    return name in names or name.replace("dram", "ram") in names
+
+
 def choose(inventory: Inventory, faults: dict[str, str]) -> None:
     """Make one sensor of each device primary, and drop those with a fault (id -> words).
 
@@ -89,9 +111,12 @@ def choose(inventory: Inventory, faults: dict[str, str]) -> None:
         if primary is not sensor:
             sensor.primary, sensor.checks = False, primary.id
         elif sensor.id in faults:
-            is_absent = sensor.is_zone and not has_rapl
-            lines = inventory.problems if is_absent else inventory.unaccounted
-            lines.append(f"{sensor.id} {faults[sensor.id]}")
+            fault = f"{sensor.id} {faults[sensor.id]}"
+            if sensor.is_zone and not has_rapl:
+                inventory.problems.append(fault)
+            else:
+                without = energy.may_leave_out(sensor.id)
+                inventory.unaccounted.append(f"{fault}; {without}")
     inventory.sensors = working
 
 
