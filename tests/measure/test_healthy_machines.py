@@ -1,0 +1,28 @@
+"""Machines that people have are believed, and the same machines with a device that lies are not."""
+
+import pytest
+
+from tests.measure.healthy_machines import LIARS, MACHINES, is_right, judge
+
+# One of each kind in `make test`, all in `make test-all`.
+FIRST = {machine["kind"]: name for name, machine in reversed(MACHINES.items())}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in FIRST.values() else pytest.mark.slow)
+        for name in MACHINES
+    ],
+)
+def test_what_is_healthy_is_valid_and_right(tmp_path, name):
+    found, true_J = judge(tmp_path, MACHINES[name])
+    assert found["doubts"] == []
+    assert is_right(found, true_J), (found, true_J)
+
+
+@pytest.mark.parametrize("liar", LIARS, ids=lambda liar: " ".join(liar.values()))
+def test_a_device_that_lies_is_doubted(tmp_path, liar):
+    found, _ = judge(tmp_path, MACHINES[liar["machine"]], liar["device"], liar["fault"])
+    assert found["doubts"]
+    assert {doubt[0] for doubt in found["doubts"]} <= set("DSMPGC")
