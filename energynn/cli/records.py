@@ -128,11 +128,11 @@ def check(
     faults = records.check(folder)
     for fault in faults:
         print(f"FAULT {fault}")
-    found = {each: records.read(each) for each in records.run_dirs(folder)}
-    readable = list(filter(None, found.values()))
-    for run_dir, record in found.items():
-        for remark in machine.remarks(record, run_dir.parent.parent) if record else []:
-            print(f"NOTE {run_dir.name}: {remark}")
+    readable = records.read_all(folder)
+    for record in readable:
+        where = folder if (folder / record["system"]).is_dir() else None
+        for remark in machine.remarks(record, where):
+            print(f"NOTE {record['run_id']}: {remark}")
     valid = sum(
         each["valid"] and each.get("launcher") != "simulated" for each in readable
     )

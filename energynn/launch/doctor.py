@@ -92,8 +92,7 @@ def _sensor_findings() -> list[Finding]:
     curves = energy.curves(samples)
     doubts = energy.doubts(curves, first_s, last_s, inventory.unaccounted, limits)
     reasons = [f"no record would be valid: {doubt}" for doubt in doubts]
-    reasons += filter(None, [machine.remedy(doubts, path, system["left_out"])])
-    reasons += inventory.problems
+    reasons += machine.remedy(doubts, path) + inventory.problems
     findings = [_finding_of_sensor(sensor) for sensor in inventory.sensors]
     return findings + [Finding("sensor", WEAK, reason) for reason in reasons]
 

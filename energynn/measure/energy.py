@@ -273,7 +273,7 @@ def impossible(
         least_W = max(floors_W.values())
         reasons.append(
             f"S: {name} showed {lowest_W:.2g} W, at least {least_W:.2g} W are drawn"
-            f" ({', '.join(below)})"
+            f" ({', '.join(below)})" + (f"; {may_leave_out(name)}" * (not values.any()))
         )
     # P: its mean over a second, and a step of a counter, is what the device can draw.
     if highest_W > most_W:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import Meta
 
 from energynn.files import IS_CHECKOUT, REPOSITORY, default_runs_dir
 from energynn.launchers import PYTHON_VARIABLE, python_of_ranks
@@ -158,7 +158,7 @@ def git_state() -> tuple[str, bool]:
 Watts = Annotated[float, Meta(ge=0, lt=10_000)]
 
 
-class CpuModel(msgspec.Struct, forbid_unknown_fields=True):
+class CpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hold the watts of the estimate for a CPU without a counter, and where they are from."""
 
     idle_W_per_core: Watts
@@ -167,19 +167,16 @@ class CpuModel(msgspec.Struct, forbid_unknown_fields=True):
     source: str = ""
 
 
-Thresholds = dict[Literal[tuple(THRESHOLDS)], Annotated[float, Meta(ge=0, le=10_000)]]
-
-
 class System(msgspec.Struct):
     """Hold what is read of a system.toml, all of which may be missing.
 
     left_out: devices and sensors that are not read, by the names of ``sensors.leave_out``
     """
 
-    cpu_model: CpuModel = field(
-        default_factory=lambda: msgspec.convert(CPU_MODEL, CpuModel)
-    )
-    thresholds: Thresholds = {}
+    cpu_model: CpuModel = msgspec.convert(CPU_MODEL, CpuModel)
+    thresholds: dict[
+        Literal[tuple(THRESHOLDS)], Annotated[float, Meta(ge=0, le=10_000)]
+    ] = {}
     left_out: list[str] = []
 
 
@@ -203,7 +200,7 @@ def load(path: Path) -> dict:
     Raises ValueError where the file cannot be read.
     """
     try:
-        table = toml_table(path) if path.exists() else {"cpu_model": CPU_MODEL}
+        table = toml_table(path) if path.exists() else {"left_out": []}
         if not table:
             raise ValueError("it is empty")
         return msgspec.to_builtins(msgspec.convert(table, System))
@@ -213,35 +210,31 @@ def load(path: Path) -> dict:
         ) from error
 
 
-def remedy(reasons: Iterable[str], path: Path, left_out: Iterable[str] = ()) -> str:
+def remedy(reasons: Iterable[str], path: Path) -> list[str]:
     """Say what in a system's file overrules such reasons, where that is how the machine is.
 
-    Returns one sentence, empty where nothing of it would. Reasons name thresholds and, as
-    ``energy.may_leave_out`` writes it, what can be left out beside what is ``left_out`` already.
+    Returns one sentence, or none where nothing would. Reasons name thresholds and, as
+    ``energy.may_leave_out`` writes it, what can be left out.
     """
     text = "; ".join(reasons)
     named = [name for name in THRESHOLDS if re.search(rf"\b{name}\b", text)]
     words = [f"{', '.join(named)} in [thresholds]"] if named else []
     if names := re.findall(r'left_out = \["([^"]+)"\]', text):
-        names = json.dumps([*dict.fromkeys([*left_out, *names])])
-        words.append(f"left_out = {names} above the first table")
-    if not words:
-        return ""
+        names = dict.fromkeys(load(path)["left_out"] + names)
+        words.append(f"left_out = {json.dumps([*names])} above the first table")
     file = path if path.exists() else f"{path}, a new file"
-    return f"if this machine is so: set {' and '.join(words)} of {file}; measure again"
+    said = f"if this machine is so: set {' and '.join(words)} of {file}; measure again"
+    return [said] if words else []
 
 
 def remarks(record: dict, runs_dir: Path | None = None) -> list[str]:
     """Say by what thresholds of its own a record was judged, what it leaves out, and a remedy."""
     own = record.get("thresholds", {})
     lines = [
-        f"judged by {name} = {own[name]:g}, usual is {THRESHOLDS[name]:g}"
-        for name in sorted(own.keys() & THRESHOLDS.keys())
-        if own[name] != THRESHOLDS[name]
+        f"judged by {name} = {own[name]}, usual is {usual}"
+        for name, usual in THRESHOLDS.items()
+        if own.get(name, usual) != usual
     ]
-    left_out = record.get("left_out", [])
-    if left_out:
-        lines.append(f"left out by system.toml: {', '.join(left_out)}")
+    lines += [f"left out by system.toml: {name}" for name in record.get("left_out", [])]
     path = system_file(runs_dir, record["system"])
-    helps = remedy(record.get("doubts", []), path, left_out)
-    return [*lines, helps] if helps else lines
+    return lines + remedy(record.get("doubts", []), path)

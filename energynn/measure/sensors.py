@@ -74,25 +74,24 @@ class Inventory:
 
 
 def leave_out(inventory: Inventory, names: Collection[str]) -> None:
-    """Drop what a person names in system.toml, and say so; a name of nothing here is said, too.
+    """Drop what a person names in system.toml, and say so.
 
-    A name is a sensor's id, a component (gpu, cpu, ram or dram), one with its device (cpu1), a UUID
-    or a PCI address.
+    A name is a sensor's id, a component (gpu, cpu, ram or dram), one with its device (cpu1), or
+    what a device tells of itself: a UUID, a PCI address.
     """
-    for name in names:
-        kept = [each for each in inventory.sensors if not _is_called(each, name)]
-        unread = [text for text in inventory.unaccounted if name not in text.split()]
-        is_here = (kept, unread) != (inventory.sensors, inventory.unaccounted)
-        inventory.sensors, inventory.unaccounted = kept, unread
-        said = "as system.toml says" if is_here else "but nothing here is called so"
-        inventory.problems.append(f"{name} is left out, {said}")
-
-
-def _is_called(sensor: Sensor, name: str) -> bool:
-    component, device = sensor.component, sensor.device
-    names = {sensor.id, component, component + device, f"{component}_{device}"}
-    names |= {sensor.notes.get("uuid"), sensor.notes.get("pci")}
-    return name in names or name.replace("dram", "ram") in names
+    left_out = {name.replace("dram", "ram") for name in names} | set(names)
+    inventory.problems += [f"{name} is left out by system.toml" for name in names]
+    inventory.unaccounted = [
+        text for text in inventory.unaccounted if left_out.isdisjoint(text.split())
+    ]
+    inventory.sensors = [
+        each
+        for each in inventory.sensors
+        if left_out.isdisjoint(
+            [each.id, each.component, each.component + each.device]
+            + [*each.notes.values()]
+        )
+    ]
 
 
 def choose(inventory: Inventory, faults: dict[str, str]) -> None:

@@ -69,15 +69,12 @@ class Window:
         curves = energy.curves(samples)
         window_s = self.start_ns / 1e9, self.end_ns / 1e9
         path = machine.system_file()
-        system = machine.load(path)
-        limits = energy.THRESHOLDS | system["thresholds"]
+        limits = energy.THRESHOLDS | machine.load(path)["thresholds"]
         unread = samples.header["unaccounted"]
         doubts = energy.doubts(curves, *window_s, unread, limits)
         entries = energy.entries_of(curves, *window_s, limits)
-        return energy.totals(entries, self.time_s) | {
-            "doubts": doubts,
-            "remedy": machine.remedy(doubts, path, system["left_out"]),
-        }
+        found = {"doubts": doubts, "remedy": machine.remedy(doubts, path)}
+        return energy.totals(entries, self.time_s) | found
 
     def _is_sampled(self) -> bool:
         """Tell whether each sensor has had time to show the end of the block."""
@@ -99,7 +96,7 @@ class Window:
             text += f", {self.energy_J:.2f} +- {bound_J:.2f} J"
             text += f" {self.energies['energy_total_provenance']}"
         text = "\n  NOT valid: ".join([text, *self.energies["doubts"]])
-        return "\n  ".join(filter(None, [text, self.energies["remedy"]]))
+        return "\n  ".join([text, *self.energies["remedy"]])
 
 
 def window(name: str = "window") -> Window:

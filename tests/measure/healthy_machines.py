@@ -19,6 +19,7 @@ from tests.measure.test_lying_sensors import BEGIN_S, COUNTERS, POWERS
 
 TABLE = tomllib.loads(Path(__file__).with_name("machines.toml").read_text())
 MACHINES = {machine["name"]: machine for machine in TABLE["machine"]}
+DEFENDED = {machine["name"]: machine for machine in TABLE["defended"]}
 LIARS = TABLE["liar"]
 AFTER_S = 2.0  # that are sampled after the end
 STATES_S = 10.0
