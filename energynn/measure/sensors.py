@@ -27,6 +27,7 @@ POWERCAP = Path(os.environ.get("ENERGYNN_POWERCAP") or "/sys/class/powercap")
 HWMON = Path("/sys/class/hwmon")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
+PCI_ADDRESS = re.compile(r"[\da-f]+:[\da-f]{2}:[\da-f]{2}\.[\da-f]")
 WATCH_S = 1.0  # before the first sample, to see which sensors work
 
 
@@ -81,8 +82,11 @@ def leave_out(inventory: Inventory, names: Collection[str]) -> None:
     """
     left_out = {name.replace("dram", "ram") for name in names} | set(names)
     inventory.problems += [f"{name} is left out by system.toml" for name in names]
+    # of devices without a sensor: a line goes when all that it names are left out
     inventory.unaccounted = [
-        text for text in inventory.unaccounted if left_out.isdisjoint(text.split())
+        text
+        for text in inventory.unaccounted
+        if not left_out.issuperset(PCI_ADDRESS.findall(text) or [text])
     ]
     inventory.sensors = [
         each

@@ -105,13 +105,16 @@ def test_what_is_left_out_is_named_by_device_or_sensor(name, kept):
         notes = {"uuid": f"GPU-{n}"}
         found.append(Sensor(f"gpu_{n}_power", device=n, notes=notes, **GPU))
     inventory = Inventory(
-        found, unaccounted=["GPU 0000:03:00.0 has no sensor", "other"]
+        found,
+        unaccounted=["GPU 0000:03:00.0: unread", "0 of 0000:03:00.0 0001:04:00.0"],
     )
     leave_out(inventory, [name])
     ids = [sensor.id for sensor in inventory.sensors]
     assert ids == kept or kept is None and len(ids) == 5
     assert len(inventory.unaccounted) == 2 - (name == "0000:03:00.0")
     (said,) = inventory.problems
+    leave_out(inventory, ["0001:04:00.0"])
+    assert len(inventory.unaccounted) == 2 - (name == "0000:03:00.0")
     assert said == f"{name} is left out by system.toml"
 
 
