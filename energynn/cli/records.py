@@ -43,7 +43,7 @@ def show(
 
         one_run.save(run_dir, plot)
     record = records.read_record(run_dir)
-    lines = [command.report(record, details)]
+    lines = [command.report(record, details, run_dir.parent.parent)]
     lines += [f"  {record[key]}" for key in ("name", "note") if key in record]
     lines.append(f"  {run_dir}")
     lines += [f"  wrote {plot}"] if plot else []
@@ -116,6 +116,7 @@ def check(
 ) -> int:
     """Derive every number of the records again and compare."""
     from energynn import records
+    from energynn.measure import machine
 
     folder = Path(runs) if runs else folder_of_runs(None, must_exist=True)
     if not folder.is_dir():
@@ -128,6 +129,10 @@ def check(
     for fault in faults:
         print(f"FAULT {fault}")
     readable = records.read_all(folder)
+    for record in readable:
+        where = folder if (folder / record["system"]).is_dir() else None
+        for remark in machine.remarks(record, where):
+            print(f"NOTE {record['run_id']}: {remark}")
     valid = sum(
         each["valid"] and each.get("launcher") != "simulated" for each in readable
     )

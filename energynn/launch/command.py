@@ -163,9 +163,7 @@ def _intent(
 ) -> dict:
     described = machine.describe_machine()
     known = described["gpus"] if gpus else []
-    system = {"cpu_model": machine.CPU_MODEL, "thresholds": {}}
-    if (default_runs_dir() / "local" / "system.toml").exists():
-        system = machine.load(default_runs_dir(), "local")
+    system = machine.load(machine.system_file())
     return supervise.facts(run_dir, system, described, bool(known), uses_gpus=gpus) | {
         "workload": "command",
         "system": "measured",
@@ -233,13 +231,17 @@ def _verdict(
 # ------------------------------------------------------------------------------------- for people
 
 
-def report(record: dict, details: bool = False) -> str:
-    """Tell what a run took: in one sentence; with ``details`` also a line for each component."""
+def report(record: dict, details: bool = False, runs_dir: Path | None = None) -> str:
+    """Tell what a run took: in one sentence; with ``details`` also a line for each component.
+
+    runs_dir: where its system is described, if not in the usual folder.
+    """
     name = record["config"].get("command", record["run_id"])
     status = ", ".join(filter(None, [record["status"], record["status_reason"]]))
     lines = [f"energynn: {name}: {status}", f"  {sentence(record)}"]
     if not record["valid"]:
         lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
+    lines += [f"  {line}" for line in machine.remarks(record, runs_dir)]
     samples = record.get("samples_in_training", 0)
     if record["status"] == "finished" and 0 < samples < records.FEWEST_SAMPLES:
         lines.append(f"  {_more_samples(record, samples)}")

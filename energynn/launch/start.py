@@ -80,7 +80,7 @@ def run(
     if record is None:
         remedy = f"`energynn check --recover {runs_dir}` says more"
         raise RuntimeError(f"{run_dir.name}: the supervisor died; {remedy}")
-    tell(command.report(record))
+    tell(command.report(record, runs_dir=runs_dir))
     reason = f"{run_dir.name}: {record['status']}: {record['status_reason']}"
     if record["status"] == "interrupted":
         raise InterruptedError(reason)
@@ -138,7 +138,9 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         data_root = data_root.relative_to(REPOSITORY)
     commit, dirty = machine.git_state()
     values = configuration.to_dict(config)
-    system = machine.load(runs_dir, config.system)
+    path = machine.system_file(runs_dir, config.system)
+    machine.write_usual(path)
+    system = machine.load(path)
     intent = supervise.facts(run_dir, system, described, on_gpu, uses_gpus=on_gpu) | {
         "workload": config.workload,
         "system": config.system,

@@ -65,6 +65,11 @@ SLOW_S = 0.4
 TICK_S = 0.02  # resolution of the busy time in /proc/stat
 
 
+def may_leave_out(name: str) -> str:
+    """Say how a person leaves a device or sensor out, by system.toml."""
+    return f'left_out = ["{name}"] leaves it out'
+
+
 class Window(NamedTuple):
     """Energy between two instants; the error is below ``bound_J`` if the sensor is right."""
 
@@ -269,9 +274,9 @@ def judge(
     for one, other in combinations(primary, 2):
         if _are_one(one, other):
             names = f"{one.sensor['id']} and {other.sensor['id']}"
-            reasons.append(
-                refusal("D", f"{names} are the same device; its energy counts twice")
-            )
+            without = may_leave_out(other.sensor["id"])
+            text = f"{names} are the same device, counted twice; {without}"
+            reasons.append(refusal("D", text))
     for one in primary:
         reasons += impossible(one, limits) + _gaps(one, limits, quota_cpus)
         for power in _checks(one, found, limits):
@@ -304,6 +309,7 @@ def _movement(one: Evidence, limits: dict) -> list[str]:
     reasons = []
     if mean_W < least_W:
         text = f"{name} showed {mean_W:.2g} W in the mean, at least {least_W:.2g} W are drawn"
+        text += f"; {may_leave_out(name)}" * bool(mean_W == 0)
         reasons.append(refusal("S", text, *by))
     readings, seconds = one.still.T
     if one.is_counter:
@@ -388,13 +394,12 @@ def _remedy(one: Evidence, quota_cpus: float | None) -> str:
 
 
 def _checks(one: Evidence, found: list[Evidence], limits: dict) -> list[Evidence]:
-    """List the powers that check a counter and can tell: read throughout, and not too slow."""
+    """List the powers that check a counter and can tell: read, and not too slow."""
     return [
         other
         for other in found
         if other.sensor.get("checks") == one.sensor["id"]
         and not other.sensor["primary"]
-        and other.coverage > 1 - limits["gap_share"]
         and other.late_s < SLOW_S
     ]
 

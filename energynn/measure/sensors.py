@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ HWMON = Path("/sys/class/hwmon")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 CGROUP = Path("/sys/fs/cgroup")
+PCI_ADDRESS = re.compile(r"[\da-f]+:[\da-f]{2}:[\da-f]{2}\.[\da-f]")
 WATCH_S = 1.0  # before the first sample, to see which sensors work
 
 
@@ -74,6 +75,30 @@ class Inventory:
     unaccounted: list[str] = field(default_factory=list)
 
 
+def leave_out(inventory: Inventory, names: Collection[str]) -> None:
+    """Drop what a person names in system.toml, and say so.
+
+    A name is a sensor's id, a component (gpu, cpu, ram or dram), one with its device (cpu1), or
+    what a device tells of itself: a UUID, a PCI address.
+    """
+    left_out = {name.replace("dram", "ram") for name in names} | set(names)
+    inventory.problems += [f"{name} is left out by system.toml" for name in names]
+    # of devices without a sensor: a line goes when all that it names are left out
+    inventory.unaccounted = [
+        text
+        for text in inventory.unaccounted
+        if not left_out.issuperset(PCI_ADDRESS.findall(text) or [text])
+    ]
+    inventory.sensors = [
+        each
+        for each in inventory.sensors
+        if left_out.isdisjoint(
+            [each.id, each.component, each.component + each.device]
+            + [*each.notes.values()]
+        )
+    ]
+
+
 def choose(inventory: Inventory, faults: dict[str, str]) -> None:
     """Make one sensor of each device primary, and drop those with a fault (id -> words).
 
@@ -90,9 +115,12 @@ def choose(inventory: Inventory, faults: dict[str, str]) -> None:
         if primary is not sensor:
             sensor.primary, sensor.checks = False, primary.id
         elif sensor.id in faults:
-            is_absent = sensor.is_zone and not has_rapl
-            lines = inventory.problems if is_absent else inventory.unaccounted
-            lines.append(f"{sensor.id} {faults[sensor.id]}")
+            fault = f"{sensor.id} {faults[sensor.id]}"
+            if sensor.is_zone and not has_rapl:
+                inventory.problems.append(fault)
+            else:
+                without = energy.may_leave_out(sensor.id)
+                inventory.unaccounted.append(f"{fault}; {without}")
     inventory.sensors = working
 
 

@@ -54,8 +54,9 @@ class Window:
     def energies(self) -> dict[str, float | str | list[str]]:
         """Energies in J, their provenances and bounds, mean powers in W; named as in a record.
 
-        ``doubts`` are reasons not to believe them. A component without a sensor is absent. Raises
-        ValueError while the block goes on, and if the sampler has died.
+        ``doubts`` are reasons not to believe them, ``remedy`` what in system.toml overrules them. A
+        component without a sensor is absent. Raises ValueError while the block goes on, and if the
+        sampler has died.
         """
         if not self.end_ns:
             raise ValueError(
@@ -67,10 +68,13 @@ class Window:
         samples = read_samples(self._file, self._begin_B)
         curves = energy.curves(samples)
         window_s = self.start_ns / 1e9, self.end_ns / 1e9
-        doubts = energy.doubts(curves, *window_s, samples.header["unaccounted"])
-        return energy.totals(energy.entries_of(curves, *window_s), self.time_s) | {
-            "doubts": doubts
-        }
+        path = machine.system_file()
+        limits = energy.THRESHOLDS | machine.load(path)["thresholds"]
+        unread = samples.header["unaccounted"]
+        doubts = energy.doubts(curves, *window_s, unread, limits)
+        entries = energy.entries_of(curves, *window_s, limits)
+        found = {"doubts": doubts, "remedy": machine.remedy(doubts, path)}
+        return energy.totals(entries, self.time_s) | found
 
     def _is_sampled(self) -> bool:
         """Tell whether each sensor has had time to show the end of the block."""
@@ -91,7 +95,8 @@ class Window:
             bound_J = self.energies["energy_total_bound_J"]
             text += f", {self.energy_J:.2f} +- {bound_J:.2f} J"
             text += f" {self.energies['energy_total_provenance']}"
-        return "\n  NOT valid: ".join([text, *self.energies["doubts"]])
+        text = "\n  NOT valid: ".join([text, *self.energies["doubts"]])
+        return "\n  ".join([text, *self.energies["remedy"]])
 
 
 def window(name: str = "window") -> Window:
@@ -107,10 +112,8 @@ def window(name: str = "window") -> Window:
 def _start_sampler() -> Path:
     """Start a sampler as a child of this process; return its file, which forks read, too."""
     folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
-    intent = {
-        "cpu_model": machine.CPU_MODEL,
-        "config": {"sampling_period_s": PERIOD_S},
-    }
+    intent = machine.load(machine.system_file())
+    intent["config"] = {"sampling_period_s": PERIOD_S}
     write_json(folder / "run.json", intent)
     stop_sampler = start_sampler(folder, 1, [0])  # waits for no other rank
     atexit.register(_end, os.getpid(), folder, stop_sampler)
