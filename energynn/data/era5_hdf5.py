@@ -14,6 +14,7 @@ from energynn.data.era5_values import (
     Source,
     conversion,
     hours_of_year,
+    quantity,
     require_weather,
 )
 from energynn.reading import require_plain_hdf5
@@ -59,7 +60,7 @@ def open_year(path: Path, year: int) -> Source:
     conversions = [(1.0, 0.0)] * len(channels)
     if len(units) == shape[1]:
         conversions = [
-            conversion(name, units[index])
+            conversion(name, units[index] or quantity(name)[0])
             for name, index in zip(CHANNELS, channels, strict=True)
         ]
 

@@ -118,7 +118,7 @@ def _datasets(place: str) -> dict:
                 continue
             dataset = _on_our_grid(_with_our_levels(dataset))
             for name in GRID if datasets else ():
-                first = next(iter(datasets.values()))[name]
+                first = next(iter(datasets.values()))[name].values
                 # nearly: float32 in one file and float64 in another
                 if len(first) != len(dataset[name]) or not np.allclose(
                     first, dataset[name], rtol=0, atol=1e-3
@@ -151,11 +151,18 @@ def _arranged(dataset):
     ValueError for a dimension that we do not know, and for a unit that is not known.
     """
     ours = {*COORDINATES.values()}
-    # of two times, the one that is a dimension
-    first = sorted(dataset.coords, key=lambda name: name not in dataset.dims)
+    # of two times, the one that is a dimension, or lies along one
+    first = sorted(
+        dataset.coords,
+        key=lambda name: (name not in dataset.dims, dataset[name].ndim != 1),
+    )
     renamed = _named({name: dataset[name] for name in first}, COORDINATES)
     clashing = ours & {*dataset.variables} - renamed.keys()
     dataset = dataset.drop_vars(clashing).rename(renamed)
+    along = {name: dataset[name].dims for name in renamed.values()}
+    dataset = dataset.swap_dims(
+        {d[0]: name for name, d in along.items() if len(d) == 1}
+    )
     single = [dim for dim, size in dataset.sizes.items() if size == 1]
     dataset = dataset.squeeze([dim for dim in single if dim not in ours], drop=True)
 
@@ -165,7 +172,7 @@ def _arranged(dataset):
         unit = variable.attrs.get("units")
         for dim in {*variable.dims} - ours - {"expver"}:
             raise ValueError(
-                f"{name} has a dimension {dim} of {dataset.sizes[dim]}; keep one"
+                f"{name} has a dimension {dim} of {dataset.sizes[dim]}; keep one of them"
             )
         # WeatherBench2 derives a fraction over water alone; ERA5's own, in %, is over ice in the
         # cold.
@@ -271,9 +278,9 @@ def _read_state(datasets: dict, hour: int) -> np.ndarray:
     try:
         state = xr.merge(parts, join="outer", compat="no_conflicts")
     except xr.MergeError as error:
-        differ = str(error).split(" on objects")[0]
+        name = next(name for name in files if f"'{name}'" in str(error))
         raise ValueError(
-            f"{', '.join({*dict(pieces)})}: {differ} at {utc(hour)}; keep one of them"
+            f"{', '.join(files[name])}: two values of {name} at {utc(hour)} differ; keep one"
         ) from error
 
     def plane(channel: str):
@@ -293,12 +300,10 @@ def _read_state(datasets: dict, hour: int) -> np.ndarray:
     planes = []
     for channel in CHANNELS:
         if channel[0] == unused == "r":
-            temperature_K = plane(f"t{channel[1:]}")
-            pressure_Pa = 100 * int(channel[1:])
+            temperature_K, humidity = plane(f"t{channel[1:]}"), plane(f"q{channel[1:]}")
+            pressure_Pa = 100 * humidity.level
             planes.append(
-                relative_humidity_percent(
-                    temperature_K, plane(f"q{channel[1:]}"), pressure_Pa
-                )
+                relative_humidity_percent(temperature_K, humidity, pressure_Pa)
             )
         else:
             planes.append(plane(channel))
@@ -314,9 +319,9 @@ def _load(piece) -> list:
         factor, offset = conversion(name, unit) if unit else (1, 0)
         if (factor, offset) != (1, 0):
             field = field * factor + offset
-        if len(name) == 1 and "level" not in field.dims:
-            field = field.expand_dims("level")
         piece[name] = field
+    if "level" in piece.coords and not piece.level.dims:
+        piece = piece.expand_dims("level")
     if "expver" not in piece.dims:
         return [piece]
     return [piece.isel(expver=row, drop=True) for row in range(piece.sizes["expver"])]
