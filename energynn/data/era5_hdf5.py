@@ -17,10 +17,14 @@ from energynn.data.era5_values import (
     quantity,
     require_weather,
 )
-from energynn.reading import require_plain_hdf5
+from energynn.reading import one_fault, require_plain_hdf5
 
 COUNT = 21  # of channels, where a file does not name them; the last is the sea's temperature
 CHANNEL_NAMES = ("channels", "channel", "channel_names", "fields", "variables")
+STARTS = ("start", "start_time", "start_date", "first_time")
+REMEDY = (
+    "write its times into its data set `time`, with units as `hours since 1970-01-01`"
+)
 TIMES = ("time", "valid_time", "timestamp", "timestamps")
 
 
@@ -35,7 +39,7 @@ def open_year(path: Path, year: int) -> Source:
     import h5py
 
     file = h5py.File(path)
-    require_plain_hdf5(file)
+    require_plain_hdf5(file, texts=True)
     fields = file["fields"]
     shape = fields.shape
     names = _words(file, CHANNEL_NAMES)
@@ -46,16 +50,16 @@ def open_year(path: Path, year: int) -> Source:
         or fields.dtype != "f4"
     ):
         raise ValueError(
-            f"{path}: `fields` must be float32 of shape (times, {len(names) or COUNT}, rows, "
+            f"`fields` must be float32 of shape (times, {len(names) or COUNT}, rows, "
             f"2 (rows - 1)), as (1460, 21, 721, 1440); it is {fields.dtype} {shape}"
         )
-    channels = _order(path, names)
-    _require_written(path, fields, 1 + max(channels))
-    hours, rows, remarks = _times(path, file, year)
-    latitude_deg, north_first = _latitude(path, file)
-    longitude_deg = _numbers(file, ("longitude", "lon"), shape[3])
-    if longitude_deg is None:
-        longitude_deg = np.arange(shape[3]) * 360 / shape[3]
+    channels = _order(names)
+    _require_written(fields, 1 + max(channels))
+    hours, rows, remarks = _times(file, year)
+    latitude_deg, north_first = _latitude(file)
+    known_deg = _numbers(file, ("longitude", "lon"), shape[3])
+    even_deg = np.arange(shape[3]) * 360 / shape[3]
+    longitude_deg = even_deg if known_deg is None else known_deg[:]
     units = _words(file, ("units",))
     conversions = [(1.0, 0.0)] * len(channels)
     if len(units) == shape[1]:
@@ -65,14 +69,14 @@ def open_year(path: Path, year: int) -> Source:
         ]
 
     def read(index: int) -> np.ndarray:
-        state = fields[rows[index], : 1 + max(channels)][channels]
-        state = state[:, ::north_first][:, :-1]
-        for name, plane, (factor, offset) in zip(
-            CHANNELS, state, conversions, strict=True
-        ):
-            if (factor, offset) != (1, 0):
-                plane[:] = plane * factor + offset
-            require_weather(name, plane, str(path), hours[index])
+        with one_fault(path):
+            state = fields[rows[index], : 1 + max(channels)][channels]
+            state = state[:, ::north_first][:, :-1]
+            for channel, plane in enumerate(state):
+                factor, offset = conversions[channel]
+                if (factor, offset) != (1, 0):
+                    plane[:] = plane * factor + offset
+                require_weather(CHANNELS[channel], plane, hours[index])
         return state
 
     return Source(hours, latitude_deg, longitude_deg, read, remarks)
@@ -104,7 +108,7 @@ def _numbers(file, names: tuple[str, ...], count: int):
     return next((each for each in fitting if each.dtype.kind in "iuf"), None)
 
 
-def _order(path: Path, names: list[str]) -> list[int]:
+def _order(names: list[str]) -> list[int]:
     """Find where our channels are in a file. Raises ValueError for one that is missing."""
     if not names:
         return list(range(len(CHANNELS)))
@@ -115,12 +119,12 @@ def _order(path: Path, names: list[str]) -> list[int]:
     for channel in CHANNELS:
         if ours.count(channel) != 1:
             raise ValueError(
-                f"{path}: its channels are {' '.join(names)}; one of them must be {channel}"
+                f"its channels are {' '.join(names)}; one of them must be {channel}"
             )
     return [ours.index(channel) for channel in CHANNELS]
 
 
-def _require_written(path: Path, fields, channels: int) -> None:
+def _require_written(fields, channels: int) -> None:
     """Raise ValueError if chunks of the first channels are not there, which HDF5 reads as 0."""
     if fields.chunks is None:
         return
@@ -132,14 +136,12 @@ def _require_written(path: Path, fields, channels: int) -> None:
     chunks = math.prod(math.ceil(size / chunk) for size, chunk in sizes)
     if written < chunks:
         raise ValueError(
-            f"{path}: {chunks - written} of {chunks} chunks of `fields` were never written; "
+            f"{chunks - written} of {chunks} chunks of `fields` were never written; "
             "get it again"
         )
 
 
-def _times(
-    path: Path, file, year: int
-) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _times(file, year: int) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """List the six-hourly times of a file, in hours since 1970, where they stand in it, and what
     a person should know of them.
     """
@@ -148,11 +150,11 @@ def _times(
     known = _known_times(file, count)
     if known is not None:
         if len(np.unique(known)) < count:
-            raise ValueError(f"{path}: a time is there twice; keep one of them")
+            raise ValueError("a time is there twice; keep one of them")
         rows = np.flatnonzero(np.isin(known, hours.astype("datetime64[h]")))
         if len(rows) == 0:
             raise ValueError(
-                f"{path}: no six-hourly time of {year}; its {count} times are "
+                f"no six-hourly time of {year}; its {count} times are "
                 f"{min(known):.16} to {max(known):.16}"
             )
         rows = rows[np.argsort(known[rows])]
@@ -160,12 +162,14 @@ def _times(
     another_step = count in (365, 366, 730, 732, 1095, 1098)
     if count > len(hours) or another_step:
         raise ValueError(
-            f"{path}: {count} states, and {year} has {len(hours)} six-hourly times; write "
-            "their times into its data set `time`, with units as `hours since 1970-01-01`"
+            f"{count} states, and {year} has {len(hours)} six-hourly times; {REMEDY}"
         )
-    remark = (
-        f"{path} has no times: its {count} states are taken from 1 January 00 UTC on"
-    )
+    start = " ".join(_words(file, STARTS))[:16]
+    if start and np.datetime64(start) != np.datetime64(f"{year}-01-01"):
+        raise ValueError(
+            f"its first state is of {start}, not of 1 January 00 UTC; {REMEDY}"
+        )
+    remark = f"{file.filename} has no times: its {count} states are taken from 1 January 00 UTC on"
     return hours[:count], np.arange(count), (remark,) if count < len(hours) else ()
 
 
@@ -186,18 +190,16 @@ def _known_times(file, count: int) -> np.ndarray | None:
     times = xr.Dataset(coords={"time": ("time", numbers[:], attributes)})
     decoded = xr.decode_cf(times).time.values
     if decoded.dtype.kind != "M":
-        raise ValueError(
-            f"{numbers.file.filename}: time is not of the standard calendar"
-        )
+        raise ValueError("time is not of the standard calendar")
     return decoded
 
 
-def _latitude(path: Path, file) -> tuple[np.ndarray, int]:
+def _latitude(file) -> tuple[np.ndarray, int]:
     """List the latitudes without the south pole from north to south, and the step that leads so."""
     rows = file["fields"].shape[2]
     even = np.linspace(90, -90, rows)
     found = _numbers(file, ("latitude", "lat"), rows)
     step = -1 if found is not None and found[0] < found[-1] else 1
     if found is not None and not np.allclose(found[:][::step], even, atol=0.01):
-        raise ValueError(f"{path}: latitude does not go evenly from pole to pole")
+        raise ValueError("latitude does not go evenly from pole to pole")
     return even[:-1], step

@@ -61,7 +61,9 @@ def open_year(place: str, year: int) -> Source:
     files = [*Path(place).glob(f"{year}.h5"), *Path(place).glob(f"*/{year}.h5")]
     if len(files) > 1:
         raise ValueError(f"{files[0]}: there is {files[1]}, too; keep one of them")
-    source = era5_hdf5.open_year(files[0], year) if files else _open_xarray(place, year)
+    with one_fault(files[0] if files else place):
+        opened = era5_hdf5.open_year if files else _open_xarray
+        source = opened(files[0] if files else place, year)
     count = len(source.hours)
     if count > 1 and STEP_H not in np.diff(source.hours):
         raise ValueError(
@@ -170,7 +172,7 @@ def _arranged(dataset):
     dataset = dataset[list(renamed)].rename(renamed)
     for name, variable in dataset.data_vars.items():
         unit = variable.attrs.get("units")
-        for dim in {*variable.dims} - ours - {"expver"}:
+        for dim in sorted({*variable.dims} - ours - {"expver"}):
             raise ValueError(
                 f"{name} has a dimension {dim} of {dataset.sizes[dim]}; keep one of them"
             )
@@ -190,8 +192,10 @@ def _with_our_levels(dataset):
     if "time" not in dataset.coords:
         raise ValueError("no coordinate time")
     if dataset.time.dtype.kind != "M":
-        calendar = dataset.time.encoding.get("calendar", "unknown")
-        raise ValueError(f"time is of the calendar {calendar}, and ERA5's is standard")
+        calendar = dataset.time.encoding.get("calendar", "none")
+        raise ValueError(
+            f"time has dates of the calendar {calendar}, and ERA5's is the standard one"
+        )
     if "level" not in dataset.coords:
         return dataset
     unit = dataset.level.attrs.get("units")
@@ -284,18 +288,16 @@ def _read_state(datasets: dict, hour: int) -> np.ndarray:
         ) from error
 
     def plane(channel: str):
-        if channel in NAMES:
-            name, field = channel, state[channel]
-        else:
-            name, level_hPa = channel[0], int(channel[1:])
-            if level_hPa not in state.level:
-                raise ValueError(f"{place(name)}: no {name} at {level_hPa} hPa")
-            field = state[name].sel(level=level_hPa)
-        require_weather(channel, field.values, place(name), hour)
+        name = channel if channel in NAMES else channel[0]
+        field = state[name]
+        with one_fault(", ".join(files[name])):
+            if name != channel:
+                level_hPa = int(channel[1:])
+                if level_hPa not in state.level:
+                    raise ValueError(f"no {name} at {level_hPa} hPa")
+                field = field.sel(level=level_hPa)
+            require_weather(channel, field.values, hour)
         return field
-
-    def place(name: str) -> str:
-        return ", ".join(files[name])
 
     planes = []
     for channel in CHANNELS:

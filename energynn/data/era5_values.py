@@ -122,8 +122,8 @@ def conversion(name: str, unit: str) -> tuple[float, float]:
     return one - zero, zero
 
 
-def require_weather(name: str, plane: np.ndarray, place: str, hour: int) -> None:
-    """Raise ValueError naming file, channel and time for values that are no weather: missing, a
+def require_weather(name: str, plane: np.ndarray, hour: int) -> None:
+    """Raise ValueError naming channel and time for values that are no weather: missing, a
     fill value, never written, or in another unit.
 
     plane: (latitude, longitude).
@@ -142,7 +142,7 @@ def require_weather(name: str, plane: np.ndarray, place: str, hour: int) -> None
     elif above < low and high < below:
         fault = f"{found} at {utc(hour)}, as in {other}; convert it to {unit}"
     if fault:
-        raise ValueError(f"{place}: {fault}")
+        raise ValueError(fault)
 
 
 def relative_humidity_percent(
