@@ -27,6 +27,7 @@ from energynn.data.era5_values import (
     hours_of_year,
     relative_humidity_percent,
     require_weather,
+    six_hourly,
     utc,
 )
 from energynn.reading import one_fault
@@ -226,21 +227,13 @@ def _open_xarray(place: str, year: int) -> Source:
     Raises ValueError naming the times that there are where none is wanted.
     """
     datasets = _datasets(place)
-    hours = hours_of_year(year)
     times: dict = {}
     for dataset in datasets.values():
-        levels = dataset.level.values.tolist() if "level" in dataset.coords else []
-        for name in dataset.data_vars:
-            values = np.atleast_1d(dataset.time.values)
-            times.setdefault((name, str(levels)), []).append(values)
+        levels = dataset.level.values if "level" in dataset.coords else ""
+        values = np.atleast_1d(dataset.time.values)
+        times.setdefault(f"{[*dataset.data_vars]} {levels}", []).append(values)
     every = [np.concatenate(parts) for parts in times.values()]
-    unique = np.unique(np.concatenate(every))
-    hours = hours[np.isin(hours.astype("datetime64[h]"), unique)]
-    if len(hours) == 0:
-        raise ValueError(
-            f"{place}: no six-hourly time of {year}; look at --years and --source, whose "
-            f"{len(unique)} times are {unique[0]:.16} to {unique[-1]:.16}"
-        )
+    hours = six_hourly(np.concatenate(every), year)
     repeated = max(len(values) - len(np.unique(values)) for values in every)
     remarks = (
         (f"{repeated} times of {place} are there more than once, with the same values",)

@@ -87,6 +87,21 @@ def hours_of_year(year: int) -> np.ndarray:
     return hours.astype(int)
 
 
+def six_hourly(times: np.ndarray, year: int) -> np.ndarray:
+    """List which of the 6-hourly times of a year are there, in hours since 1970.
+
+    Raises ValueError naming those that are there if none is of them.
+    """
+    hours = hours_of_year(year)
+    found = hours[np.isin(hours.astype("datetime64[h]"), times)]
+    if len(found) == 0:
+        raise ValueError(
+            f"no six-hourly time of {year}; look at --years and --source, whose "
+            f"{len(times)} times are {min(times)!s:.16} to {max(times)!s:.16}"
+        )
+    return found
+
+
 def utc(hour: int) -> str:
     """Write an hour since 1970 as a date."""
     return f"{np.datetime64(int(hour), 'h')} UTC"

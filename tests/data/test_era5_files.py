@@ -201,7 +201,7 @@ CASES = {
     "daily in a leap year": (lambda f: write_year(f, 366), "366 states"),
     "begins late": (
         lambda f: fields(f, a_start_time="2019-01-01T12:00"),
-        "2019.h5: its first state is of 2019-01-01T12:00, not of 1 January 00 UTC",
+        "2019.h5: it starts at 2019-01-01T12:00, not at 1 January 00 UTC",
     ),
     "begins at once": (lambda f: fields(f, a_start_time="2019-01-01"), ""),
     "hdf5 with times": (timed(HOURS), ""),
@@ -220,7 +220,7 @@ CASES = {
     "3-hourly, late": (timed(HOURS[0] + 3 + 6 * np.arange(4)), "no six-hourly time"),
     "a time twice": (timed(HOURS[[0, 1, 1, 2]]), "a time is there twice"),
     # what is missing or left over
-    "unwritten": (change(unwritten), "1 of 8 chunks"),
+    "unwritten": (change(unwritten), "u10 is 0 to"),
     "zeros": (
         replace(lambda v: v * (np.arange(4) < 2)[:, None, None, None]),
         "u10 is 0 to 0",
@@ -312,7 +312,7 @@ CASES = {
         "latitude",
     ),
     "zarr by content": (years_of_zarr, ""),
-    "365_day": (netcdf(noleap), "store.nc: of the calendar 365_day"),
+    "365_day": (netcdf(noleap), "store.nc: .*of the calendar 365_day"),
     "03, 09": (
         netcdf(lambda s: s.assign_coords(time=s.time + np.timedelta64(3, "h"))),
         "2019-01-01T03:00 to 2019-01-01T21:00",
@@ -338,13 +338,6 @@ CASES = {
     "another variable": (
         reordered(channel=[n.replace("r500", "q500") for n in REVERSED]),
         "one of them must be r500",
-    ),
-    "units of channels": (
-        lambda f: (
-            replace(lambda v: v - 273.15 * (np.arange(21) == 2)[:, None, None])(f),
-            add(f, units=["degC" if n == "t2m" else "" for n in (*CHANNELS, "sst")]),
-        ),
-        "",
     ),
     "south first": (
         lambda f: (
