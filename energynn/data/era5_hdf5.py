@@ -12,6 +12,7 @@ from energynn.data.era5_values import (
     OURS,
     Source,
     hours_of_year,
+    require_dates,
     require_weather,
     six_hourly,
 )
@@ -114,11 +115,16 @@ def _times(file, year: int) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     if clock is not None:
         import xarray as xr  # here, because it brings pandas
 
-        attributes = {"units": "seconds since 1970-01-01"} | dict(clock.attrs)
-        times = xr.Dataset(coords={"time": ("time", clock[:], attributes)})
-        times = xr.decode_cf(times).time.values
-        hours = six_hourly(times, year)
-        found = times[:, None] == hours.astype("datetime64[h]")
+        values, attributes = clock[:], dict(clock.attrs)
+        if clock.dtype.kind in "OS":
+            values = clock.asstr()[:].astype("datetime64[s]")
+        else:
+            attributes.setdefault("units", "seconds since 1970-01-01")
+        coordinates = {"time": ("time", values, attributes)}
+        time = xr.decode_cf(xr.Dataset(coords=coordinates)).time
+        require_dates(time)
+        hours = six_hourly(time.values, year)
+        found = time.values[:, None] == hours.astype("datetime64[h]")
         if found.sum() > len(hours):
             raise ValueError("a time is there twice; keep one of them")
         return hours, found.argmax(axis=0), ()

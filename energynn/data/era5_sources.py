@@ -26,6 +26,7 @@ from energynn.data.era5_values import (
     conversion,
     hours_of_year,
     relative_humidity_percent,
+    require_dates,
     require_weather,
     six_hourly,
     utc,
@@ -192,11 +193,7 @@ def _with_our_levels(dataset):
     """Select our levels, in hPa. Raises ValueError where there is no time of the usual calendar."""
     if "time" not in dataset.coords:
         raise ValueError("no coordinate time")
-    if dataset.time.dtype.kind != "M":
-        calendar = dataset.time.encoding.get("calendar", "none")
-        raise ValueError(
-            f"time has dates of the calendar {calendar}, and ERA5's is the standard one"
-        )
+    require_dates(dataset.time)
     if "level" not in dataset.coords:
         return dataset
     unit = dataset.level.attrs.get("units")

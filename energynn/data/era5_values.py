@@ -87,6 +87,15 @@ def hours_of_year(year: int) -> np.ndarray:
     return hours.astype(int)
 
 
+def require_dates(time) -> None:
+    """Raise ValueError where an xarray time has no dates of the calendar of ERA5."""
+    if time.dtype.kind != "M":
+        calendar = time.encoding.get("calendar", "none")
+        raise ValueError(
+            f"time is of the calendar {calendar}, ERA5's is the standard one"
+        )
+
+
 def six_hourly(times: np.ndarray, year: int) -> np.ndarray:
     """List which of the 6-hourly times of a year are there, in hours since 1970.
 

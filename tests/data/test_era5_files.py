@@ -25,7 +25,7 @@ def cds(names=NAMES, hours=HOURS):
 
 def save(folder, **files):
     for name, source in files.items():
-        source.to_netcdf(folder / f"{name}.nc", engine="h5netcdf")
+        source.to_netcdf(folder / f"{name}.nc", engine="scipy")
 
 
 def in_units(source, **units):
