@@ -49,9 +49,9 @@ QUANTITIES = {
     "mslp": ("Pa", 0, 150_000),
     "tcwv": ("kg/m2", -5, 400),
     "t": ("K", 100, 400),
-    "u": ("m/s", -300, 300),
-    "v": ("m/s", -300, 300),
-    "z": ("m2/s2", -15_000, 250_000),
+    "u": ("m/s", -500, 500),
+    "v": ("m/s", -500, 500),
+    "z": ("m2/s2", -9_000, 250_000),
     "r": ("%", -100, 400),
     "q": ("kg/kg", -0.01, 0.1),
 }
@@ -61,7 +61,7 @@ OTHER_UNITS = {
     "mslp": ("hPa", 300, 1_200),
     "z500": ("m", 4_000, 7_000),
 }
-MOST_ZEROS = 0.1  # of a plane; a part of a file that was never written reads as zeros
+MOST_ZEROS = 0.25  # of a plane; a part of a file that was never written reads as zeros
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,12 @@ def conversion(name: str, unit: str) -> tuple[float, float]:
     ours = quantity(name)[0]
     if unit == ours:
         return 1.0, 0.0
-    with warnings.catch_warnings():  # it has no matplotlib
-        warnings.simplefilter("ignore")
-        from cf_xarray.units import units as registry
+    try:
+        with warnings.catch_warnings():  # it has no matplotlib
+            warnings.simplefilter("ignore")
+            from cf_xarray.units import units as registry
+    except ImportError as error:
+        raise ValueError("units need packages: pip install 'energynn[era5]'") from error
     try:
         ends = registry.Quantity(np.array([0.0, 1.0]), unit)
         if ours == "m2/s2" and ends.check("[length]"):
