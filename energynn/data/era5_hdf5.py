@@ -101,7 +101,7 @@ def _order(names: list[str]) -> list[int]:
     for channel in CHANNELS:
         if ours.count(channel) != 1:
             raise ValueError(
-                f"its channels are {' '.join(names)}; one of them must be {channel}"
+                f"its channels are {' '.join(names)}; exactly one of them must be {channel}"
             )
     return [ours.index(channel) for channel in CHANNELS]
 

@@ -105,7 +105,9 @@ def _open(place: str):
     except ValueError as error:
         if "IO backends" not in str(error):
             raise
-        raise ValueError("is no NetCDF file; get it again") from error
+        raise ValueError(
+            "is no NetCDF file, or one that needs pip install 'energynn[era5]'"
+        ) from error
 
 
 @lru_cache(maxsize=1)

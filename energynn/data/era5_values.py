@@ -144,7 +144,7 @@ def conversion(name: str, unit: str) -> tuple[float, float]:
         zero, one = ends.to(ours).magnitude.tolist()
     except Exception as error:  # pint's own errors are of many types
         raise ValueError(
-            f"{name} is in {unit!r}, which is no unit like {ours}"
+            f"{name} is in {unit!r}, which is no unit like {ours}; write CF's"
         ) from error
     return one - zero, zero
 
