@@ -18,7 +18,7 @@ from energynn.data.era5_values import (
 )
 from energynn.reading import one_fault, require_plain_hdf5
 
-COUNT = 21  # of channels, where a file does not name them; the last is the sea's temperature
+USUAL = [*CHANNELS, "sst"]  # where a file does not name its channels
 TIMES = ("time", "valid_time", "timestamp")
 REMEDY = (
     "write its times into a data set `time`, with units as `hours since 1970-01-01`"
@@ -41,19 +41,19 @@ def open_year(path: Path, year: int) -> Source:
     require_plain_hdf5(file, texts=True)
     fields = file["fields"]
     shape = fields.shape
-    names = _names(file)
+    names = _names(file) or USUAL
     if (
         len(shape) != 4
-        or shape[1] != (len(names) or COUNT)
+        or shape[1] != len(names)
         or shape[3] != 2 * (shape[2] - 1)
         or fields.dtype != "f4"
     ):
         raise ValueError(
-            f"`fields` must be float32 of shape (times, {len(names) or COUNT}, rows, "
+            f"`fields` must be float32 of shape (times, {len(names)}, rows, "
             f"2 (rows - 1)), as (1460, 21, 721, 1440); it is {fields.dtype} {shape}"
         )
     channels = _order(names)
-    hours, rows, remarks = _times(file, year)
+    hours, rows, remark = _times(file, year)
     latitude_deg = _said(file, "latitude", "lat")
     if len(latitude_deg) != shape[2]:
         latitude_deg = np.linspace(90, -90, shape[2])
@@ -69,7 +69,7 @@ def open_year(path: Path, year: int) -> Source:
                 require_weather(name, plane, hours[index])
         return state
 
-    return Source(hours, latitude_deg[::step][:-1], longitude_deg, read, remarks)
+    return Source(hours, latitude_deg[::step][:-1], longitude_deg, read, remark)
 
 
 def _said(file, *names: str) -> np.ndarray:
@@ -92,8 +92,6 @@ def _names(file) -> list[str]:
 
 def _order(names: list[str]) -> list[int]:
     """Find where our channels are among names. Raises ValueError for one that is missing."""
-    if not names:
-        return list(range(len(CHANNELS)))
     ours = []
     for name in names:
         variable, level = re.fullmatch(r"(.*?)_?(\d*)", name).groups()
@@ -106,7 +104,7 @@ def _order(names: list[str]) -> list[int]:
     return [ours.index(channel) for channel in CHANNELS]
 
 
-def _times(file, year: int) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _times(file, year: int) -> tuple[np.ndarray, np.ndarray, str]:
     """List the six-hourly times of a file, in hours since 1970, where they stand in it, and what
     a person should know of them.
     """
@@ -127,7 +125,7 @@ def _times(file, year: int) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
         found = time.values[:, None] == hours.astype("datetime64[h]")
         if found.sum() > len(hours):
             raise ValueError("a time is there twice; keep one of them")
-        return hours, found.argmax(axis=0), ()
+        return hours, found.argmax(axis=0), ""
     hours = hours_of_year(year)
     if count > len(hours) or count in OTHER_STEPS:
         raise ValueError(
@@ -139,4 +137,4 @@ def _times(file, year: int) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     remark = (
         f"{file.filename} has no times: its {count} states are taken from 1 January on"
     )
-    return hours[:count], np.arange(count), (remark,) if count < len(hours) else ()
+    return hours[:count], np.arange(count), remark if count < len(hours) else ""

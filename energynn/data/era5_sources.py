@@ -33,19 +33,12 @@ from energynn.data.era5_values import (
 )
 from energynn.reading import one_fault
 
-COORDINATES = {
-    other: name
-    for name, others in {
-        "time": ("time", "valid_time"),
-        "level": (
-            *("level", "pressure_level", "isobaricInhPa", "plev", "pressure", "lev"),
-            "air_pressure",
-        ),
-        "latitude": ("latitude", "lat"),
-        "longitude": ("longitude", "lon"),
-    }.items()
-    for other in others
-}
+COORDINATES = {"time": "time", "valid_time": "time"}
+COORDINATES |= {"latitude": "latitude", "lat": "latitude"}
+COORDINATES |= {"longitude": "longitude", "lon": "longitude"}
+COORDINATES |= dict.fromkeys(
+    "level pressure_level isobaricInhPa plev pressure lev air_pressure".split(), "level"
+)
 GRID = ("latitude", "longitude")
 ZARR = ("zarr.json", ".zgroup", ".zmetadata")
 NETCDF = (".nc", ".nc4", ".netcdf")
@@ -234,15 +227,15 @@ def _open_xarray(place: str, year: int) -> Source:
     every = [np.concatenate(parts) for parts in times.values()]
     hours = six_hourly(np.concatenate(every), year)
     repeated = max(len(values) - len(np.unique(values)) for values in every)
-    remarks = (
-        (f"{repeated} times of {place} are there more than once, with the same values",)
-        if repeated
-        else ()
+    remark = (
+        f"{repeated} times of {place} are there more than once, with the same values"
     )
     grid = [next(iter(datasets.values()))[name].values for name in GRID]
-    return Source(
-        hours, *grid, lambda index: _read_state(datasets, hours[index]), remarks
-    )
+
+    def read(index: int) -> np.ndarray:
+        return _read_state(datasets, hours[index])
+
+    return Source(hours, *grid, read, remark if repeated else "")
 
 
 def _read_state(datasets: dict, hour: int) -> np.ndarray:

@@ -62,7 +62,7 @@ def prepare(source: str, out: Path, years: list[int]) -> list[str]:
         advance = meter("era5", times, "states")
         for year, opened in sources.items():
             _write_year(opened, out / f"{year}.npy", source, pool, advance)
-    remarks = {remark for opened in sources.values() for remark in opened.remarks}
+    remarks = {opened.remark for opened in sources.values()} - {""}
     for year in years:
         count = len(_note(out, year).hours_since_1970)
         whole = len(hours_of_year(year))

@@ -71,14 +71,14 @@ class Source:
 
     hours: (times,) int, since 1970-01-01 00 UTC, rising, multiples of six. The south pole is left
     out, as in FourCastNet (721 rows -> 720). ``read`` may be called from several threads, and
-    raises ValueError for what is no weather. remarks: what a person should know.
+    raises ValueError for what is no weather. remark: what a person should know.
     """
 
     hours: np.ndarray
     latitude_deg: np.ndarray
     longitude_deg: np.ndarray
     read: Callable[[int], np.ndarray]
-    remarks: tuple[str, ...] = ()
+    remark: str = ""
 
 
 def hours_of_year(year: int) -> np.ndarray:
