@@ -236,7 +236,7 @@ ERA5 = {
         "v850", lambda values: np.full_like(values, np.inf)
     ),
     "is a link": linked_era5,
-    "'level' is not a valid dimension": in_netcdf(
+    "store.nc: t has a dimension height of 5": in_netcdf(
         lambda source: source.rename(level="height")
     ),
 }

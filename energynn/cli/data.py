@@ -81,6 +81,9 @@ def era5(
     from energynn.config import parse_years
     from energynn.data import era5_store
 
-    era5_store.prepare(source, out, parse_years(years))
-    tell(f"{out}: complete; `energynn data describe era5 --root {out}` describes it")
+    remarks = era5_store.prepare(source, out, parse_years(years))
+    for remark in remarks:
+        tell(remark)
+    state = "written" if remarks else "complete"
+    tell(f"{out}: {state}; `energynn data describe era5 --root {out}` describes it")
     return 0
