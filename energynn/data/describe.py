@@ -6,6 +6,7 @@ import hashlib
 import json
 import mimetypes
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from energynn.files import shipped, whole, write_json
 DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"
 
 
+IN_CLASS = re.compile("(train|val)/.*/")
 MOST_CLASSES = 20  # of which each is counted
 MOST_NAMED = 5  # files of which one thing is said
 
@@ -48,7 +50,7 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
             shutil.rmtree(folder, ignore_errors=True)
             photographs.make_crops(folder)
             details = {"energynn:sources": photographs.PHOTOGRAPHS}
-        names = folder.is_dir() and list(list_files(folder, remarks=remarks))
+        names = folder.is_dir() and list(list_files(folder, remarks))
         if not names:
             raise ValueError(f"{dataset}: {folder} has no files; put its files into it")
         names.sort(key=lambda name: name.split("/"))
@@ -76,17 +78,13 @@ def _images(folder: Path, names: list[str], remarks: dict[str, str]) -> list[str
     Images for another training may lie otherwise, which is said. Raises Misplaced where one split
     has folders of classes, and the other or these folders are a slip.
     """
-    folders = {
-        tuple(name.split("/")[:-1])[:2] for name in names if imagenet.is_image(name)
-    }
-    if not folders:
+    images = list(filter(imagenet.is_image, names))
+    if not images:
         return []
     try:
         return list(map(_counts, imagenet.list_images(folder, remarks)))
     except ValueError as fault:
-        in_classes = any(
-            len(parts) == 2 and parts[0] in imagenet.SPLITS for parts in folders
-        )
+        in_classes = any(map(IN_CLASS.match, images))
         if in_classes and isinstance(fault, imagenet.Misplaced):
             raise
         return [f"ResNet50 cannot train on it: {fault}"]

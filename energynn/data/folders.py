@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def list_files(
-    root: Path, folder: str = "", remarks: dict[str, str] | None = None
-) -> Iterator[str]:
+def list_files(root: Path, remarks: dict[str, str], folder: str = "") -> Iterator[str]:
     """Give the names below ``root`` of its files, or of those in ``folder``, as "train/".
 
     Links are followed. Left out is what is hidden, and what leads nowhere or back; ``remarks``
@@ -20,7 +18,7 @@ def list_files(
     above = [os.path.dirname(os.path.abspath(root))]
     if folder:
         above.append(os.path.realpath(root))
-    return _below(root, folder, above, {}, {} if remarks is None else remarks)
+    return _below(root, folder, above, {}, remarks)
 
 
 def _below(

@@ -102,7 +102,8 @@ class Misplaced(ValueError):
 
 def printable(name: bytes) -> str:
     """Return a file's name as any terminal and any file takes it."""
-    return name.decode(errors="backslashreplace")
+    text = name.decode(errors="backslashreplace")
+    return re.sub(r"[\x00-\x1f\x7f]", "?", text)
 
 
 def list_images(
@@ -163,7 +164,7 @@ def _names_of_tree(root: Path, split: str, remarks: dict[str, str]) -> list[byte
     """List the images in the folders of classes, and in theirs. Raises Misplaced."""
     names = []
     outside = []
-    for name in list_files(root, f"{split}/", remarks):
+    for name in list_files(root, remarks, f"{split}/"):
         if not is_image(name):
             remarks[name] = (
                 f"left out of the images by the ending {Path(name).suffix.lower()}"
@@ -378,12 +379,12 @@ def open_image(data: bytes):
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:  # whose text has an address in memory
-        raise ValueError(f"it is none of {', '.join(FORMATS)}") from None
+        raise ValueError(f"cannot be read as {', '.join(FORMATS)}") from None
     # a PGM with more than 8 bits is scaled to 16 of them
     if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode[0] in "IF":
-        raise ValueError("it has 32 bits a pixel; save it with 8 or 16")
+        raise ValueError("the number of white is not known; save it with 8 bits")
     return image
 
 

@@ -116,7 +116,7 @@ def _verify_small(dataset: str, folder: Path, sums: dict[str, str]) -> None:
     try:
         verify_tree(folder, sums)
         if dataset not in EMBEDDED:  # these share their folder with the manifest
-            if unlisted := sorted(set(list_files(folder)) - sums.keys()):
+            if unlisted := sorted(set(list_files(folder, {})) - sums.keys()):
                 raise ValueError(f"{folder / unlisted[0]} is not in the manifest")
     except ValueError as error:
         raise ValueError(f"{dataset}: {error}; {remedy}") from error
