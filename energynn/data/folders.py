@@ -28,7 +28,8 @@ def _below(
     the files of its class.
     """
     real = os.path.realpath(root / folder)
-    if any(f"{path}/".startswith(f"{real}/") for path in above):
+    holder = os.path.join(real, "")  # "/" ends with one
+    if any(os.path.join(path, "").startswith(holder) for path in above):
         remarks[folder[:-1]] = "left out, a link back into its own path"
         return
     if folder.count("/") <= 2:

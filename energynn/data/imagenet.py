@@ -174,7 +174,7 @@ def _names_of_tree(root: Path, split: str, remarks: dict[str, str]) -> list[byte
             remarks[name] = "left out of the images, in no class folder"
         else:
             names.append(name)
-    folder = f"images: {root / split}"
+    folder = f"images: {root}/{split}/"
     if not names:
         raise Misplaced(
             f"{folder} has {len(outside)} images and no class folders with images; move each into "

@@ -93,14 +93,19 @@ def check_run(config: RunConfig) -> None:
     ImageNet has enough, and its images are slow to list. ResNet50 halves images five times: a
     batch of one pixel has no variance, by which batch norm divides.
     """
-    folder = verify(config.dataset)
-    if isinstance(config, ResNet50Config):
-        if config.dataset != "imagenet":
-            imagenet.images_read(imagenet.list_images(folder), config)
-        if config.local_batch_size == 1 and config.image_size <= 32:
-            raise ValueError(
-                "local_batch_size: batch norm needs two values; take 2, or an image_size above 32"
-            )
+    is_alone = config.workload == "resnet50" and config.local_batch_size == 1
+    if is_alone and config.image_size <= 32:
+        raise ValueError(
+            "local_batch_size: batch norm needs two values; take 2, or an image_size above 32"
+        )
+    folder = root(config.dataset)
+    counted = isinstance(config, ResNet50Config) and config.dataset != "imagenet"
+    is_described = (DATA_MANIFESTS / config.dataset / "SHA256SUMS").is_file()
+    if counted and folder.is_dir() and not is_described:
+        imagenet.list_images(folder)  # describe would refuse what is misplaced
+    verify(config.dataset)
+    if counted:
+        imagenet.images_read(imagenet.list_images(folder), config)
 
 
 def _verify_small(dataset: str, folder: Path, sums: dict[str, str]) -> None:
