@@ -260,7 +260,7 @@ def encoded(kind: str) -> bytes:
 IMAGES = {
     "empty": b"",
     "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n",
-    "TIFF": encoded("TIFF"),
+    "GIF": encoded("GIF"),
     "a PNG cut off": encoded("PNG")[:40],
     "a script": b"#!/bin/sh\ntouch canary\n",
 }

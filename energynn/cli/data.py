@@ -47,7 +47,9 @@ def describe(
     from energynn.reading import one_fault
 
     with one_fault(dataset):
-        describe.build(dataset, root)
+        found = describe.build(dataset, root)
+    for line in found:
+        tell(f"{dataset}: {line}")
     return verify([dataset], root)
 
 
