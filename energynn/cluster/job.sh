@@ -12,7 +12,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --export=HOME,USER,LOGNAME,LANG,PATH
-#SBATCH --output="@log_folder/slurm-%A_%a.txt"
+#SBATCH --output=@log
 @options
 runs=(
 @runs

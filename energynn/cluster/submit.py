@@ -84,7 +84,9 @@ def submit_runs(
     if jobs:
         tell(_table(missing, site))
     if dry_run:
-        if "--account" not in "".join(site.sbatch):
+        if kept := slurm.kept():
+            tell(f"from your environment, where the script has none: {', '.join(kept)}")
+        if "account" not in f"{site.sbatch} {kept}".lower():
             faults.append("account: --account NAME, or sbatch takes your default")
         for fault in faults:
             tell(f"missing: {fault}")
@@ -221,7 +223,8 @@ def script(
         "time": f"{job.minutes // 60}:{job.minutes % 60:02}:00",
         "array": f"0-{len(folders) - 1}{at_once}",
         "warning_s": min(WARNING_S, 5 * job.minutes),
-        "log_folder": folders[0] / "job",
+        # Slurm takes % for the begin of a name
+        "log": quote(f"{folders[0]}/job/slurm-".replace("%", "%%") + "%A_%a.txt"),
         "options": "\n".join(f"#SBATCH {option}" for option in site.sbatch),
         "runs": "\n".join(f"  {quote(folder)}" for folder in folders),
         "setup": "\n".join(_setup(site)),
