@@ -24,8 +24,9 @@ from energynn.cluster.status import Submission
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
 from energynn.data import manifests
-from energynn.files import PACKAGE, REPOSITORY
+from energynn.files import REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE, SRUN_VARIABLE
+from energynn.processes import own_environment
 from energynn.progress import tell
 from energynn.reading import one_fault
 
@@ -237,10 +238,7 @@ def script(
 
 def _setup(site: Site) -> Iterator[str]:
     """Write the lines that prepare a job: environment, then set-up, which may end the job."""
-    modules = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
-    environment = {
-        "PYTHONPATH": ":".join([str(PACKAGE.parent), *map(os.path.abspath, modules)])
-    }
+    environment = {"PYTHONPATH": own_environment()["PYTHONPATH"]}
     environment |= {name: os.environ[name] for name in GIVEN if os.environ.get(name)}
     if site.srun is not None:
         environment[SRUN_VARIABLE] = shlex.join(" ".join(site.srun).split())

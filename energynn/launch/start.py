@@ -96,15 +96,18 @@ def _let_supervise(run_dir: Path, files: list[int]) -> None:
     us.
     """
     words = [
-        sys.executable,
+        *processes.OWN_PYTHON,
         "-m",
         "energynn.launch.start",
         str(run_dir),
         str(os.getpid()),
     ]
+    environment = processes.own_environment()
     log = segments(run_dir)[-1] / "log.txt"
     with open(log, "w") as written:
-        supervisor = subprocess.Popen(words, stdout=written, pass_fds=files, **APART)
+        supervisor = subprocess.Popen(
+            words, stdout=written, pass_fds=files, env=environment, **APART
+        )
     is_over = False
     with open(log, errors="replace") as lines:
         while not is_over:
@@ -126,6 +129,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     Raises ValueError with the remedy if the run cannot work.
     """
     runs_dir = run_dir.parent.parent
+    launchers.require_no_step()
     manifests.check_run(config)  # before anything is written
     described = machine.describe_machine()
     on_gpu = config.device == "gpu" or (
@@ -152,7 +156,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         "git_dirty": dirty,
     }
     if config.power_limit_W:
-        if _nodes() > 1:
+        if launchers.nodes() > 1:
             raise ValueError("power_limit_W: on one node only; leave it out")
         with power_limit.held(config.power_limit_W, _gpus_of(intent)):
             pass  # it can be set
@@ -173,19 +177,15 @@ def warnings_of(intent: dict) -> list[str]:
     if intent["launcher"] in WITHOUT_PERUN:
         warnings.append("perun or MPI is missing: perun's number will be absent")
     if intent["device_kind"] != "gpu":
-        cores = _nodes() * described["cores"]
+        cores = launchers.nodes() * described["cores"]
         if config.devices * config.threads_per_device > cores:
             share = "they share cores, so time and energy mean little"
             warnings.append(f"{config.devices} devices on {cores} cores: {share}")
     return warnings
 
 
-def _nodes() -> int:
-    return int(os.environ.get("SLURM_NNODES", 1))
-
-
 def _require_gpus(devices: int, gpus: list[dict]) -> None:
-    known = _nodes() * len(gpus)
+    known = launchers.nodes() * len(gpus)
     if devices > known:
         less = "ask for fewer, or device cpu"
         raise ValueError(
@@ -297,9 +297,14 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
     devices = intent["devices"]
     train = [str(TRAIN_SCRIPT), str(folder)]
     if intent["launcher"] == "alone":
-        return [sys.executable, *train]
+        return [*processes.OWN_PYTHON, *train]
     if intent["launcher"] == "torchrun":
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        torchrun = [
+            *processes.OWN_PYTHON,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+        ]
         return [*torchrun, f"--nproc-per-node={devices}", *train]
     gpus = [gpu["index"] for gpu in _gpus_of(intent)]
     ini = folder / "perun.ini"

@@ -78,13 +78,17 @@ def test_a_job_s_number_is_found_among_what_a_site_says(site, capsys, answer):
     site.answer("sbatch", answer)
     assert site.submit() == 0 and "job 41: 1 x" in capsys.readouterr().out
     assert json.loads(site.submission().read_text())["job_id"] == "41_0"
-    site.answer("squeue", "** welcome | to | all **\n7_N/A|RUNNING|None\n41_0|PENDING|a|b\n")
+    site.answer(
+        "squeue", "** welcome | to | all **\n7_N/A|RUNNING|None\n41_0|PENDING|a|b\n"
+    )
     assert site.energynn("status") == 0
     assert re.search(r"queued +a\|b; job 41_0", capsys.readouterr().out)
     assert site.submit() == 0 and "0 to make" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("answer", ["", "welcome\n", "41_0\n", "041\n", "12345678901\n"])
+@pytest.mark.parametrize(
+    "answer", ["", "welcome\n", "41_0\n", "041\n", "12345678901\n"]
+)
 def test_an_answer_without_a_number_is_sbatch_s_and_is_not_kept(site, capsys, answer):
     site.answer("sbatch", answer)
     assert site.submit() == 2
@@ -121,8 +125,12 @@ def test_a_spoilt_submission_is_told_and_its_remedy_helps(site, capsys):
 
 
 def test_no_variable_changes_what_the_script_or_we_ask_for(site, capsys, monkeypatch):
-    changing = "SBATCH_TIMELIMIT SBATCH_ARRAY_INX SBATCH_NO_REQUEUE SBATCH_BEGIN SBATCH_WAIT"
-    changing += " SQUEUE_STATES SQUEUE_NAMES SQUEUE_FORMAT SCANCEL_STATE SCANCEL_INTERACTIVE"
+    changing = (
+        "SBATCH_TIMELIMIT SBATCH_ARRAY_INX SBATCH_NO_REQUEUE SBATCH_BEGIN SBATCH_WAIT"
+    )
+    changing += (
+        " SQUEUE_STATES SQUEUE_NAMES SQUEUE_FORMAT SCANCEL_STATE SCANCEL_INTERACTIVE"
+    )
     for name in changing.split():
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("SBATCH_QOS", "mine")
@@ -137,20 +145,27 @@ def test_no_variable_changes_what_the_script_or_we_ask_for(site, capsys, monkeyp
     passed_on = {"SBATCH_QOS", "SBATCH_ACCOUNT"}
     for name in ("sbatch", "squeue", "scancel"):
         variables = site.variables(name)
-        assert {each for each in variables if each.startswith(slurm.OPTIONS)} == passed_on
+        assert {
+            each for each in variables if each.startswith(slurm.OPTIONS)
+        } == passed_on
     assert os.environ["SQUEUE_STATES"] == "1"  # of this shell
 
 
 def test_all_that_a_script_asks_for_is_given_as_options_before_one_s_own(site):
     site.answer("sbatch", "41\n")
-    site.runs_dir = site.folder / "50%jobs it's \"ä\" done"
+    site.runs_dir = site.folder / '50%jobs it\'s "ä" done'
     assert site.submit("--", "--exclude=cn[1-2]", "-p long") == 0
     *options, script = site.words("sbatch")
     log = f"{site.runs_dir}".replace("%", "%%")
     (output,) = [word for word in options if word.startswith("--output=")]
     assert output.startswith(f"--output={log}/two-nodes/")
     assert output.endswith("/job/slurm-%A_%a.txt")
-    for option in ("--requeue", "--array=0-0", "--open-mode=append", "--exclude=cn[1-2]"):
+    for option in (
+        "--requeue",
+        "--array=0-0",
+        "--open-mode=append",
+        "--exclude=cn[1-2]",
+    ):
         assert option in options
     assert options[options.index("-p") + 1] == "long"
     comments = re.findall("^#SBATCH (--[a-z-]+)", open(script).read(), re.M)
