@@ -175,6 +175,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of one weight's gradient on its way between devices."""
         return 2 if self.gradient_compression == "bfloat16" else 4
 
+    @property
+    def bytes_of_sample(self) -> int:
+        """Bytes of a sample as a loader's worker hands it over; 0 if unknown."""
+        return 0
+
 
 # Parameters younger than the first records. At its default none is written, so that the names of
 # earlier runs stay.
@@ -244,6 +249,10 @@ class ResNet50Config(RunConfig, frozen=True, kw_only=True):
     @property
     def stays_on_device(self) -> bool:
         return self.image_loading == "device"
+
+    @property
+    def bytes_of_sample(self) -> int:
+        return 3 * self.image_size**2 * (1 if self.uint8_to_device else 4)
 
     def epoch(self) -> Epoch:
         whole = (
@@ -318,6 +327,12 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
     @property
     def stays_on_device(self) -> bool:
         return self.states_on_device
+
+    @property
+    def bytes_of_sample(self) -> int:
+        latitudes, longitudes = GRIDS.get(self.dataset, ERA5_GRID)
+        states = 1 + self.epoch().forward_steps
+        return 4 * states * ERA5_CHANNELS * latitudes * longitudes
 
     def epoch(self) -> Epoch:
         forward_steps = 2 if self.stage == "finetune" else 1
