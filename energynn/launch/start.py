@@ -333,9 +333,11 @@ def _hang(folder: Path, devices: int) -> str:
 
 def _last_line(folder: Path) -> str:
     """Tell the last line of the launcher; "" where it has said nothing."""
-    with open(folder / "log.txt", "rb") as log:
-        log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_B))
-        lines = log.read().decode(errors="replace").splitlines()
+    path, lines = folder / "log.txt", []
+    if path.exists():
+        with open(path, "rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_B))
+            lines = log.read().decode(errors="replace").splitlines()
     own = [line.strip() for line in lines if not NOT_OWN.fullmatch(line)]
     return f', its last line: "{own[-1][:200]}"' if own else ""
 
