@@ -20,7 +20,7 @@ from energynn import records
 from energynn.config import CountOrNone, RunConfig
 from energynn.files import default_runs_dir, is_locked, lock, write_json
 from energynn.launch import supervise
-from energynn.launchers import rank_and_size
+from energynn.launchers import launcher, rank_and_size
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
@@ -80,6 +80,8 @@ def measure(
             f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}\n"
             "  all that this machine draws counts"
         )
+        if size > 1:
+            _say(f"  as rank 0 of {size} ({launcher()}); all of them have to end")
     else:
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"
         until(lambda: is_locked(segments(run_dir)[-1] / ALIVE), where)
@@ -123,7 +125,10 @@ def _run_dir(
             f"it, as in `measure -- sh {command[0]}`"
         )
     if size > 1 and out is None:
-        raise ValueError("out: give --out DIR, one folder that all ranks see")
+        raise ValueError(
+            f"out: {launcher()}: give --out DIR, one folder that all ranks see, or "
+            f"{launcher().remedy()}"
+        )
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     name = f"{moment}-{os.getpid()}-{Path(command[0]).name}"
     run_dir = (out or default_runs_dir() / "measured" / name).absolute()
@@ -225,7 +230,8 @@ def _verdict(
     ):
         time.sleep(0.5)
         quiet_s = 0.0 if None in map(lock, folder.glob(".ranks-*")) else quiet_s + 0.5
-    return supervise.verdict(folder, size, supervise.stop_reason(stopped))
+    by = f" (there are {size} by {launcher()})" if size > 1 else ""
+    return supervise.verdict(folder, size, supervise.stop_reason(stopped), by)
 
 
 # ------------------------------------------------------------------------------------- for people

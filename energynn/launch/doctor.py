@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -20,6 +19,7 @@ from energynn.measure import energy, machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION
 from energynn.measure.sampler_process import find
 from energynn.measure.samples import read_samples
+from energynn.processes import OWN_PYTHON
 from energynn.progress import entry
 
 # All is measured; something is not; no run is possible. The exit status is the place of the worst.
@@ -136,7 +136,7 @@ def _mpi_finding(devices: int) -> Finding:
     """
     try:
         start = launchers.mpi_start(devices)
-        command = [*start, sys.executable, "-c", MPI_RANK]
+        command = [*start, *OWN_PYTHON, "-c", MPI_RANK]
         environment = launchers.mpi_environment()
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60, env=environment

@@ -16,7 +16,7 @@ from energynn.launchers import ranks_of_this_host, write_whole_lines
 from energynn.measure import sensors
 from energynn.measure.perun_backends import add_amd
 from energynn.measure.samples import has_begun
-from energynn.processes import end_marked
+from energynn.processes import OWN_PYTHON, end_marked, own_environment
 from energynn.reading import json_table
 
 STOPPING_S = 30.0
@@ -46,9 +46,10 @@ def start_sampler(
     here = min(size, ranks_of_this_host())
     program = "from energynn.measure.sampler_process import sample; "
     sampler = subprocess.Popen(
-        [sys.executable, "-c", f"{program}sample({str(folder)!r}, {here})"],
+        [*OWN_PYTHON, "-c", f"{program}sample({str(folder)!r}, {here})"],
         stdin=subprocess.PIPE,
         stdout=2,
+        env=own_environment(),
         start_new_session=True,  # a terminal's Ctrl-C is for the ranks
     )
     until(
