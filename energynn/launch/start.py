@@ -168,7 +168,8 @@ def _gpus_of(intent: dict) -> list[dict]:
 def warnings_of(intent: dict) -> list[str]:
     """Warn about a run that can work; ValueError where another one has this machine."""
     supervise.take_host().close()
-    config, described = configuration.from_dict(intent["config"]), intent["machine"]
+    config = configuration.from_dict(intent["config"], intent["workload"])
+    described = intent["machine"]
     warnings = []
     if intent["launcher"] in WITHOUT_PERUN:
         warnings.append("perun or MPI is missing: perun's number will be absent")
