@@ -126,7 +126,7 @@ def lock(path: Path, shared: bool = False, wait: bool = False) -> TextIO | None:
 
 def is_locked(path: Path) -> bool:
     """Tell whether a process holds a file locked alone; several may ask at once."""
-    if not path.exists():
+    if not path.is_file():  # a pipe would wait for who writes it
         return False
     with open(path) as file:
         return not _flock(file, fcntl.LOCK_SH, wait=False)

@@ -34,7 +34,7 @@ def show(
     runs_dir: RunsDir = None,
 ) -> int:
     """Show one run: energy, time, error, and whether they are valid."""
-    from energynn import records
+    from energynn import records, texts
     from energynn.launch import command
 
     run_dir = find_run(run, runs_dir)
@@ -43,8 +43,9 @@ def show(
 
         one_run.save(run_dir, plot)
     record = records.read_record(run_dir)
-    lines = [command.report(record, details)]
-    lines += [f"  {record[key]}" for key in ("name", "note") if key in record]
+    shown = texts.each(record, texts.printable)
+    lines = [command.report(shown, details)]
+    lines += [f"  {shown[key]}" for key in ("name", "note") if key in record]
     lines.append(f"  {run_dir}")
     lines += [f"  wrote {plot}"] if plot else []
     reply(as_json, record, "\n".join(lines))
@@ -123,10 +124,10 @@ def check(
     if reference:
         return _reference(folder)
     for line in records.recover(folder) if recover else []:
-        print(line)
+        tell(line)
     faults = records.check(folder)
     for fault in faults:
-        print(f"FAULT {fault}")
+        tell(f"FAULT {fault}")
     readable = records.read_all(folder)
     valid = sum(
         each["valid"] and each.get("launcher") != "simulated" for each in readable

@@ -176,9 +176,7 @@ def with_ends(shares: pd.DataFrame) -> pd.DataFrame:
 # ------------------------------------------------------------------------------- beside the fact
 
 
-def held_out(
-    runs_dir: Path, site: Site, most: int = 1, named: str = ""
-) -> list[dict]:
+def held_out(runs_dir: Path, site: Site, most: int = 1, named: str = "") -> list[dict]:
     """Set own runs on more than ``most`` devices beside the forecast of those on at most so many.
 
     One row a configuration, of each recipe whose few runs tell the parameters; of the workload

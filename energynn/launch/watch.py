@@ -17,6 +17,7 @@ from energynn.measure.samples import (
     segments,
     times_of,
 )
+from energynn.progress import tell
 from energynn.reading import one_fault
 
 LOOK_S = 2.0  # between two looks
@@ -73,7 +74,7 @@ def follow(run_dir: Path) -> None:
     """Print a look every two seconds until the run has its record."""
     while True:
         with one_fault(run_dir):
-            print(look(run_dir), flush=True)
+            tell(look(run_dir))
         if (run_dir / "record.json").exists():
             return
         time.sleep(LOOK_S)
