@@ -383,19 +383,20 @@ def copies(found: dict[Path, dict]) -> dict[Path, Path]:
     """Return the folder of each run that is a copy of one before, and that one's."""
     first, again = {}, {}
     for folder, record in found.items():
-        same_one = first.setdefault(measured(record) or folder, folder)
-        if same_one != folder:
-            again[folder] = same_one
+        for mark in measured(record):
+            if (other := first.setdefault(mark, folder)) != folder:
+                again[folder] = other
     return again
 
 
-def measured(record: dict) -> str:
-    """Name a run by what was measured, whatever it is called; "" where no energy was.
-
-    No two runs take the same time and the same energy to nine digits.
-    """
+def measured(record: dict) -> set[str]:
+    """What no two runs share, whatever they are called: files of samples, and time with energy."""
+    files = record.get("files", {})
+    marks = {f"{files[name]}" for name in files if "samples-" in name}
     took = [record.get(name, 0.0) for name in ("training_time_s", "energy_total_J")]
-    return " ".join(f"{number:.9g}" for number in took) if all(took) else ""
+    if record.get("launcher") == "simulated" or not marks:
+        return set()
+    return marks | {"{:.9g} s, {:.9g} J".format(*took)} if all(took) else marks
 
 
 def hold(run_dir: Path, name: str = "run.json"):

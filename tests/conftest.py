@@ -194,7 +194,7 @@ def write_run_dir(runs_dir, system="local"):
         lines.append(
             {
                 "t": T0_NS + int(t * 1e9),
-                "w": int(t * 1e9),
+                "w": int(t * 1e9) + (system != "local"),
                 "v": [int(POWER_W * (t + 1) * 1e6) + 10**9],
             }
         )

@@ -82,8 +82,8 @@ def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
                 continue
             if not record["valid"]:
                 raise ValueError("; ".join(record["invalid_reasons"]))
-            names = record["run_id"], records.measured(record)
-            others = {seen.setdefault(name, run_dir) for name in names if name}
+            marks = {record["run_id"], *records.measured(record)}
+            others = {seen.setdefault(mark, run_dir) for mark in marks}
             if other := next(iter(others - {run_dir}), None):
                 raise ValueError(
                     f"run_id or samples are the same as of {other}; keep one of the two"
