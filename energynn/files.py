@@ -9,8 +9,9 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -69,6 +70,29 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_named(folder: Path, pattern: str, kept: Collection[str] = ()) -> None:
+    """Remove the files of a folder that have names of ours, and the folder where that was all.
+
+    pattern: of whole names; what its first group says is not removed where it is among ``kept``.
+    Other things stay, and so does what a link leads to.
+    """
+    for path in folder.iterdir():
+        name = re.fullmatch(pattern, path.name)
+        if name and name[1] not in kept and (path.is_symlink() or path.is_file()):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def checkpoint_folder(run_dir: Path) -> Path:
+    """Say where a run has its checkpoints; behind a link, which runs may share, each has its own."""
+    folder = run_dir / "checkpoint"
+    if not folder.is_symlink():
+        return folder
+    digest = hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()
+    return folder.resolve() / f"{run_dir.name}-{digest[:8]}"
 
 
 def write_json(path: Path, value) -> None:

@@ -1,4 +1,4 @@
-"""Texts of others on their way out: to a file, a terminal, a page's script, a spreadsheet's cell."""
+"""Texts of others on their way out: to a file, a terminal, the script of a page, a spreadsheet."""
 
 from __future__ import annotations
 

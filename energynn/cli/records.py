@@ -156,10 +156,13 @@ def import_perun(
     from energynn import records
     from energynn.launch import command, perun_import
 
-    for folder in perun_import.import_file(file, folder_of_runs(runs_dir)):
+    faults: list[str] = []
+    for folder in perun_import.import_file(file, folder_of_runs(runs_dir), faults):
         record = records.read_record(folder)
         tell(f"{command.report(record)}\n  record: {folder}")
-    return 0
+    for fault in faults:
+        tell(f"not imported: {fault}")
+    return 1 if faults else 0
 
 
 def claims(

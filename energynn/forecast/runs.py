@@ -256,8 +256,9 @@ def checked(runs_dir: Path, workload: str, site: Site) -> Runs:
 def own(found: list[dict], workload: str, site: Site, named: str = "") -> Runs:
     """Make runs from records of a workload, or of commands of this name.
 
-    ``named``: the workload that the caller means, as ``config.from_dict`` takes it. Powers only where all were measured. Raises ValueError with the remedy where there are none, or
-    they do not belong together.
+    ``named``: the workload that the caller means, as ``config.from_dict`` takes it. Powers only
+    where all were measured. Raises ValueError with the remedy where there are none, or they do not
+    belong together.
     """
     chosen = [record for record in found if trained(record) == workload]
     if not chosen:

@@ -22,7 +22,7 @@ from energynn import config as configuration
 from energynn import launchers, processes, records
 from energynn.config import RunConfig
 from energynn.data import manifests
-from energynn.files import REPOSITORY, is_locked, write_json
+from energynn.files import REPOSITORY, checkpoint_folder, is_locked, write_json
 from energynn.launch import command, supervise
 from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN
 from energynn.measure import machine, perun_adapter, power_limit
@@ -201,7 +201,7 @@ def begin(intent: dict, run_dir: Path) -> None:
     all of them. One that is moved has a record before.
     """
     if (run_dir / "run.json").exists():
-        if list(run_dir.glob("checkpoint/*.sha256")):
+        if list(checkpoint_folder(run_dir).glob("*.sha256")):
             supervise.next_segment(run_dir)
             # job and GPUs may be others now
             before = records.read_intent(run_dir)
