@@ -12,6 +12,7 @@ import json
 import os
 import re
 import reprlib
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -556,10 +557,18 @@ def trainer(workload: str) -> str:
     return f"energynn.train.{workload}" if workload in CONFIGS else workload
 
 
-def _class(workload: str) -> type[RunConfig]:
-    """Return the configuration of a workload: ours, or ``Config`` of a module on PYTHONPATH."""
+def _class(workload: str, is_named: bool = True) -> type[RunConfig]:
+    """Return the configuration of a workload: ours, or ``Config`` of a module on PYTHONPATH.
+
+    A module that the caller has not named is not imported: that would run what a file says.
+    """
     if workload in CONFIGS:
         return CONFIGS[workload]
+    if not is_named and workload not in sys.modules:
+        raise ValueError(
+            f"workload: {reprlib.repr(workload)} is a module that only a file names; where you "
+            "trust it, give it with --workload"
+        )
     try:
         config_class = importlib.import_module(workload).Config
         if not issubclass(config_class, RunConfig):
@@ -573,12 +582,14 @@ def _class(workload: str) -> type[RunConfig]:
         ) from error
 
 
-def from_dict(values: dict) -> RunConfig:
+def from_dict(values: dict, named: str = "") -> RunConfig:
     """Read a configuration back from a record: every field but the later ones, and none more.
 
-    Raises ValueError for another type, and for what is beyond its limits.
+    ``named``: the workload that the caller means; no other module is imported. Raises ValueError
+    for another type, and for what is beyond its limits.
     """
-    config_class = _class(values.get("workload"))
+    workload = str(values.get("workload"))
+    config_class = _class(workload, is_named=workload == named)
     missing = types(config_class).keys() - set(LATER) - values.keys()
     if missing:
         raise ValueError(f"config: has no {', '.join(sorted(missing))}")

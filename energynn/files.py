@@ -9,8 +9,9 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -71,6 +72,29 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_named(folder: Path, pattern: str, kept: Collection[str] = ()) -> None:
+    """Remove the files of a folder that have names of ours, and the folder where that was all.
+
+    pattern: of whole names; what its first group says is not removed where it is among ``kept``.
+    Other things stay, and so does what a link leads to.
+    """
+    for path in folder.iterdir():
+        name = re.fullmatch(pattern, path.name)
+        if name and name[1] not in kept and (path.is_symlink() or path.is_file()):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def checkpoint_folder(run_dir: Path) -> Path:
+    """Say where a run has its checkpoints; behind a link, which runs may share, each has its own."""
+    folder = run_dir / "checkpoint"
+    if not folder.is_symlink():
+        return folder
+    digest = hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()
+    return folder.resolve() / f"{run_dir.name}-{digest[:8]}"
+
+
 def write_json(path: Path, value) -> None:
     """Write a JSON file, whole or not at all."""
     with whole(path) as file:
@@ -126,7 +150,7 @@ def lock(path: Path, shared: bool = False, wait: bool = False) -> TextIO | None:
 
 def is_locked(path: Path) -> bool:
     """Tell whether a process holds a file locked alone; several may ask at once."""
-    if not path.exists():
+    if not path.is_file():  # a pipe would wait for who writes it
         return False
     with open(path) as file:
         return not _flock(file, fcntl.LOCK_SH, wait=False)

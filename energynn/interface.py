@@ -13,6 +13,7 @@ from energynn.analysis import observations
 from energynn.files import default_runs_dir, require_place
 from energynn.measure import account
 from energynn.measure.energy import JOULE_PER_KWH
+from energynn.texts import cell
 
 # Ends of the names of quantities, and their units.
 UNITS = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")} | {
@@ -90,7 +91,8 @@ def load(runs_dir: str | Path = "") -> xr.Dataset:
 
 
 def table(runs_dir: str | Path = "") -> pd.DataFrame:
-    """Tabulate own runs, one row each, the newest first: also what failed or is not valid, and why.
+    """Tabulate own runs, one row each, the newest first: also what failed or is not valid, and why;
+    of copies the first.
 
     Columns have the names of a record's fields, shorter for the whole (``energy_J``, ``time_s``,
     ``power_W``). Then metrics, and the parameters in which runs differ. NaN: not known.
@@ -99,12 +101,14 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
         >>> list(runs.columns[:5])
         ['started_at', 'name', 'command', 'run_id', 'workload']
     """
-    made = []
+    made = {}
     for folder in records.run_dirs(Path(runs_dir or default_runs_dir())):
         without = {"run_id": folder.name, "valid": False}
         without["status_reason"] = "no record; `energynn status` says why"
-        made.append(records.read(folder) or without)
-    runs = _tabulate(made).rename(columns=SHORT)
+        made[folder] = records.read(folder) or without
+    for copy in records.copies(made):
+        del made[copy]
+    runs = _tabulate([*made.values()]).rename(columns=SHORT)
     return runs.sort_values("started_at", ascending=False, ignore_index=True)
 
 
@@ -148,7 +152,8 @@ def export(
         if factor is not None:
             runs[name] = factor * kWh
     csv.parent.mkdir(parents=True, exist_ok=True)
-    runs.to_csv(csv)
+    cells = runs.reset_index().rename(columns=cell).map(cell)
+    cells.to_csv(csv, index=False, errors="backslashreplace")
     return len(runs)
 
 

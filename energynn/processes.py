@@ -23,7 +23,7 @@ OWN_PYTHON = (sys.executable, "-P")
 STARTER_VARIABLE = "ENERGYNN_STARTER"
 # the folder for which a process and all that it starts work
 MARK_VARIABLE = "ENERGYNN_MARK"
-SET_PDEATHSIG = 1  # a number of Linux's prctl
+SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # numbers of Linux's prctl
 GRACE_S = 2.0  # between asking processes to end and killing them
 STUCK_S = 30.0  # for one that even SIGKILL does not end, as it waits for a disk
 
@@ -92,13 +92,51 @@ def marked(folder: Path) -> list[psutil.Process]:
     return of_folder
 
 
+def adopt_orphans() -> set[int]:
+    """Have what this process starts from now on stay below it, whatever its session and variables.
+
+    Returns the numbers of the children that this process has already.
+    """
+    _libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    return {child.pid for child in psutil.Process().children()}
+
+
+def wait_for(child: subprocess.Popen, known: set[int]) -> int:
+    """Wait for the end of a child, and bury orphans that end before; returns its exit status."""
+    while (
+        ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
+    ) not in known | {child.pid}:
+        os.waitpid(ended, 0)
+    return child.wait()
+
+
+def descendants(known: set[int]) -> list[psutil.Process]:
+    """List the living processes below this one, but those that it knows and theirs."""
+    found = []
+    for child in psutil.Process().children():
+        if child.pid not in known:
+            with contextlib.suppress(psutil.Error):
+                found += [child, *child.children(recursive=True)]
+    return [each for each in found if each.is_running() and not _is_zombie(each)]
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def end_marked(folder: Path) -> None:
-    """Wait until all processes that work for a folder have ended; kill them after ``GRACE_S``."""
+    """End all processes that work for a folder, as ``end_all`` does."""
+    end_all(lambda: marked(folder))
+
+
+def end_all(find: Callable[[], list[psutil.Process]]) -> None:
+    """Wait until all processes that ``find`` lists have ended; kill them after ``GRACE_S``."""
     begun_s = time.monotonic()
     # A process that is forked while they are listed is seen by the second look.
-    while (
-        left := marked(folder) or marked(folder)
-    ) and time.monotonic() < begun_s + STUCK_S:
+    while (left := find() or find()) and time.monotonic() < begun_s + STUCK_S:
         if time.monotonic() > begun_s + GRACE_S:
             for process in left:
                 with contextlib.suppress(psutil.Error):
@@ -149,7 +187,7 @@ def is_alive(name: str) -> bool:
     if place != _place():
         return True
     try:
-        return psutil.Process(int(number)).status() != psutil.STATUS_ZOMBIE
+        return not _is_zombie(psutil.Process(int(number)))
     except psutil.NoSuchProcess:
         return False
 

@@ -8,6 +8,8 @@ import textwrap
 import time
 from collections.abc import Callable
 
+from energynn.texts import printable
+
 PERIOD_S = 2.0  # between two lines
 CLASSES = {"photographs": 10, "imagenet": 1000}  # by data set
 
@@ -22,6 +24,7 @@ def entry(state: str, name: str, words: str) -> str:
 
 def tell(text: str) -> None:
     """Print lines for a person at once; on a terminal none is wider than that."""
+    text = printable(text, kept="\n\t")
     if sys.stdout and sys.stdout.isatty():
         wrap = textwrap.TextWrapper(
             shutil.get_terminal_size().columns,

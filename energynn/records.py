@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from energynn import config as configuration
+from energynn import texts
 from energynn.files import PACKAGE, force, is_locked, lock, sha256, utc_now, write_json
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
@@ -75,6 +76,7 @@ NO_SETTINGS = (
 # fields of every event
 OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank", "host")
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
+START_LOCK = ".start"  # held from before there is a run.json to the end of the run
 
 
 def _struct(name: str, fields: Collection[str]) -> type[msgspec.Struct]:
@@ -119,6 +121,8 @@ def derive(
     gpus = [each["notes"] for each in used if each["component"] == "gpu"]
     if limits_W := [notes["limit_W"] for notes in gpus if "limit_W" in notes]:
         result["power_limit_gpu_W"] = min(limits_W)
+    for event in events_of_kind(events, "outlived"):
+        result["flags"].append(outlived(event["processes"]))
     _add_perun(result, run_dir, by_segment, intent.get("perun_run"), trusted)
     if "nodes" in result:
         result["sockets"] = result["nodes"] * intent["machine"]["sockets"]
@@ -128,7 +132,7 @@ def derive(
             result[f"device_hours_{name}"] = intent["devices"] * hours
     result["invalid_reasons"] = reasons_against(result)
     result["valid"] = not result["invalid_reasons"]
-    return result
+    return texts.each(result, texts.unicode)
 
 
 def _history(events: list[dict]) -> list[dict]:
@@ -170,6 +174,11 @@ def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -
         sums.update(values)
     # perun adds up readings that are no numbers, too; there is no energy then.
     result.update({name: total for name, total in sums.items() if math.isfinite(total)})
+
+
+def outlived(left: list[str]) -> str:
+    """Say which processes a measured command left behind."""
+    return f"still running after the command, and not measured then: {', '.join(left)}"
 
 
 def shell_status(status: int) -> int:
@@ -230,7 +239,10 @@ def hash_files(run_dir: Path) -> dict:
             and not _is_hidden(name)
             and not NO_RAW_FILES & set(name.parts)
         ):
-            files[str(name)] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+            files[texts.unicode(str(name))] = {
+                "bytes": path.stat().st_size,
+                "sha256": sha256(path),
+            }
     return files
 
 
@@ -356,17 +368,44 @@ def is_made(run_dir: Path) -> bool:
 
 
 def read_all(runs_dir: Path) -> list[dict]:
-    """Read the records below a folder that can be read."""
-    return list(filter(None, map(read, run_dirs(Path(runs_dir)))))
+    """Read the records below a folder that can be read; of copies of a run the first alone."""
+    found = _read_folders(runs_dir)
+    again = copies(found)
+    return [record for folder, record in found.items() if folder not in again]
 
 
-def hold(run_dir: Path):
-    """Lock run.json: this process will write the run's record. Keep what this returns.
+def _read_folders(runs_dir: Path) -> dict[Path, dict]:
+    found = {folder: read(folder) for folder in run_dirs(Path(runs_dir))}
+    return {folder: record for folder, record in found.items() if record}
+
+
+def copies(found: dict[Path, dict]) -> dict[Path, Path]:
+    """Return the folder of each run that is a copy of one before, and that one's."""
+    first, again = {}, {}
+    for folder, record in found.items():
+        for mark in measured(record):
+            if (other := first.setdefault(mark, folder)) != folder:
+                again[folder] = other
+    return again
+
+
+def measured(record: dict) -> set[str]:
+    """What no two runs share, whatever they are called: files of samples, and time with energy."""
+    files = record.get("files", {})
+    marks = {f"{files[name]}" for name in files if "samples-" in name}
+    took = [record.get(name, 0.0) for name in ("training_time_s", "energy_total_J")]
+    if record.get("launcher") == "simulated" or not marks:
+        return set()
+    return marks | {"{:.9g} s, {:.9g} J".format(*took)} if all(took) else marks
+
+
+def hold(run_dir: Path, name: str = "run.json"):
+    """Lock a file of a run: this process will write its record. Keep what this returns.
 
     Raises ValueError where another process has locked it.
     """
     for _ in range(20):  # somebody may just be asking whether the run is running
-        if file := lock(run_dir / "run.json"):
+        if file := lock(run_dir / name):
             return file
         time.sleep(0.05)
     raise ValueError(
@@ -375,8 +414,8 @@ def hold(run_dir: Path):
 
 
 def is_running(run_dir: Path) -> bool:
-    """Tell whether a process holds this run, and will write its record."""
-    return is_locked(run_dir / "run.json")
+    """Tell whether a process holds this run, or starts it, and will write its record."""
+    return any(is_locked(run_dir / name) for name in ("run.json", START_LOCK))
 
 
 def check(runs_dir: Path) -> list[str]:
@@ -390,6 +429,8 @@ def check(runs_dir: Path) -> list[str]:
         elif (folder / "record.json").exists():
             with one_fault(f"{name}: record.json cannot be checked", faults):
                 faults += [f"{name}: {fault}" for fault in check_record(folder)]
+    for copy, other in copies(_read_folders(runs_dir)).items():
+        faults.append(f"{copy}: has the samples of {other}; keep one of the two")
     return faults
 
 
@@ -420,6 +461,8 @@ def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
     unread = {flag.partition(": ")[0] for flag in record["flags"]}
     derived = derive(run_dir, intent, record["status"], record["files"].keys() - unread)
     faults = []
+    if record["workload"] != record["config"].get("workload", record["workload"]):
+        faults.append("config.workload: is another than workload")
     if record["status"] == "finished" and record["status_reason"]:
         faults.append("status_reason: a finished run needs none")
     for name in FIELDS:
@@ -453,7 +496,8 @@ def recover(runs_dir: Path) -> list[str]:
 
 def is_dead(run_dir: Path) -> bool:
     """Tell whether a run has no record, and no process that will write it."""
-    return not (run_dir / "record.json").exists() and not is_running(run_dir)
+    # in this order: its end unlocks it when the record is there
+    return not is_running(run_dir) and not (run_dir / "record.json").exists()
 
 
 def recover_one(folder: Path) -> str:
@@ -461,6 +505,7 @@ def recover_one(folder: Path) -> str:
     lines = []
     # one folder that cannot be read must not cost the others
     with one_fault(f"{folder.name}: cannot be recovered", lines):
+        _held = hold(folder)  # nobody starts it meanwhile
         events = list(chain.from_iterable(events_of_segments(folder).values()))
         reason = f"the launcher died before it could write a record; {how_far(events)}"
         build(folder, "killed", reason)

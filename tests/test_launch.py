@@ -541,8 +541,8 @@ def test_a_run_started_twice_in_an_instant_goes_on_once(tmp_path, monkeypatch):
     run_dir.mkdir(parents=True)
     (run_dir / "run.json").write_text("of the first")
     monkeypatch.setattr(start, "PATIENCE_S", 0.1)
-    held = files.lock(run_dir / start.START_LOCK)
-    with pytest.raises(ValueError, match="goes on already"):
+    held = files.lock(run_dir / records.START_LOCK)
+    with pytest.raises(ValueError, match="is running"):
         start.run(made, tmp_path)
     assert (run_dir / "run.json").read_text() == "of the first"
     monkeypatch.setattr(start, "PATIENCE_S", 60)

@@ -278,7 +278,7 @@ def make(folder, wanted, seed=0):
             GONE_S,
             f"after {kills[-1:]} for {told(alive(folder))} to be gone",
         )
-        assert "goes on already" not in (folder / "output").read_text(), (
+        assert "is running" not in (folder / "output").read_text(), (
             "a start was blocked"
         )
         (run_json,) = (folder / "runs").glob("local/*/run.json")

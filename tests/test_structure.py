@@ -27,6 +27,7 @@ LAYERS = (
         "progress",
         "published_values",
         "reading",
+        "texts",
     ),
     ("measure",),
     ("config", "studies"),

@@ -13,6 +13,7 @@ from energynn.analysis import profiles, theme
 from energynn.files import require_place
 from energynn.measure import samples
 from energynn.measure.energy import SECOND_PER_HOUR
+from energynn.texts import ForScript
 
 FORMATS = (".svg", ".html", ".png", ".pdf")
 STEPS = 600  # of time: more than a line has pixels
@@ -30,7 +31,7 @@ def save(run_dir: Path, path: Path) -> None:
     with alt.theme.enable("energynn"):
         chart = draw(run_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
-        chart.save(path, inline=path.suffix == ".html")
+        chart.save(path, inline=path.suffix == ".html", json_kwds={"cls": ForScript})
 
 
 def draw(run_dir: Path) -> alt.HConcatChart:

@@ -13,6 +13,7 @@ import vl_convert
 
 from energynn.analysis import claims
 from energynn.analysis.paper import PAPER, captions, require
+from energynn.texts import ForScript
 
 
 def build(build_dir: str | Path = "build") -> Path:
@@ -50,8 +51,10 @@ def build(build_dir: str | Path = "build") -> Path:
         "claims": _table([_statement(claim) for claim in ledger["claims"]]),
         "claims_count": len(ledger["claims"]),
         "errata": _table(errata[["where", "what", "treated"]]),
-        "specs": json.dumps(specs, sort_keys=True).replace("</", "<\\/"),
-        "made": f"Made from commit {texts['git_commit']}, {texts['git_state']}.",
+        "specs": json.dumps(specs, sort_keys=True, cls=ForScript),
+        "made": html.escape(
+            f"Made from commit {texts['git_commit']}, {texts['git_state']}."
+        ),
     }
     path = build_dir / "report.html"
     path.write_text(Template((PAPER / "report.html").read_text()).substitute(contents))

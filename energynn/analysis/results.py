@@ -82,10 +82,11 @@ def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
                 continue
             if not record["valid"]:
                 raise ValueError("; ".join(record["invalid_reasons"]))
-            other = seen.setdefault(record["run_id"], run_dir)
-            if other != run_dir:
+            marks = {record["run_id"], *records.measured(record)}
+            others = {seen.setdefault(mark, run_dir) for mark in marks}
+            if other := next(iter(others - {run_dir}), None):
                 raise ValueError(
-                    f"run_id is the same as of {other}; keep one of the two"
+                    f"run_id or samples are the same as of {other}; keep one of the two"
                 )
             rows.append(_row(record, run_dir))
     table = _table(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -62,6 +63,10 @@ for _command, _example in COMMANDS.items():
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2."""
+    _open_what_is_closed()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # a locale may know fewer characters than a name has
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         words = as_typer_takes_them(sys.argv[1:] if arguments is None else arguments)
         status = app(words, prog_name="energynn", standalone_mode=False)
@@ -87,8 +92,23 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(f"{error.format_message()} `energynn COMMAND --help` says more")
 
 
+def _open_what_is_closed() -> None:
+    """Give this process and its children streams, of which a shell may have closed any.
+
+    The next file that is opened would have the number of a closed one, and get its lines.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stderr = sys.stderr or open(os.devnull, "w")
+
+
 def _say(message: str) -> int:
-    print(f"energynn: {' '.join(message.split())}", file=sys.stderr)
+    from energynn.texts import printable
+
+    print(f"energynn: {printable(' '.join(message.split()))}", file=sys.stderr)
     return 2
 
 

@@ -24,6 +24,9 @@ forecast = group("Forecast time and energy of a training before it is made.")
 Workload = Annotated[
     str, typer.Option(metavar="W", help="resnet50, fourcastnet or your own")
 ]
+Named = Annotated[
+    str, typer.Option("--workload", metavar="W", help="your own: of --fit, of runs")
+]
 System = Annotated[
     str, typer.Option(metavar="S", help="of systems/, or a file (.toml)")
 ]
@@ -46,6 +49,7 @@ def predict(
     held_out: Annotated[
         bool, typer.Option("--held-out", help="instead: own runs beside their forecast")
     ] = False,
+    workload: Named = "",
     system: System = "local",
     max_devices: Annotated[int, typer.Option(min=1, help="of the runs to fit")] = 1,
     as_json: Json = False,
@@ -59,12 +63,13 @@ def predict(
 
     if held_out:
         folder = folder_of_runs(runs_dir, must_exist=True)
-        rows = predict.held_out(folder, systems.site(system), max_devices)
+        site = systems.site(system)
+        rows = predict.held_out(folder, site, max_devices, workload)
         reply(as_json, {"rows": rows}, forecast_text.beside_facts(rows))
         return 0
     if fit is None:
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
-    made = fits.read(fit)
+    made = fits.read(fit, workload)
     asked = predict.asked(made, study, parameters_of(p))
     rows = predict.rows(made, asked)
     reply(as_json, {"rows": rows}, forecast_text.predicted(rows))
@@ -189,6 +194,7 @@ def simulate(
     study: Annotated[str, typer.Argument(metavar="STUDY")],
     fit: Fit,
     out: Annotated[Path, typer.Option(metavar="DIR", help="where the run folders go")],
+    workload: Named = "",
     as_json: Json = False,
 ) -> int:
     """Write records of runs that nobody made, labelled as simulated."""
@@ -196,7 +202,7 @@ def simulate(
     from energynn.forecast import fit as fits
     from energynn.forecast import predict
 
-    made = fits.read(fit)
+    made = fits.read(fit, workload)
     asked = [run for run in predict.asked(made, study, {}) if run.repeat == 0]
     folders = simulate.write(made, asked, out)
     reply(

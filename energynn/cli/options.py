@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -58,6 +61,17 @@ def reply(as_json: bool, table: dict, text: str) -> None:
         print(json.dumps(table, indent=1))
     elif text:
         tell(text)
+
+
+@contextlib.contextmanager
+def unread():
+    """Go on where the answer cannot be written: into a closed pipe, onto a full disk."""
+    try:
+        yield
+        if sys.stdout:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def folder_of_runs(runs_dir: Path | None, must_exist: bool = False) -> Path:

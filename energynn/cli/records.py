@@ -34,7 +34,7 @@ def show(
     runs_dir: RunsDir = None,
 ) -> int:
     """Show one run: energy, time, error, and whether they are valid."""
-    from energynn import records
+    from energynn import records, texts
     from energynn.launch import command
 
     run_dir = find_run(run, runs_dir)
@@ -43,8 +43,9 @@ def show(
 
         one_run.save(run_dir, plot)
     record = records.read_record(run_dir)
-    lines = [command.report(record, details, run_dir.parent.parent)]
-    lines += [f"  {record[key]}" for key in ("name", "note") if key in record]
+    shown = texts.each(record, texts.printable)
+    lines = [command.report(shown, details, run_dir.parent.parent)]
+    lines += [f"  {shown[key]}" for key in ("name", "note") if key in record]
     lines.append(f"  {run_dir}")
     lines += [f"  wrote {plot}"] if plot else []
     reply(as_json, record, "\n".join(lines))
@@ -124,15 +125,15 @@ def check(
     if reference:
         return _reference(folder)
     for line in records.recover(folder) if recover else []:
-        print(line)
+        tell(line)
     faults = records.check(folder)
     for fault in faults:
-        print(f"FAULT {fault}")
+        tell(f"FAULT {fault}")
     readable = records.read_all(folder)
     for record in readable:
         where = folder if (folder / record["system"]).is_dir() else None
         for remark in machine.remarks(record, where):
-            print(f"NOTE {record['run_id']}: {remark}")
+            tell(f"NOTE {record['run_id']}: {remark}")
     valid = sum(
         each["valid"] and each.get("launcher") != "simulated" for each in readable
     )
@@ -160,10 +161,13 @@ def import_perun(
     from energynn import records
     from energynn.launch import command, perun_import
 
-    for folder in perun_import.import_file(file, folder_of_runs(runs_dir)):
+    faults: list[str] = []
+    for folder in perun_import.import_file(file, folder_of_runs(runs_dir), faults):
         record = records.read_record(folder)
         tell(f"{command.report(record)}\n  record: {folder}")
-    return 0
+    for fault in faults:
+        tell(f"not imported: {fault}")
+    return 1 if faults else 0
 
 
 def claims(

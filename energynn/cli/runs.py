@@ -20,6 +20,7 @@ from energynn.cli.options import (
     parameters_of,
     reply,
     tell,
+    unread,
 )
 
 Study = Annotated[
@@ -161,7 +162,8 @@ def measure(
         )
     if record:
         folder = out or folder_of_runs(None) / "measured" / record["run_id"]
-        reply(as_json, record, f"{launch.report(record)}\n  record: {folder}")
+        with unread():
+            reply(as_json, record, f"{launch.report(record)}\n  record: {folder}")
     return status
 
 

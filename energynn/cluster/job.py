@@ -72,7 +72,8 @@ def _judge(
 
 
 def _newest_checkpoint(run_dir: Path) -> str:
-    return max((path.stem for path in run_dir.glob("checkpoint/*.sha256")), default="")
+    marks = files.checkpoint_folder(run_dir).glob("*.sha256")
+    return max((path.stem for path in marks), default="")
 
 
 def _failures_in_a_row(run_dir: Path, submitted_at: str) -> int:

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from energynn import config, records, studies
+from energynn import config, records, studies, texts
 from energynn.cluster import slurm
 from energynn.files import write_json
 from energynn.measure.energy import SECOND_PER_HOUR
@@ -138,7 +138,7 @@ def _row(folder: Path, queue: dict[str, slurm.Queued] | None) -> dict:
         last = Start()
     state, reason = _state(folder, submission, record, last, queue)
     facts = UNKNOWN | (record or records.intended(folder))
-    return {name: facts[name] for name in UNKNOWN} | {
+    row = {name: facts[name] for name in UNKNOWN} | {
         "run_id": folder.name,
         "system": folder.parent.name,
         "state": state,
@@ -146,6 +146,7 @@ def _row(folder: Path, queue: dict[str, slurm.Queued] | None) -> dict:
         "since": facts["started_at"] or submission.submitted_at,
         "job": submission.job_id,
     }
+    return texts.each(row, texts.printable)
 
 
 def _state(

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
+from energynn import config
 from energynn.cluster import systems
 from energynn.files import write_json
 from energynn.forecast import model, runs
@@ -336,6 +337,8 @@ def read(path: Path, workload: str = "", system: str = "") -> Fit:
         raise ValueError(
             f"{path}: is of {seen.workload} on {seen.site.name}; give another fit"
         )
+    for run in seen.taken[:1]:
+        config.from_dict(run.config, workload)  # the others' module is this one
     return make(seen)
 
 

@@ -176,17 +176,18 @@ def with_ends(shares: pd.DataFrame) -> pd.DataFrame:
 # ------------------------------------------------------------------------------- beside the fact
 
 
-def held_out(runs_dir: Path, site: Site, most: int = 1) -> list[dict]:
+def held_out(runs_dir: Path, site: Site, most: int = 1, named: str = "") -> list[dict]:
     """Set own runs on more than ``most`` devices beside the forecast of those on at most so many.
 
-    One row a configuration, of each recipe whose few runs tell the parameters. Raises ValueError
-    where there is none.
+    One row a configuration, of each recipe whose few runs tell the parameters; of the workload
+    ``named`` alone, if given. Raises ValueError where there is none.
     """
     recipes, found = defaultdict(list), []
     for record in runs.valid(runs_dir, site):
-        recipes[runs.trained(record), runs.recipe(record)].append(record)
+        if runs.trained(record) == named or not named:
+            recipes[runs.trained(record), runs.recipe(record)].append(record)
     for (workload, _), of_recipe in recipes.items():
-        seen = runs.own(of_recipe, workload, site)
+        seen = runs.own(of_recipe, workload, site, named)
         few = seen.work.devices <= most
         if few.any() and not few.all() and fits.varies(seen.only(few)):
             found += beside_facts(seen.only(few), seen.only(~few))

@@ -115,7 +115,8 @@ def hand_over(probes: list[RunConfig], site: Site) -> str:
     study.write_text(
         "from energynn import config\n\n\ndef study(system):\n"
         f"    runs = {[config.to_dict(run) for run in probes]!r}\n"
-        "    return [config.from_dict(run | dict(system=system)) for run in runs]\n"
+        "    named = runs[0]['workload']\n"
+        "    return [config.from_dict(run | dict(system=system), named) for run in runs]\n"
     )
     return (
         f"energynn submit {study} --system {site.file}\n"

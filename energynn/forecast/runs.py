@@ -250,14 +250,15 @@ def checked(runs_dir: Path, workload: str, site: Site) -> Runs:
         raise ValueError(
             f"{faults[0]}; move this run out of {runs_dir}, or make it again"
         )
-    return own(valid(runs_dir, site), workload, site)
+    return own(valid(runs_dir, site), workload, site, workload)
 
 
-def own(found: list[dict], workload: str, site: Site) -> Runs:
+def own(found: list[dict], workload: str, site: Site, named: str = "") -> Runs:
     """Make runs from records of a workload, or of commands of this name.
 
-    Powers only where all were measured. Raises ValueError with the remedy where there are none, or
-    they do not belong together.
+    ``named``: the workload that the caller means, as ``config.from_dict`` takes it. Powers only
+    where all were measured. Raises ValueError with the remedy where there are none, or they do not
+    belong together.
     """
     chosen = [record for record in found if trained(record) == workload]
     if not chosen:
@@ -283,8 +284,8 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
         )
     groups = defaultdict(list)
     for record in chosen:
-        groups[_config(record)].append(record)
-    run = _config(first)
+        groups[_config(record, named)].append(record)
+    run = _config(first, named)
     provenances = {record.get("energy_total_provenance") for record in chosen}
     has_power = provenances <= {"measured", "simulated"}
     training = first.get("dataset_samples", 0)
@@ -314,14 +315,15 @@ def recipe(record: dict) -> frozenset[str]:
     return frozenset(words)
 
 
-def _config(record: dict) -> RunConfig:
+def _config(record: dict, named: str) -> RunConfig:
     """Read what was made, whatever its seed and repeat."""
     plain = record["config"]
     if "command" in plain:
         told = {name: plain.get(name) for name in command.TOLD}
         return config.make(command.__name__, devices=record["devices"], **told)
     device = "gpu" if record["device_kind"] == "gpu" else "cpu"
-    return config.from_dict(plain | {"device": device, "seed": 0, "repeat": 0})
+    alike = {"device": device, "seed": 0, "repeat": 0}
+    return config.from_dict(plain | alike, named)
 
 
 def _taken(run: RunConfig, group: list[dict], has_power: bool) -> Taken:

@@ -6,6 +6,7 @@ host starts the sampler there, and rank 0 writes the record.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from energynn import records
+from energynn import processes, records, texts
 from energynn.config import CountOrNone, RunConfig
 from energynn.files import default_runs_dir, is_locked, lock, write_json
 from energynn.launch import supervise
@@ -24,12 +25,12 @@ from energynn.launchers import launcher, rank_and_size
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
-from energynn.processes import end_marked
 from energynn.progress import sentence
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
 FINEST_S = 0.01  # a period that sensors can be read with
+CANNOT_START = 126  # as shells say it
 # of a training, beside its devices
 TOLD = ("epochs", "local_batch_size", "training_samples")
 
@@ -75,6 +76,8 @@ def measure(
         intent = _intent(run_dir, command, period_s, size, gpus) | (labels or {})
         intent["config"] |= told or {}
         intent["devices"] = intent["config"].get("devices", intent["devices"])
+        # arguments and folders may have any bytes
+        intent = texts.each(intent, texts.unicode)
         _held = _open_segment(run_dir, intent)
         _say(
             f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}\n"
@@ -88,24 +91,25 @@ def measure(
     folder = segments(run_dir)[-1]
     stop_sampler = start_sampler(folder, size, stopped, supervise.take_host)
     try:
-        exit_status = _run(
+        exit_status, reason = _run(
             command, folder, rank, children, stopped, sys.stderr if quiet else None
         )
         stop_sampler()
         # when all ranks have ended, no sampler writes any more
-        word, reason = _status(exit_status)
+        word = _word(exit_status)
         Events(folder, rank).mark("rank_end", status=word, reason=reason)
         if rank > 0:
             return None, records.shell_status(exit_status)
         status, reason = _verdict(folder, size, stopped)
         return records.build(run_dir, status, reason), records.shell_status(exit_status)
-    except OSError as error:
+    except Exception as error:  # whatever it is, the command has its own status
         _say(supervise.no_record(run_dir, error))
         return None, records.shell_status(children[0].wait()) if children else 1
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody has to read it
+        print(text, file=sys.stderr, flush=True)
 
 
 def _run_dir(
@@ -119,11 +123,8 @@ def _run_dir(
         raise ValueError(
             f"measure: {command[0]!r} is no command here; check its name and path"
         )
-    if os.access(program, os.R_OK) and _lacks_interpreter(program):
-        raise ValueError(
-            f"measure: {command[0]} is a text that does not begin with #!; name what runs "
-            f"it, as in `measure -- sh {command[0]}`"
-        )
+    if os.access(program, os.R_OK) and (fault := _fault_of(program)):
+        raise ValueError(f"measure: {command[0]} cannot be started: {fault}")
     if size > 1 and out is None:
         raise ValueError(
             f"out: {launcher()}: give --out DIR, one folder that all ranks see, or "
@@ -136,27 +137,42 @@ def _run_dir(
     return run_dir
 
 
-def _lacks_interpreter(program: str) -> bool:
-    """Say whether a program is text without a first line #!, which the system cannot start."""
+def _fault_of(program: str) -> str:
+    """Say why the system cannot start a text; "" of what it can, or is no text."""
     with open(program, "rb") as file:
-        begins = file.read(4)
-    is_text = begins.isascii() and begins.decode().isprintable()
-    return is_text and not begins.startswith(b"#!")
+        first = file.readline(256)
+    if b"\0" in first:
+        return ""
+    path = shlex.quote(program)
+    if not first.startswith(b"#!"):
+        return (
+            "it is a text that does not begin with #!; name what runs it, as in "
+            f"`measure -- sh {path}`"
+        )
+    if first.endswith(b"\r\n"):
+        return f"its lines end as on Windows; `sed -i 's/\\r$//' {path}` mends that"
+    interpreter = os.fsdecode(first[2:]).strip().partition(" ")[0]
+    if not os.access(interpreter, os.X_OK):
+        return (
+            f"{interpreter!r}, which its first line names, is not there; mend that line"
+        )
+    return ""
 
 
 def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     """Write run.json, or begin a further segment of the same command; return its locks."""
     is_new = not any(run_dir.glob("[!.]*"))
-    if is_new:
-        write_json(run_dir / "run.json", intent)
-    before = records.intended(run_dir)
+    before = intent if is_new else records.intended(run_dir)
     if (before.get("workload"), before.get("config")) != ("command", intent["config"]):
         raise ValueError(
             f"out: {run_dir} holds something else; choose a new or an empty folder"
         )
+    starts = records.hold(run_dir, records.START_LOCK)
+    if is_new:
+        write_json(run_dir / "run.json", intent)
     held = records.hold(run_dir)
     folder = run_dir if is_new else supervise.next_segment(run_dir)
-    return [held, lock(folder / ALIVE, wait=True)]
+    return [starts, held, lock(folder / ALIVE, wait=True)]
 
 
 def _intent(
@@ -187,8 +203,10 @@ def _run(
     children,
     stopped,
     stdout,
-) -> int:
-    """Idle, command, idle, with their marks; returns the exit status, minus a signal's number."""
+) -> tuple[int, str]:
+    """Idle, command, idle, with their marks; returns the exit status, minus a signal's number,
+    and why it is not 0.
+    """
     events = Events(folder, rank)
     events.mark("rank_start", rank=rank, host=os.uname().nodename, pid=os.getpid())
     events.be_idle("before", IDLE_S)
@@ -197,24 +215,38 @@ def _run(
     events.mark("training_start")
     # close_fds: MPI's launchers hand open files to their ranks.
     options = {"stdout": stdout, "close_fds": False}
-    child = supervise.start(command, folder, environment, signal.SIGTERM, **options)
+    known = processes.adopt_orphans()
+    try:
+        child = supervise.start(command, folder, environment, signal.SIGTERM, **options)
+    except OSError as error:
+        events.mark("training_end", exit_status=CANNOT_START)
+        return CANNOT_START, f"the command cannot be started: {error.strerror}"
     children.append(child)
     for number in stopped:  # they came before there was a process to pass them on to
         child.send_signal(number)
-    status = child.wait()
+    status = processes.wait_for(child, known)
     events.mark("training_end", exit_status=status)
     if status < 0 or stopped:
-        end_marked(folder)
+        processes.end_all(
+            lambda: processes.marked(folder) + processes.descendants(known)
+        )
     events.be_idle("after", IDLE_S)
-    return status
+    if left := [f"{each.name()} ({each.pid})" for each in processes.descendants(known)]:
+        events.mark("outlived", processes=left)
+        _say(f"energynn: {records.outlived(left)}")
+    return status, _why(status)
 
 
-def _status(exit_status: int) -> tuple[str, str]:
+def _why(exit_status: int) -> str:
     if exit_status < 0:
-        return "killed", f"the command was ended by signal {-exit_status}"
-    if exit_status > 0:
-        return "failed", f"the command ended with status {exit_status}"
-    return "finished", ""
+        return f"the command was ended by signal {-exit_status}"
+    return f"the command ended with status {exit_status}" if exit_status else ""
+
+
+def _word(exit_status: int) -> str:
+    if exit_status < 0:
+        return "killed"
+    return "failed" if exit_status else "finished"
 
 
 def _verdict(

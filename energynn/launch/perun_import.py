@@ -34,16 +34,27 @@ METHOD = (
 )
 
 
-def import_file(path: Path, runs_dir: Path) -> list[Path]:
+def import_file(
+    path: Path, runs_dir: Path, faults: list[str] | None = None
+) -> list[Path]:
     """Write a run folder ``imported/<application>-<run>-<digest>`` for every run in a perun file.
 
     Returns the folders. Each has its record; rounds of a run are its segments. Importing a file
-    again changes nothing. Raises ValueError for what is no perun file.
+    again changes nothing. faults: takes a line for each run that is not whole. Raises ValueError
+    for what is no perun file, and where no run is whole.
     """
+    faults = [] if faults is None else faults
     require_an_end(read_runs, path, READ_WITHIN_S)
-    runs = read_runs(path)
-    digest = sha256(path)
-    return [_import_run(path, digest, run, runs_dir) for run in runs]
+    runs = read_runs(path, faults)
+    digest, folders = sha256(path), []
+    for run in runs:
+        try:
+            folders.append(_import_run(path, digest, run, runs_dir))
+        except ValueError as error:
+            faults.append(str(error))
+    if not folders:
+        raise ValueError("; ".join(faults))
+    return folders
 
 
 def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
@@ -63,7 +74,7 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
             unfinished / "run.json",
             {"run_id": folder.name, **_intent(path, digest, run)},
         )
-        with one_fault(path):
+        with one_fault(f"{path}: run {run.whole_name}"):
             _write_hosts(run, unfinished)
             records.build(unfinished, "finished", "")
         unfinished.rename(folder)
@@ -118,7 +129,9 @@ def _write_hosts(run: PerunRun, folder: Path) -> None:
         own = [each for each in sensors if (each.round, each.host) == (round_, host)]
         seconds = own[0].seconds.astype(float)
         steps_s = np.diff(seconds)
-        if not len(steps_s) or not ((steps_s >= 0) & (steps_s < np.inf)).all():
+        if not len(steps_s):
+            raise ValueError(f"{host} has one sample, two are needed")
+        if not ((steps_s >= 0) & (steps_s < np.inf)).all():
             raise ValueError(f"the times of {host} are not those of a run")
         number = rounds.index(round_)
         place = folder / f"segment-{number + 1}" if number else folder
@@ -140,7 +153,7 @@ def _intent(path: Path, digest: str, run: PerunRun) -> dict:
         "workload": "perun import",
         "system": "imported",
         "started_at": run.started,
-        "perun_run": run.name,
+        "perun_run": run.whole_name,
         "config": source | {"application": run.application, "run": run.name},
         "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
         "devices": components.count("gpu") or 1,

@@ -26,14 +26,13 @@ from energynn import config as configuration
 from energynn import launchers, processes, records
 from energynn.config import RunConfig
 from energynn.data import manifests
-from energynn.files import REPOSITORY, is_locked, lock, write_json
+from energynn.files import REPOSITORY, checkpoint_folder, is_locked, write_json
 from energynn.launch import command, supervise
 from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN
 from energynn.measure import machine, perun_adapter, power_limit
 from energynn.measure.samples import events_of_kind, read_events, segments
 from energynn.progress import tell
 
-START_LOCK = ".start"  # held from the start of a run to its end
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 # ranks that wait for a dead process, as perun's sampler, never end
 SILENT_S = 300.0
@@ -68,7 +67,7 @@ def run(
     runs_dir = Path(runs_dir).absolute()
     run_dir = runs_dir / config.system / configuration.run_id(config)
     until_s = time.monotonic() + PATIENCE_S
-    while is_locked(run_dir / START_LOCK) and time.monotonic() < until_s:
+    while is_locked(run_dir / records.START_LOCK) and time.monotonic() < until_s:
         tell(f"{run_dir.name}: waits for the end of another start")
         time.sleep(2.0)
     if records.is_made(run_dir):
@@ -79,9 +78,7 @@ def run(
         tell(f"energynn: warning: {warning}")
     run_dir.mkdir(parents=True, exist_ok=True)
     # before anything is moved: it may be started twice at once
-    held = lock(run_dir / START_LOCK)
-    if held is None:
-        raise ValueError(f"{run_dir.name}: this run goes on already")
+    held = records.hold(run_dir, records.START_LOCK)
     limit = power_limit.held(config.power_limit_W, _gpus_of(intent))
     with held, limit as files:
         begin(intent, run_dir)
@@ -185,7 +182,8 @@ def _gpus_of(intent: dict) -> list[dict]:
 def warnings_of(intent: dict) -> list[str]:
     """Warn about a run that can work; ValueError where another one has this machine."""
     supervise.take_host().close()
-    config, described = configuration.from_dict(intent["config"]), intent["machine"]
+    config = configuration.from_dict(intent["config"], intent["workload"])
+    described = intent["machine"]
     warnings = []
     if intent["launcher"] in WITHOUT_PERUN:
         warnings.append("perun or MPI is missing: perun's number will be absent")
@@ -243,7 +241,7 @@ def begin(intent: dict, run_dir: Path) -> None:
     all of them. One that is moved has a record before.
     """
     if (run_dir / "run.json").exists():
-        if list(run_dir.glob("checkpoint/*.sha256")):
+        if list(checkpoint_folder(run_dir).glob("*.sha256")):
             supervise.next_segment(run_dir)
             # job and GPUs may be others now
             before = records.read_intent(run_dir)
@@ -263,7 +261,7 @@ def _move_aside(run_dir: Path) -> None:
     aside = superseded / f"{run_dir.name}.{len(attempts) + 1}"
     aside.mkdir(parents=True)
     for path in run_dir.iterdir():
-        if path.name not in ("notebook.ipynb", "job", START_LOCK):
+        if path.name not in ("notebook.ipynb", "job", records.START_LOCK):
             path.rename(aside / path.name)
 
 

@@ -129,10 +129,11 @@ def start(words: list[str], folder: Path, environment: dict, ends_by: int, **pip
     return subprocess.Popen(words, env=marked, preexec_fn=as_child, **pipes)
 
 
-def no_record(run_dir: Path, error: OSError) -> str:
+def no_record(run_dir: Path, error: Exception) -> str:
     """Say that the record of a run could not be written, and what to do."""
     remedy = f"mend that, then `energynn check --recover {run_dir.parent}`"
-    return f"energynn: {run_dir.name}: no record written ({error.strerror}); {remedy}"
+    why = getattr(error, "strerror", None) or error
+    return f"energynn: {run_dir.name}: no record written ({why}); {remedy}"
 
 
 def stop_reason(stopped: list[int]) -> str:

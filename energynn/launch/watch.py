@@ -19,6 +19,7 @@ from energynn.measure.samples import (
     times_of,
 )
 from energynn.measure.stream import read_streams
+from energynn.progress import tell
 from energynn.reading import one_fault
 
 LOOK_S = 2.0  # between two looks
@@ -77,7 +78,7 @@ def follow(run_dir: Path) -> None:
     """Print a look every two seconds until the run has its record."""
     while True:
         with one_fault(run_dir):
-            print(look(run_dir), flush=True)
+            tell(look(run_dir))
         if (run_dir / "record.json").exists():
             return
         time.sleep(LOOK_S)

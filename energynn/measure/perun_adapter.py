@@ -6,6 +6,7 @@ writes its own HDF5. Our samples come from a thread of our own inside that same 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import platform
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from energynn.files import is_locked
 from energynn.launchers import ranks_of_this_host, write_whole_lines
 from energynn.measure.machine import cpu_name
 from energynn.measure.sampler_process import begin
@@ -192,25 +194,44 @@ class PerunRun:
     results: dict[str, float]
     sensors: list[PerunSensor]
 
+    @property
+    def whole_name(self) -> str:
+        """Name it where a file has several applications, too."""
+        return f"{self.application}/{self.name}"
 
-def read_runs(path: Path) -> list[PerunRun]:
+
+def read_runs(path: Path, faults: list[str] | None = None) -> list[PerunRun]:
     """Read all runs in a perun HDF5 file (perun 0.8 to 1.0), by name, with all their sensors.
 
-    Raises ValueError where the file is no perun file, or is damaged.
+    faults: takes a line for each run that is not whole. Raises ValueError where the file is no
+    perun file, is being written, is damaged, or has no whole run.
     """
     import h5py
 
+    runs, faults = [], [] if faults is None else faults
+    if _is_in_use(path):
+        raise ValueError(
+            f"{path}: is in use by another process; try again when it ends"
+        )
     with one_fault(f"{path}: not a perun HDF5 file that can be read"):
         require_file(path)
         with h5py.File(path) as file:
             require_plain_hdf5(file, MOST_VALUES)
-            ((application, root),) = file.items()
-            runs = [
-                _read_run(application, name, run) for name, run in root["nodes"].items()
-            ]
+            for application, root in file.items():
+                for name, run in root["nodes"].items():
+                    with one_fault(f"{path}: run {application}/{name}", faults):
+                        runs.append(_read_run(application, name, run))
         if not runs:
-            raise ValueError("it holds no run")
+            raise ValueError("; ".join(faults) or "it holds no run")
     return runs
+
+
+def _is_in_use(path: Path) -> bool:
+    with contextlib.suppress(
+        ValueError
+    ):  # a file system without locks: HDF5 has none either
+        return is_locked(path)
+    return False
 
 
 def _read_run(application: str, name: str, run) -> PerunRun:
@@ -248,7 +269,8 @@ def read_results(
     """
     if not is_trusted:
         require_an_end(read_runs, path, READ_WITHIN_S)
-    results = [one.results for one in read_runs(path) if run in (None, one.name)]
+    found = read_runs(path)
+    results = [one.results for one in found if run in (None, one.name, one.whole_name)]
     if len(results) != 1:
         raise ValueError(f"{path}: has {len(results)} runs {run or ''}")
     return results[0]

@@ -4,16 +4,19 @@ architecture.
 
 from __future__ import annotations
 
-import shutil
+import math
 import time
 from pathlib import Path
 
 import torch
 
-from energynn.files import sha256, whole
+from energynn.files import checkpoint_folder, remove_named, sha256, whole
+from energynn.reading import one_fault
 from energynn.train import distributed
 from energynn.train.distributed import World
 
+# also one that was cut off while it was written
+OURS = r"\.?(\d{12})\.(?:pt|sha256)(?:\.\d+)?"
 GENERATIONS = 2  # a damaged checkpoint costs the time since the one before, not the run
 
 
@@ -69,7 +72,7 @@ class Checkpoints:
     """
 
     def __init__(self, run_dir: Path, world: World, period_s: float, parts: dict):
-        self.folder = Path(run_dir) / "checkpoint"
+        self.folder = checkpoint_folder(Path(run_dir))
         self.world = world
         self.period_s = period_s
         self.parts = parts
@@ -91,7 +94,7 @@ class Checkpoints:
 
     def _write_newest(self, optimizer_steps: int, ranks: list[dict]) -> None:
         """Write a checkpoint and remove what is no longer needed."""
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{optimizer_steps:012d}.pt"
         parts = {name: part.state_dict() for name, part in self.parts.items()}
         digest = _write(
@@ -104,16 +107,15 @@ class Checkpoints:
         usable = sorted(
             mark.stem for mark in self.folder.glob("*.sha256") if mark.stem <= path.stem
         )
-        for old in self.folder.iterdir():
-            if old.name.split(".")[0] not in usable[-GENERATIONS:]:
-                old.unlink()
+        remove_named(self.folder, OURS, kept=usable[-GENERATIONS:])
 
-    def load(self) -> tuple[int, dict] | None:
+    def load(self, most_steps: float = math.inf) -> tuple[int, dict] | None:
         """Put parts and random generators back as in the newest whole checkpoint; a warning
         tells of a damaged one.
 
         Returns the optimizer's steps and what this rank saved of its own, or None if there is no
-        checkpoint. Raises ValueError on every rank if they do not all see the same one.
+        checkpoint. Raises ValueError on every rank if they do not all see the same one, and where
+        it is of another run, as by its ranks or by more steps than the ``most_steps`` of this one.
         """
         name, saved = self._newest()
         everyone = distributed.of_all(name, self.world)
@@ -123,14 +125,16 @@ class Checkpoints:
             )
         if saved is None:
             return None
-        for name, part in self.parts.items():
-            part.load_state_dict(saved["parts"][name])
-        own = saved["ranks"][self.world.rank]
-        distributed.restore_random_state(own.pop("random"))
-        self.world.tell(
-            f"energynn: goes on after {saved['optimizer_steps']} optimizer steps"
-        )
-        return saved["optimizer_steps"], own
+        with one_fault(f"{self.folder}: {name} is not of this run; remove it"):
+            steps, ranks = saved["optimizer_steps"], saved["ranks"]
+            if len(ranks) != self.world.size or not 0 <= steps <= most_steps:
+                raise ValueError(f"it has {len(ranks)} ranks and {steps} steps")
+            for part in self.parts:
+                self.parts[part].load_state_dict(saved["parts"][part])
+            own = ranks[self.world.rank]
+            distributed.restore_random_state(own.pop("random"))
+        self.world.tell(f"energynn: goes on after {steps} optimizer steps")
+        return steps, own
 
     def _newest(self) -> tuple[str, dict | None]:
         """Return name and content of the newest whole checkpoint that this rank sees."""
@@ -151,7 +155,7 @@ class Checkpoints:
     def remove(self) -> None:
         """Remove the checkpoints after the end of the training."""
         if self.world.rank == 0 and self.folder.is_dir():
-            shutil.rmtree(self.folder)
+            remove_named(self.folder, OURS)
 
 
 def _write(path: Path, value) -> str:

@@ -36,7 +36,8 @@ def run(folder: str | Path) -> None:
         intent = json.loads((run_dir / "run.json").read_text())
         # "auto" is what the launcher found; a torch that sees no GPU does not train on a core then
         found = {"device": intent["device_kind"].split()[0]}
-        config = configuration.from_dict(intent["config"] | found)
+        named = intent["workload"]  # by who started the run
+        config = configuration.from_dict(intent["config"] | found, named)
         _train(config, folder, run_dir, intent.get("launcher"), rank)
     except Interrupted as stop:
         # all ranks stop at the same step, so none waits for this one

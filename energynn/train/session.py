@@ -62,7 +62,9 @@ class Session:
         self.checkpoints = Checkpoints(
             self.run_dir, world, config.checkpoint_period_s, parts
         )
-        self.optimizer_steps, own = self.checkpoints.load() or (
+        self.optimizer_steps, own = self.checkpoints.load(
+            config.epochs * self.steps_per_epoch
+        ) or (
             0,
             {"losses": [], "samples_evaluated": 0},
         )
