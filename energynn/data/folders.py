@@ -60,7 +60,9 @@ def _kind(entry: os.DirEntry) -> str:
     """Return "file", "folder", or why it is left out."""
     if entry.name.startswith("."):
         return "left out, hidden"
-    if {*"\r\n"} & {*entry.name}:  # a list of checksums has one name a line
+    if (
+        "\n" in entry.name or "\r" in entry.name
+    ):  # a list of checksums has one name a line
         return "left out, a line break in its name"
     with contextlib.suppress(OSError):  # a link to itself
         if entry.is_dir():
