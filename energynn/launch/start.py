@@ -140,7 +140,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     """
     runs_dir = run_dir.parent.parent
     launchers.require_no_step()
-    _require_room_for_workers(config)
+    require_room_for_workers(config)
     manifests.check_run(config)  # before anything is written
     described = machine.describe_machine()
     on_gpu = config.device == "gpu" or (
@@ -195,7 +195,7 @@ def warnings_of(intent: dict) -> list[str]:
     return warnings
 
 
-def _require_room_for_workers(config: RunConfig) -> None:
+def require_room_for_workers(config: RunConfig) -> None:
     """Raise ValueError where the loader's workers cannot hand over their batches.
 
     They name a socket below TMPDIR, and write to shared memory; each loads two batches ahead.
