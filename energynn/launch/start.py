@@ -43,7 +43,6 @@ SHARED_MEMORY = Path("/dev/shm")
 NOT_OWN = re.compile(
     r"\s*(\[[\d,]+\]|\d+: ).*|\W*|This typically refers to.*|Please see the FAQ page.*"
 )
-LAST_B = 2**16  # of a log, where a launcher's last line is looked for
 LOOK_S = 5.0  # between two looks at the ranks' files
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 PATIENCE_S = 60.0  # with another start of the run: its supervisor may be ending it
@@ -333,11 +332,8 @@ def _hang(folder: Path, devices: int) -> str:
 
 def _last_line(folder: Path) -> str:
     """Tell the last line of the launcher; "" where it has said nothing."""
-    path, lines = folder / "log.txt", []
-    if path.exists():
-        with open(path, "rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_B))
-            lines = log.read().decode(errors="replace").splitlines()
+    path = folder / "log.txt"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     own = [line.strip() for line in lines if not NOT_OWN.fullmatch(line)]
     return f', its last line: "{own[-1][:200]}"' if own else ""
 
