@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from energynn.files import INSTALL
-from energynn.processes import OWN_PYTHON, own_environment
+from energynn.processes import own_environment
 
 # in a batch job: the options with which srun starts the ranks
 SRUN_VARIABLE = "ENERGYNN_SRUN"
@@ -178,7 +178,7 @@ def find_mpi() -> str:
     if mpirun is None:
         raise ValueError(f"no MPI found: mpirun is not on PATH; {remedy}")
     probe = subprocess.run(
-        [*OWN_PYTHON, "-c", "from mpi4py import MPI"],
+        [sys.executable, "-P", "-c", "from mpi4py import MPI"],
         capture_output=True,
         text=True,
         env=mpi_environment(),
