@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from energynn.files import INSTALL
-from energynn.processes import OWN_PYTHON, own_environment
+from energynn.processes import own_environment
 
 # in a batch job: the options with which srun starts the ranks
 SRUN_VARIABLE = "ENERGYNN_SRUN"
@@ -87,7 +87,7 @@ TOLD = re.compile(
     r"((LOCAL_|NODE_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|MPI_LOCAL.*"
     r"|(TORCHELASTIC|PET|PMI|HYDI)_.*|(PMIX|OMPI|PRTE)_(?!MCA_).*)"
 )
-INTERACTIVE_STEP = 0xFFFFFFFA  # of salloc: a shell, not a task
+INTERACTIVE_STEP = "4294967290"  # of salloc: a shell, not a task
 
 
 def started_by_mpi() -> bool:
@@ -178,7 +178,7 @@ def find_mpi() -> str:
     if mpirun is None:
         raise ValueError(f"no MPI found: mpirun is not on PATH; {remedy}")
     probe = subprocess.run(
-        [*OWN_PYTHON, "-c", "from mpi4py import MPI"],
+        [sys.executable, "-P", "-c", "from mpi4py import MPI"],
         capture_output=True,
         text=True,
         env=mpi_environment(),
@@ -223,18 +223,15 @@ def nodes() -> int:
 
 
 def require_no_step() -> None:
-    """Raise ValueError in a task of Slurm that can start no ranks: srun waits there for ever."""
-    step = os.environ.get("SLURM_STEP_ID", "")
-    if not step.isdecimal() or int(step) >= INTERACTIVE_STEP:
+    """Raise ValueError in a step of Slurm that can start no ranks: srun would wait for ever."""
+    if os.environ.get("SLURM_STEP_ID", INTERACTIVE_STEP) == INTERACTIVE_STEP:
         return
-    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
-    where = "a run starts its ranks itself, and this is a step of Slurm"
-    if tasks != "1":
-        raise ValueError(f"{where} with {tasks} tasks; start it by `srun -n 1`")
     options = os.environ.get(SRUN_VARIABLE)
-    if options is None and nodes() > 1:
-        raise ValueError(f"{where}; start it from salloc or a batch script")
-    if options is not None and "--overlap" not in options:
+    is_one_task = os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
+    can_start = nodes() == 1 if options is None else "--overlap" in options
+    if not (is_one_task and can_start):
         raise ValueError(
-            f"{where}; `export {SRUN_VARIABLE}='{f'{options} --overlap'.strip()}'` shares its cores"
+            "this is a step of Slurm, where no ranks can be started: start the run by `srun -n 1 "
+            f"-N 1` (with --overlap in {SRUN_VARIABLE}, where that is set), from salloc or a batch "
+            "script"
         )

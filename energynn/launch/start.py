@@ -42,7 +42,6 @@ SHARED_MEMORY = Path("/dev/shm")
 NOT_OWN = re.compile(
     r"\s*(\[[\d,]+\]|\d+: ).*|\W*|This typically refers to.*|Please see the FAQ page.*"
 )
-LAST_B = 2**16  # of a log, where a launcher's last line is looked for
 LOOK_S = 5.0  # between two looks at the ranks' files
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 PATIENCE_S = 60.0  # with another start of the run: its supervisor may be ending it
@@ -137,7 +136,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     """
     runs_dir = run_dir.parent.parent
     launchers.require_no_step()
-    _require_room_for_workers(config)
+    require_room_for_workers(config)
     manifests.check_run(config)  # before anything is written
     described = machine.describe_machine()
     on_gpu = config.device == "gpu" or (
@@ -195,7 +194,7 @@ def warnings_of(intent: dict) -> list[str]:
     return warnings
 
 
-def _require_room_for_workers(config: RunConfig) -> None:
+def require_room_for_workers(config: RunConfig) -> None:
     """Raise ValueError where the loader's workers cannot hand over their batches.
 
     They name a socket below TMPDIR, and write to shared memory; each loads two batches ahead.
@@ -333,11 +332,8 @@ def _hang(folder: Path, devices: int) -> str:
 
 def _last_line(folder: Path) -> str:
     """Tell the last line of the launcher; "" where it has said nothing."""
-    path, lines = folder / "log.txt", []
-    if path.exists():
-        with open(path, "rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_B))
-            lines = log.read().decode(errors="replace").splitlines()
+    path = folder / "log.txt"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     own = [line.strip() for line in lines if not NOT_OWN.fullmatch(line)]
     return f', its last line: "{own[-1][:200]}"' if own else ""
 
