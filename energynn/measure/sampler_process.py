@@ -71,6 +71,7 @@ def start_sampler(
         sampler.wait()
         held.clear()
 
+    stop.pid = sampler.pid
     return stop
 
 
