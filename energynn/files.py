@@ -87,7 +87,7 @@ def remove_named(folder: Path, pattern: str, kept: Collection[str] = ()) -> None
 
 
 def checkpoint_folder(run_dir: Path) -> Path:
-    """Say where a run has its checkpoints; behind a link, which runs may share, each has its own."""
+    """Say where a run has its checkpoints; behind a link, which runs may share, apart."""
     folder = run_dir / "checkpoint"
     if not folder.is_symlink():
         return folder

@@ -111,20 +111,13 @@ def wait_for(child: subprocess.Popen, known: set[int]) -> int:
 
 
 def descendants(known: set[int]) -> list[psutil.Process]:
-    """List the living processes below this one, but those that it knows and theirs."""
-    found = []
-    for child in psutil.Process().children():
-        if child.pid not in known:
-            with contextlib.suppress(psutil.Error):
-                found += [child, *child.children(recursive=True)]
-    return [each for each in found if each.is_running() and not _is_zombie(each)]
-
-
-def _is_zombie(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    """List the living processes below this one, but those that it knows."""
+    living = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if process.pid not in known and process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
+    return living
 
 
 def end_marked(folder: Path) -> None:
@@ -187,7 +180,7 @@ def is_alive(name: str) -> bool:
     if place != _place():
         return True
     try:
-        return not _is_zombie(psutil.Process(int(number)))
+        return psutil.Process(int(number)).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 # half characters that stand for no byte
 NO_BYTE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # how what a spreadsheet computes begins
+FORMULA = tuple("=+-@＝＋－＠")  # how what a spreadsheet computes begins
 
 
 def each(value, change: Callable[[str], str]):
@@ -45,11 +45,15 @@ class ForScript(json.JSONEncoder):
 
 
 def cell(value):
-    """A text that a spreadsheet would take for a formula, as a text; numbers as they are."""
-    if not isinstance(value, str) or not value.startswith(FORMULA):
+    """A text that a spreadsheet would take for a formula, or a further row, as one text of a cell.
+
+    Numbers are as they are.
+    """
+    if not isinstance(value, str):
         return value
+    shown = printable(value)
     try:
-        float(value)
+        float(shown)
     except ValueError:
-        return f"'{value}"
-    return value
+        return f"'{shown}" if shown.startswith(FORMULA) else shown
+    return shown

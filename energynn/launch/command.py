@@ -78,9 +78,10 @@ def measure(
         intent["devices"] = intent["config"].get("devices", intent["devices"])
         # arguments and folders may have any bytes
         intent = texts.each(intent, texts.unicode)
+        shown = intent["config"]["command"]
         _held = _open_segment(run_dir, intent)
         _say(
-            f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}\n"
+            f"energynn measures {IDLE_S:.0f} s of idle power, then: {shown}\n"
             "  all that this machine draws counts"
         )
         if size > 1:
@@ -91,13 +92,13 @@ def measure(
     folder = segments(run_dir)[-1]
     stop_sampler = start_sampler(folder, size, stopped, supervise.take_host)
     try:
-        exit_status, reason = _run(
+        exit_status, fault = _run(
             command, folder, rank, children, stopped, sys.stderr if quiet else None
         )
         stop_sampler()
         # when all ranks have ended, no sampler writes any more
-        word = _word(exit_status)
-        Events(folder, rank).mark("rank_end", status=word, reason=reason)
+        word, reason = _status(exit_status)
+        Events(folder, rank).mark("rank_end", status=word, reason=fault or reason)
         if rank > 0:
             return None, records.shell_status(exit_status)
         status, reason = _verdict(folder, size, stopped)
@@ -234,19 +235,15 @@ def _run(
     if left := [f"{each.name()} ({each.pid})" for each in processes.descendants(known)]:
         events.mark("outlived", processes=left)
         _say(f"energynn: {records.outlived(left)}")
-    return status, _why(status)
+    return status, ""
 
 
-def _why(exit_status: int) -> str:
+def _status(exit_status: int) -> tuple[str, str]:
     if exit_status < 0:
-        return f"the command was ended by signal {-exit_status}"
-    return f"the command ended with status {exit_status}" if exit_status else ""
-
-
-def _word(exit_status: int) -> str:
-    if exit_status < 0:
-        return "killed"
-    return "failed" if exit_status else "finished"
+        return "killed", f"the command was ended by signal {-exit_status}"
+    if exit_status > 0:
+        return "failed", f"the command ended with status {exit_status}"
+    return "finished", ""
 
 
 def _verdict(

@@ -1,0 +1,319 @@
+"""What others wrote is data: it runs nothing, marks up nothing, counts once, and is not removed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pytest
+import torch
+
+from energynn import cli, files, records
+from energynn.cluster import systems
+from energynn.forecast import fit, runs
+from energynn.train import checkpoint
+from energynn.train.distributed import World
+from tests.conftest import write_run_dir
+from tests.processes import ENERGYNN, processes_of, wait_until
+
+
+def edited(path, **fields):
+    files.write_json(path, json.loads(path.read_text()) | fields)
+
+
+def told(capsys, *words):
+    """Exit status and output of a command."""
+    status = cli.main([str(word) for word in words])
+    return status, "".join(capsys.readouterr())
+
+
+# ----------------------------------------------------------------------------------- modules
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module that a record names; ``imported`` is there once it was imported."""
+    imported = tmp_path / "imported"
+    (tmp_path / "theirs.py").write_text(f"open({str(imported)!r}, 'w')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield imported
+    sys.modules.pop("theirs", None)
+
+
+def fit_of(module):
+    made = runs.Runs("theirs", systems.site("local"), [])
+    taken = [{"config": {"workload": "theirs"}, "time_s": 1.0}]
+    content = msgspec.to_builtins(made) | {"taken": taken}
+    path = module.with_name("fit.json")
+    files.write_json(path, {"schema": fit.SCHEMA, "runs": content})
+    return path
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("what", ["fit", "held-out", "read"])
+def test_only_the_caller_names_a_module(run_dir, module, capsys, what, named):
+    config = json.loads((run_dir / "run.json").read_text())["config"]
+    config |= {"workload": "theirs"}
+    machine = {"sockets": 1, "cores": 2}
+    edited(run_dir / "run.json", workload="theirs", config=config, machine=machine)
+    records.build(run_dir, "finished", "")
+    of_runs = ["--system", "local", "--runs-dir", run_dir.parent.parent]
+    words = {
+        "fit": ["fit", "--out", module.with_name("out.json"), *of_runs],
+        "held-out": ["predict", "--held-out", *of_runs],
+        "read": ["predict", "-p", "devices=2", "--fit", fit_of(module)],
+    }[what]
+    name = {"fit": "theirs" if named else "resnet50"}.get(what, "theirs")
+    words += ["--workload", name] if named or what == "fit" else []
+    status, said = told(capsys, "forecast", *words)
+    assert (status, said.count("\n"), module.exists()) == (2, 1, named)
+    assert named or what == "fit" or "give it with --workload" in said
+
+
+def test_a_record_with_two_workloads_is_a_fault(run_dir, module, capsys):
+    config = json.loads((run_dir / "run.json").read_text())["config"]
+    edited(run_dir / "run.json", config=config | {"workload": "theirs"})
+    records.build(run_dir, "finished", "")
+    folder = run_dir.parent.parent
+    assert "config.workload: is another" in told(capsys, "check", folder)[1]
+    words = ["--workload", "resnet50", "--system", "local", "--runs-dir", folder]
+    status, _ = told(capsys, "forecast", "fit", *words, "--out", module.with_name("x"))
+    assert status == 2 and not module.exists()
+
+
+# ----------------------------------------------------------------------------------- markup
+
+HOSTILE = (
+    "</script><script>alert(1)</script><!--<script>\x1b]0;x\x07\x9b2J\u202e\r\x7fend"
+)
+
+
+def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir, capsys):
+    folder = run_dir.parent.parent
+    edited(run_dir / "run.json", note=HOSTILE, name="=1+1", device_name=HOSTILE)
+    host = json.dumps(HOSTILE)[1:-1]
+    for path in run_dir.glob("*.jsonl"):
+        path.write_text(path.read_text().replace('"host": "host"', f'"host": "{host}"'))
+    edited(
+        run_dir / "run.json", config={"command": f"@x {HOSTILE}"}, workload="command"
+    )
+    records.build(run_dir, "finished", "")
+    (dead,) = [folder / "local" / "dead"]
+    dead.mkdir()
+    files.write_json(dead / "run.json", {"note": HOSTILE})
+    page, table = folder / "x.html", folder / "x.csv"
+    words = [
+        ["show", run_dir, "--details", "--plot", page],
+        ["status", "--runs-dir", folder],
+        ["check", folder],
+        ["export", "--own", "--csv", table, "--runs-dir", folder],
+        ["show", run_dir, "--json"],
+    ]
+    for each in words:
+        said = told(capsys, *each)[1]
+        assert said and all(one.isprintable() or one == "\n" for one in said), each
+    scripts = page.read_text().partition("const spec")[2] or page.read_text()[-20_000:]
+    assert "alert(1)" in scripts and "<script>alert" not in page.read_text()
+    assert "<!--<script" not in page.read_text()
+    row = pd.read_csv(table).set_index("name").loc["'=1+1"]
+    assert row["command"].startswith("'@x")
+    assert row["energy_J"] > 0, "numbers stay numbers"
+
+
+# ------------------------------------------------------------------------------------ copies
+
+
+def renamed(folder):
+    return shutil.copytree(folder, folder.with_name("another"))
+
+
+def on_another_system(folder):
+    copy = shutil.copytree(folder, folder.parent.parent / "elsewhere" / folder.name)
+    edited(copy / "run.json", system="elsewhere")
+    records.build(copy, "finished", "")
+    return copy
+
+
+def as_another_repeat(folder):
+    """Whose files have other digests, too."""
+    copy = renamed(folder)
+    config = json.loads((copy / "run.json").read_text())["config"] | {"repeat": 7}
+    edited(copy / "run.json", run_id="another", config=config)
+    with open(copy / "samples-host.jsonl", "a") as file:
+        file.write("\n")
+    records.build(copy, "finished", "")
+    return copy
+
+
+@pytest.mark.parametrize("copied", [renamed, on_another_system, as_another_repeat])
+def test_a_copy_is_a_fault_and_counts_once(run_dir, capsys, copied):
+    folder = run_dir.parent.parent
+    records.build(run_dir, "finished", "")
+    assert records.check(folder) == []
+    copied(run_dir)
+    status, said = told(capsys, "check", folder)
+    assert status == 1 and "has the samples of" in said and "valid: 1" in said
+    table = folder / "x.csv"
+    told(capsys, "export", "--own", "--csv", table, "--runs-dir", folder)
+    assert len(pd.read_csv(table)) == 1
+    found = runs.valid(folder, systems.site("local"))
+    assert len(found) <= 1 and len(records.read_all(folder)) == 1
+
+
+def test_a_run_that_is_starting_is_not_dead(run_dir):
+    folder = run_dir.parent.parent
+    with files.lock(run_dir / records.START_LOCK):
+        assert records.check(folder) == [] == records.recover(folder)
+    with files.lock(run_dir / "run.json"):
+        assert "is running" in records.recover_one(run_dir)
+    assert not (run_dir / "record.json").exists()
+
+
+# ------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.fixture
+def checkpoints(tmp_path, monkeypatch):
+    """Checkpoints of a run by its name, of one rank."""
+    dist = checkpoint.distributed
+    monkeypatch.setattr(dist, "of_all", lambda own, world: [own])
+    monkeypatch.setattr(dist, "barrier", lambda world: None)
+
+    def of(name, ranks=1):
+        (tmp_path / name).mkdir(exist_ok=True)
+        world = World(0, ranks, 0, torch.device("cpu"), "h")
+        model = {"model": torch.nn.Linear(1, 1)}
+        return checkpoint.Checkpoints(tmp_path / name, world, 0, model)
+
+    return of
+
+
+def test_runs_that_share_a_folder_of_checkpoints_leave_all_others_alone(
+    tmp_path, checkpoints
+):
+    shared = tmp_path / "scratch"
+    shared.mkdir()
+    others = ["thesis.txt", "other.pt", "000000000001.pt", "000000000001.sha256"]
+    for name in others:
+        (shared / name).write_text("years of work")
+    for run in ("one", "two"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "checkpoint").symlink_to(shared)
+    one, two = checkpoints("one"), checkpoints("two")
+    assert one.load() is None, "another run's"
+    two.save(5)
+    (two.folder / "mine.txt").touch()
+    (two.folder / "000000000007.pt").symlink_to(shared / "thesis.txt")
+    for steps in (10, 20, 30, 40):
+        one.save(steps)
+    one.remove()
+    assert not one.folder.exists() and two.load() == (5, {})
+    two.remove()
+    assert [path.name for path in two.folder.iterdir()] == ["mine.txt"]
+    assert sorted(path.name for path in shared.glob("*.*")) == sorted(others)
+    assert {(shared / name).read_text() for name in others} == {"years of work"}
+
+
+@pytest.mark.parametrize("ranks, steps", [(2, 10), (1, 10**9), (1, "many")])
+def test_a_checkpoint_of_another_run_is_one_sentence(checkpoints, ranks, steps):
+    checkpoints("run").save(10)
+    ours = checkpoints("run", ranks)
+    name, saved = ours._newest()
+    ours._newest = lambda: (name, saved | {"optimizer_steps": steps})
+    with pytest.raises(ValueError, match="is not of this run; remove it: .*") as error:
+        ours.load(most_steps=100)
+    assert "\n" not in str(error.value)
+
+
+# --------------------------------------------------------------------------------- commands
+
+
+def test_a_measured_command_may_have_any_bytes_and_leave_processes(tmp_path):
+    """Its own status is passed on, though nobody hears; what outlives it is named."""
+    program = f"env -i setsid tail -f {tmp_path}/own & exit 7"
+    (tmp_path / "own").touch()
+    words = [
+        *ENERGYNN,
+        "measure",
+        "--out",
+        b"gr\xf6",
+        "--",
+        "sh",
+        "-c",
+        program,
+        b"\xdf",
+    ]
+    line = b" ".join(b"'%s'" % os.fsencode(word) for word in words)
+    closed = [b"sh", b"-c", line + b" 2>&- >/dev/full"]
+    assert subprocess.run(closed, cwd=tmp_path, timeout=60).returncode == 7
+    (folder,) = map(Path, tmp_path.glob("gr*"))
+    record = records.read(folder)
+    assert (
+        record["config"]["command"].endswith(r"'\xdf'")
+        and record["run_id"] == r"gr\xf6"
+    )
+    assert record["exit_status"] == 7 and records.check(tmp_path) == []
+    (left,) = [flag for flag in record["flags"] if "still running" in flag]
+    pid = int(left.partition("tail (")[2].rstrip(")"))
+    os.kill(pid, 9)
+
+
+@pytest.mark.slow
+def test_what_outlives_a_command_ends_with_a_signal(tmp_path):
+    (tmp_path / "own").touch()
+    program = f"env -i setsid tail -f {tmp_path}/own & sleep 60"
+    words = [*ENERGYNN, "measure", "--out", tmp_path / "run", "--", "sh", "-c", program]
+    started = subprocess.Popen(words)
+    wait_until(
+        lambda: [each for each in processes_of(tmp_path) if each.name() == "tail"]
+    )
+    started.terminate()
+    assert started.wait(60) == 143
+    wait_until(lambda: not processes_of(tmp_path), 5)
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"\xef\xbb\xbf#!/bin/sh\n", "measure -- sh"),
+        (b"\n#!/bin/sh\n", "measure -- sh"),
+        (b"#!/bin/sh\r\nexit 0\r\n", "sed -i"),
+        (b"#!/no/such -x\n", "'/no/such', which its first line names"),
+    ],
+)
+def test_a_script_that_cannot_be_started_leaves_nothing(
+    tmp_path, capsys, content, said
+):
+    script = tmp_path / "script"
+    script.write_bytes(content)
+    script.chmod(0o755)
+    words = ["measure", "--out", tmp_path / "run", "--", script]
+    status, line = told(capsys, *words)
+    assert status == 2 and f"{script} cannot be started: " in line and said in line
+    assert not (tmp_path / "run").exists() and line.count("\n") == 1
+    if "sed" in line:
+        subprocess.run(line.split("`")[1], shell=True, check=True)
+        assert subprocess.run(script).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_foreign_binary_is_a_record_that_says_why(tmp_path):
+    script = tmp_path / "script"
+    script.write_bytes(b"\x7fELF\0\0")
+    script.chmod(0o755)
+    words = [*ENERGYNN, "measure", "--out", tmp_path / "run", "--", script]
+    assert subprocess.run(words).returncode == 126
+    assert (
+        "cannot be started: Exec format"
+        in records.read(tmp_path / "run")["status_reason"]
+    )
+
+
+def test_two_systems_are_no_copies(tmp_path):
+    for system in ("local", "other"):
+        records.build(write_run_dir(tmp_path, system), "finished", "")
+    assert records.check(tmp_path) == [] and len(records.read_all(tmp_path)) == 2
