@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import hashlib
 import importlib
 import inspect
 import json
+import os
 import re
 import reprlib
 import sys
@@ -31,6 +33,9 @@ ERA5_CHANNELS = 20
 ERA5_GRID = (720, 1440)  # latitudes x longitudes
 GRIDS = {"era5_ensemble": (60, 120), "synthetic": ERA5_GRID}
 
+# beside those of a workload
+OF_NOTEBOOK = ("workload", "name", "note", "runs_dir")
+INJECTED = "# Parameters"  # begins the cell of papermill
 FOLDER_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?!\n)$"
 YEARS = r"^(19|20)\d\d(-(19|20)\d\d)?(,(19|20)\d\d(-(19|20)\d\d)?)*(?!\n)$"
 
@@ -171,6 +176,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of one weight's gradient on its way between devices."""
         return 2 if self.gradient_compression == "bfloat16" else 4
 
+    @property
+    def bytes_of_sample(self) -> int:
+        """Bytes of a sample as a loader's worker hands it over; 0 if unknown."""
+        return 0
+
 
 # Parameters younger than the first records. At its default none is written, so that the names of
 # earlier runs stay.
@@ -240,6 +250,10 @@ class ResNet50Config(RunConfig, frozen=True, kw_only=True):
     @property
     def stays_on_device(self) -> bool:
         return self.image_loading == "device"
+
+    @property
+    def bytes_of_sample(self) -> int:
+        return 3 * self.image_size**2 * (1 if self.uint8_to_device else 4)
 
     def epoch(self) -> Epoch:
         whole = (
@@ -314,6 +328,12 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
     @property
     def stays_on_device(self) -> bool:
         return self.states_on_device
+
+    @property
+    def bytes_of_sample(self) -> int:
+        latitudes, longitudes = GRIDS.get(self.dataset, ERA5_GRID)
+        states = 1 + self.epoch().forward_steps
+        return 4 * states * ERA5_CHANNELS * latitudes * longitudes
 
     def epoch(self) -> Epoch:
         forward_steps = 2 if self.stage == "finetune" else 1
@@ -616,14 +636,61 @@ def run_id(config: RunConfig) -> str:
 
 
 def from_notebook(namespace: dict) -> dict:
-    """Collect the plain parameters of a papermill notebook, also misspelt ones."""
-    plain_types = (str, int, float, list, dict, type(None))
-    return {
-        name: value
-        for name, value in namespace.items()
-        # Jupyter's
-        if isinstance(value, plain_types) and not name.startswith(("_", "In", "Out"))
-    }
+    """Collect the parameters of a notebook, also misspelt ones.
+
+    They are what its cell of parameters assigns, and the cell that papermill puts behind that.
+    Raises ValueError for a text that is none: papermill makes 7 of the word 007.
+    """
+    own, injected = _assigned(namespace)
+    given = {name: namespace[name] for name in own | injected if name in namespace}
+    for name in _texts(given):
+        value = given[name]
+        is_default = value is None and name not in injected
+        is_year = name.endswith("_years") and type(value) is int
+        if not (isinstance(value, str | os.PathLike) or is_default or is_year):
+            raise ValueError(
+                f"{name}: papermill made {reprlib.repr(value)} of it; give it with -r {name} "
+                "WORD, or in quotes"
+            )
+    return given
+
+
+def _assigned(namespace: dict) -> tuple[dict, dict]:
+    """Return the names that a notebook's cell of parameters assigns, and those of papermill's.
+
+    ``In`` has the cells as they were executed, the newest last; a kernel may have executed a
+    notebook before, and cells of its user. Without one every plain variable is a parameter.
+    """
+    injected: dict = {}
+    for cell in reversed(namespace.get("In", [])):
+        names = _names(cell)
+        if cell.startswith(INJECTED):
+            injected |= names
+        elif "workload" in names:
+            return names, injected
+    plain = (str, int, float, list, dict, type(None))
+    hidden = ("_", "In", "Out")  # Jupyter's
+    names = [name for name, value in namespace.items() if isinstance(value, plain)]
+    return dict.fromkeys(n for n in names if not n.startswith(hidden)), injected
+
+
+def _names(cell: str) -> dict:
+    """Return the names that a cell assigns, in their order."""
+    try:
+        nodes = list(ast.walk(ast.parse(cell)))
+    except SyntaxError:  # it had no effect
+        return {}
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    return {node.id: None for node in names if isinstance(node.ctx, ast.Store)}
+
+
+def _texts(given: dict) -> list[str]:
+    """Name the given parameters that are texts: those of the notebook, and of its workload."""
+    workload = given.get("workload")
+    kinds = types(_class(workload)) if isinstance(workload, str) else {}
+    schemas = {name: msgspec.json.schema(kind) for name, kind in kinds.items()}
+    texts = {name for name in schemas if schemas[name].get("type") == "string"}
+    return [name for name in given if name in texts or name in OF_NOTEBOOK]
 
 
 def help_text() -> str:

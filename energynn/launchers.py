@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from energynn.files import INSTALL
+from energynn.processes import own_environment
 
 # in a batch job: the options with which srun starts the ranks
 SRUN_VARIABLE = "ENERGYNN_SRUN"
@@ -43,11 +44,28 @@ class Variables:
     ranks_of_host: str
 
     def are_set(self) -> bool:
-        """Tell whether this launcher has started this process."""
+        """Tell whether this launcher has started this process as one of several, or says so."""
         if self is SRUN and "SLURM_STEP_ID" not in os.environ:
             # the batch script itself is one process, whatever the number of tasks
             return False
+        if self.size == SRUN.size and os.environ.get("SLURM_STEP_NUM_TASKS") == "1":
+            return False  # the number is the job's, in which a person has one process
         return {self.rank, self.size} <= os.environ.keys()
+
+    def place(self) -> tuple[int, int]:
+        """Read the rank and the number of all; raises ValueError for what is no place."""
+        texts = os.environ[self.rank], os.environ[self.size]
+        if all(map(str.isdecimal, texts)) and int(texts[0]) < int(texts[1]):
+            return int(texts[0]), int(texts[1])
+        raise ValueError(f"{self}: is no place among ranks; {self.remedy()}")
+
+    def __str__(self) -> str:
+        names = self.rank, self.size
+        return ", ".join(f"{name}={os.environ[name]}" for name in names)
+
+    def remedy(self) -> str:
+        """Say how a process that no launcher has started gets rid of these variables."""
+        return f"`unset {self.rank} {self.size}` where no launcher has started this"
 
 
 MPICH = Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")  # and Slurm's pmi2
@@ -63,6 +81,13 @@ TORCHRUN = Variables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 SRUN = Variables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
 OF_MPI = (MPICH, OPEN_MPI, PMIX)
 ALL = (*OF_MPI, TORCHRUN, SRUN)
+# What launchers tell ranks, and Kubernetes a pod, for which PET_ holds options of torchrun; what
+# sites set for MPI (OMPI_MCA_) is none of it.
+TOLD = re.compile(
+    r"((LOCAL_|NODE_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|MPI_LOCAL.*"
+    r"|(TORCHELASTIC|PET|PMI|HYDI)_.*|(PMIX|OMPI|PRTE)_(?!MCA_).*)"
+)
+INTERACTIVE_STEP = "4294967290"  # of salloc: a shell, not a task
 
 
 def started_by_mpi() -> bool:
@@ -79,20 +104,20 @@ def rank_and_size() -> tuple[int, int] | None:
     """The number of this process and the number of all ranks; None where no launcher has started
     it.
     """
-    for variables in ALL:
-        if variables.are_set():
-            return int(os.environ[variables.rank]), int(os.environ[variables.size])
-    return None
+    variables = launcher()
+    return variables.place() if variables else None
+
+
+def launcher() -> Variables | None:
+    """Return the variables of the launcher that has started this process; None where none has."""
+    return next((variables for variables in ALL if variables.are_set()), None)
 
 
 def ranks_of_this_host() -> int:
     """How many ranks run on this host; 1 where no launcher says it."""
-    told = [
-        os.environ[variables.ranks_of_host]
-        for variables in ALL
-        if variables.ranks_of_host in os.environ
-    ]
-    return max((int(re.match(r"\d+", number)[0]) for number in told), default=1)
+    told = [os.environ.get(variables.ranks_of_host, "") for variables in ALL]
+    numbers = filter(None, (re.match(r"\d+", text) for text in told))
+    return max((int(number[0]) for number in numbers), default=1)
 
 
 def stay_on_this_host(size: int) -> None:
@@ -153,7 +178,10 @@ def find_mpi() -> str:
     if mpirun is None:
         raise ValueError(f"no MPI found: mpirun is not on PATH; {remedy}")
     probe = subprocess.run(
-        [sys.executable, "-c", "from mpi4py import MPI"], capture_output=True, text=True
+        [sys.executable, "-P", "-c", "from mpi4py import MPI"],
+        capture_output=True,
+        text=True,
+        env=mpi_environment(),
     )
     if probe.returncode:
         lines = probe.stderr.strip().splitlines() or ["unknown error"]
@@ -174,8 +202,36 @@ def mpi_start(ranks: int) -> list[str]:
 
 
 def mpi_environment() -> dict[str, str]:
-    """This environment; Open MPI may be run by root, as containers do."""
-    return os.environ | {
+    """Return our environment for a launcher: what another one has told its ranks, or a shell still
+    says, is not in it. Open MPI may be run by root, as containers do.
+
+    On one node mpirun starts the ranks without Slurm, for which a step within a step would wait.
+    """
+    is_slurms = SRUN_VARIABLE in os.environ or nodes() > 1
+    told = TOLD if is_slurms else re.compile(rf"{TOLD.pattern}|SLURM_.*")
+    environment = own_environment()
+    kept = {name: environment[name] for name in environment if not told.fullmatch(name)}
+    return kept | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
+
+
+def nodes() -> int:
+    """How many nodes Slurm has given; 1 without it."""
+    return int(os.environ.get("SLURM_NNODES") or 1)
+
+
+def require_no_step() -> None:
+    """Raise ValueError in a step of Slurm that can start no ranks: srun would wait for ever."""
+    if os.environ.get("SLURM_STEP_ID", INTERACTIVE_STEP) == INTERACTIVE_STEP:
+        return
+    options = os.environ.get(SRUN_VARIABLE)
+    is_one_task = os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
+    can_start = nodes() == 1 if options is None else "--overlap" in options
+    if not (is_one_task and can_start):
+        raise ValueError(
+            "this is a step of Slurm, where no ranks can be started: start the run by `srun -n 1 "
+            f"-N 1` (with --overlap in {SRUN_VARIABLE}, where that is set), from salloc or a batch "
+            "script"
+        )

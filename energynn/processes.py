@@ -15,6 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from energynn.files import IS_CHECKOUT, PACKAGE
+
+# Python for processes of ours: without -P, -c and -m find modules in the working folder first
+OWN_PYTHON = (sys.executable, "-P")
 # who started the ranks, as ``name_of_this_process`` tells it
 STARTER_VARIABLE = "ENERGYNN_STARTER"
 # the folder for which a process and all that it starts work
@@ -26,6 +30,20 @@ STUCK_S = 30.0  # for one that even SIGKILL does not end, as it waits for a disk
 # loaded before a fork: a fork should load nothing
 _libc = ctypes.CDLL(None, use_errno=True)
 _forker = 0  # the process that forks, as its child will find it
+
+
+def own_environment() -> dict[str, str]:
+    """Return this environment for a process of ours and all that it starts, which then import
+    nothing from the folder that they happen to be in.
+
+    What a user named on PYTHONPATH stays, as absolute paths: an empty entry is the working folder.
+    """
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    entries = [os.path.abspath(entry) for entry in named if entry]
+    if IS_CHECKOUT:  # of this one, not of another that is named, too
+        entries.insert(0, str(PACKAGE.parent))
+    modules = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(entries))}
+    return os.environ | modules | {"PYTHONSAFEPATH": "1"}
 
 
 def end_with_parent(
@@ -129,10 +147,13 @@ def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
     program += f"from {read.__module__} import {read.__name__} as read\n"
     program += "from energynn import processes\n"
     program += f"processes.try_to_read(read, {str(path)!r}, {os.getpid()})"
-    command = [sys.executable, "-c", program]
     try:
         subprocess.run(
-            command, stderr=subprocess.DEVNULL, timeout=patience_s, check=True
+            [*OWN_PYTHON, "-c", program],
+            stderr=subprocess.DEVNULL,
+            timeout=patience_s,
+            check=True,
+            env=own_environment(),
         )
     except subprocess.SubprocessError as error:
         fault = "a process that read it crashed or found no end"

@@ -15,9 +15,10 @@ CLASSES = {"photographs": 10, "imagenet": 1000}  # by data set
 
 
 def entry(state: str, name: str, words: str) -> str:
-    """A line, and below it what is to be said of it, on lines of 80 columns."""
+    """A line, and below it what is to be said of it, on lines of 80 columns; paths stay whole."""
     room = {"initial_indent": " " * 11, "subsequent_indent": " " * 11}
-    said = textwrap.fill(words, 79, break_on_hyphens=False, **room)
+    whole = {"break_on_hyphens": False, "break_long_words": False}
+    said = textwrap.fill(words, 79, **whole, **room)
     return f"{state:10} {name}\n{said}"
 
 

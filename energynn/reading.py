@@ -66,10 +66,13 @@ def one_fault(subject: str | Path, faults: list[str] | None = None) -> Iterator[
         faults.append(line)
 
 
-def require_plain_hdf5(file, most_values: float = math.inf) -> None:
+def require_plain_hdf5(
+    file, most_values: float = math.inf, texts: bool = False
+) -> None:
     """Raise ValueError where an open h5py.File holds more than plain numbers of its own.
 
-    Refuses links, data in other files, other types, and more than ``most_values`` numbers.
+    Refuses links, data in other files, other types (``texts`` lets texts be), and more than
+    ``most_values`` numbers.
     """
     import h5py
 
@@ -82,7 +85,8 @@ def require_plain_hdf5(file, most_values: float = math.inf) -> None:
         member = file[name]
         if not isinstance(member, h5py.Dataset):
             continue
-        if member.dtype.kind not in "iufb":
+        text = texts and h5py.check_string_dtype(member.dtype)
+        if member.dtype.kind not in "iufb" and not text:
             raise ValueError(f"{name}: is of type {member.dtype}, no real numbers")
         if member.is_virtual or member.external:
             raise ValueError(f"{name}: lies in another file, which is not followed")

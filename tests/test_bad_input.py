@@ -236,7 +236,7 @@ ERA5 = {
         "v850", lambda values: np.full_like(values, np.inf)
     ),
     "is a link": linked_era5,
-    "'level' is not a valid dimension": in_netcdf(
+    "store.nc: t has a dimension height of 5": in_netcdf(
         lambda source: source.rename(level="height")
     ),
 }
@@ -260,7 +260,7 @@ def encoded(kind: str) -> bytes:
 IMAGES = {
     "empty": b"",
     "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n",
-    "TIFF": encoded("TIFF"),
+    "GIF": encoded("GIF"),
     "a PNG cut off": encoded("PNG")[:40],
     "a script": b"#!/bin/sh\ntouch canary\n",
 }

@@ -228,16 +228,6 @@ def test_windows_know_the_energy_of_a_known_power(powered, tmp_path):
     assert told["inner"][1] < told["outer"][1]
 
 
-def test_a_window_that_goes_on_has_no_energy_yet(monkeypatch):
-    monkeypatch.setattr("energynn.measure.window._start_sampler", lambda: REPOSITORY)
-    with (
-        energynn.window("block") as window,
-        pytest.raises(ValueError, match="when it has ended"),
-    ):
-        _ = window.energy_J
-    assert window.time_s == window.time_s  # it has ended
-
-
 def test_the_examples_of_the_guide_run(two_runs, powered, tmp_path):
     text = (REPOSITORY / "docs" / "own.md").read_text()
     blocks = re.findall(r"(?:^(?:    .*)?\n)+", text, flags=re.MULTILINE)

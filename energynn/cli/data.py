@@ -47,7 +47,9 @@ def describe(
     from energynn.reading import one_fault
 
     with one_fault(dataset):
-        describe.build(dataset, root)
+        found = describe.build(dataset, root)
+    for line in found:
+        tell(f"{dataset}: {line}")
     return verify([dataset], root)
 
 
@@ -81,6 +83,9 @@ def era5(
     from energynn.config import parse_years
     from energynn.data import era5_store
 
-    era5_store.prepare(source, out, parse_years(years))
-    tell(f"{out}: complete; `energynn data describe era5 --root {out}` describes it")
+    remarks = era5_store.prepare(source, out, parse_years(years))
+    for remark in remarks:
+        tell(remark)
+    state = "written" if remarks else "complete"
+    tell(f"{out}: {state}; `energynn data describe era5 --root {out}` describes it")
     return 0

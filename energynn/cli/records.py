@@ -44,7 +44,7 @@ def show(
         one_run.save(run_dir, plot)
     record = records.read_record(run_dir)
     shown = texts.each(record, texts.printable)
-    lines = [command.report(shown, details)]
+    lines = [command.report(shown, details, run_dir.parent.parent)]
     lines += [f"  {shown[key]}" for key in ("name", "note") if key in record]
     lines.append(f"  {run_dir}")
     lines += [f"  wrote {plot}"] if plot else []
@@ -117,6 +117,7 @@ def check(
 ) -> int:
     """Derive every number of the records again and compare."""
     from energynn import records
+    from energynn.measure import machine
 
     folder = Path(runs) if runs else folder_of_runs(None, must_exist=True)
     if not folder.is_dir():
@@ -129,6 +130,10 @@ def check(
     for fault in faults:
         tell(f"FAULT {fault}")
     readable = records.read_all(folder)
+    for record in readable:
+        where = folder if (folder / record["system"]).is_dir() else None
+        for remark in machine.remarks(record, where):
+            tell(f"NOTE {record['run_id']}: {remark}")
     valid = sum(
         each["valid"] and each.get("launcher") != "simulated" for each in readable
     )

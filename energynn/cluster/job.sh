@@ -12,7 +12,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --export=HOME,USER,LOGNAME,LANG,PATH
-#SBATCH --output="@log_folder/slurm-%A_%a.txt"
+#SBATCH --output=@log
 @options
 runs=(
 @runs
@@ -21,6 +21,6 @@ run=${runs[${SLURM_ARRAY_TASK_ID:-${1:-0}}]}
 exec >> "$run/job/log.txt" 2>&1
 @setup
 cd @repository || exit
-exec @python -m energynn.cluster.job "$run" \
-  @python -m papermill --no-progress-bar --log-level WARNING --cwd @repository \
+exec @python -P -m energynn.cluster.job "$run" \
+  @python -P -m papermill --no-progress-bar --log-level WARNING --cwd @repository \
   --parameters_file "$run/job/parameters.json" @notebook "$run/notebook.ipynb"

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
@@ -16,9 +15,9 @@ from pathlib import Path
 from energynn import config as configuration
 from energynn import records
 from energynn.config import RunConfig
-from energynn.files import REPOSITORY, shipped
+from energynn.files import REPOSITORY, shipped, write_json
 from energynn.launch import start
-from energynn.processes import end_with_parent
+from energynn.processes import OWN_PYTHON, end_with_parent, own_environment
 from energynn.progress import sentence, tell
 
 # What papermill and the kernel say at every start.
@@ -101,7 +100,7 @@ def command(
         ]
         executed = _folder(run, runs_dir) / "notebook.ipynb"
         return [
-            sys.executable,
+            *OWN_PYTHON,
             "-m",
             "papermill",
             str(NOTEBOOK),
@@ -111,7 +110,7 @@ def command(
     # A machine with a torch of its own and little else.
     assignments = [f"{name}={value}" for name, value in parameters.items()]
     return [
-        sys.executable,
+        *OWN_PYTHON,
         "-m",
         "energynn.cli",
         "run",
@@ -123,8 +122,30 @@ def command(
 
 
 def execute(command: list[str], run_dir: Path) -> tuple[int, str]:
-    """Execute a command that makes a run; returns its exit status and last line."""
+    """Execute a command that makes a run; returns its exit status and last line.
+
+    A notebook is executed by this Python, whatever kernels are installed.
+    """
     run_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="energynn-") as folder:
+        return _execute(command, run_dir, own_environment() | _kernel(Path(folder)))
+
+
+def _kernel(folder: Path) -> dict[str, str]:
+    """Write a kernel "python3" that is this Python; returns the variable that puts it first."""
+    words = [*OWN_PYTHON, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    words += ["--InteractiveShellApp.ignore_cwd=True"]
+    kernel = {"argv": words, "display_name": "Python 3 (ipykernel)"}
+    path = folder / "kernels" / "python3" / "kernel.json"
+    path.parent.mkdir(parents=True)
+    write_json(path, kernel | {"language": "python"})
+    others = filter(None, [os.environ.get("JUPYTER_PATH")])
+    return {"JUPYTER_PATH": os.pathsep.join([str(folder), *others])}
+
+
+def _execute(
+    command: list[str], run_dir: Path, environment: dict[str, str]
+) -> tuple[int, str]:
     ends_with_us = partial(end_with_parent, os.getpid())
     child = subprocess.Popen(
         command,
@@ -132,6 +153,7 @@ def execute(command: list[str], run_dir: Path) -> tuple[int, str]:
         text=True,
         errors="replace",
         preexec_fn=ends_with_us,
+        env=environment,
     )
     last_line, in_traceback = "", False
     try:

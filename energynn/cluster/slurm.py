@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -12,6 +14,16 @@ from typing import NamedTuple
 
 PATIENCE_S = 20
 REQUEUE_S = 60  # in which Slurm ends a job that it has queued again
+# variables that are options of Slurm's commands, which nobody sees and which would change a job
+OPTIONS = ("SBATCH_", "SQUEUE_", "SCANCEL_", "SCONTROL_")
+# of these, who pays and where it runs: our script does not say it
+KEPT = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
+# a site's own lines may stand before and after
+SUBMITTED = re.compile(
+    r"(?:Submitted batch job )?([1-9]\d{0,9})(?:;[\w.-]+| on cluster [\w.-]+)?"
+)
+QUEUED = re.compile(r"(\d+_\S+)\|([A-Z_]+)\|(.*)")  # as FORMAT asks for
+FORMAT = "%F_%K|%T|%r"
 
 
 class Queued(NamedTuple):
@@ -22,20 +34,48 @@ class Queued(NamedTuple):
 
 
 def submit(script: Path, *options: str) -> str:
-    """Queue a script; returns the job's number."""
-    return call("sbatch", "--parsable", *options, str(script)).strip().split(";")[0]
+    """Queue a script; returns the job's number.
+
+    What its comments ask for is given as options, too: a variable beats a comment. Raises
+    ValueError where sbatch refuses it, and where its answer has no number.
+    """
+    answer = call("sbatch", "--parsable", *_asked(script), *options, str(script))
+    fits = map(SUBMITTED.fullmatch, map(str.strip, answer.splitlines()))
+    numbers = [found[1] for found in fits if found]
+    if not numbers:
+        raise ValueError(
+            f"sbatch: its answer has no job number: {_one_line(answer)!r}; where `squeue --me` "
+            "shows the job, end it by scancel"
+        )
+    return numbers[-1]
+
+
+def _asked(script: Path) -> list[str]:
+    """List the options in the comments of a script."""
+    lines = script.read_text().splitlines()
+    asked = [line for line in lines if line.startswith("#SBATCH ")]
+    return [word for line in asked for word in shlex.split(line)[1:]]
 
 
 def queue(jobs: Iterable[str]) -> dict[str, Queued]:
     """Ask what this user has queued or running, by ARRAY_TASK; where there are no jobs, nobody.
 
-    Raises ValueError without an answer.
+    Raises ValueError without an answer, and for one that cannot be read.
     """
     if not any(jobs):
         return {}
-    lines = call("squeue", "--me", "--array", "--noheader", "--format=%F_%K|%T|%r")
-    fields = [line.split("|", 2) for line in lines.splitlines()]
-    return {job: Queued(state, reason) for job, state, reason in fields}
+    answer = call("squeue", "--me", "--array", "--noheader", f"--format={FORMAT}")
+    queued = {}
+    for line in answer.splitlines():
+        if found := QUEUED.fullmatch(line.strip()):
+            queued[found[1]] = Queued(found[2], found[3])
+        elif re.match(r"\d+_", line):  # a job's, not a site's
+            raise ValueError(f"squeue: {_one_line(line)!r} is no line of its format")
+    return queued
+
+
+def _one_line(answer: str) -> str:
+    return " ".join(answer.split())[:200]
 
 
 def cancel(jobs: list[str]) -> None:
@@ -66,6 +106,20 @@ def queue_again(job: str) -> None:
             time.sleep(patience_s)
 
 
+def environment() -> dict[str, str]:
+    """This environment without the variables that change what Slurm's commands do."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT or not name.startswith(OPTIONS)
+    }
+
+
+def kept() -> list[str]:
+    """List the variables that a submission takes from this environment."""
+    return [f"{name}={os.environ[name]}" for name in KEPT if os.environ.get(name)]
+
+
 def call(*command: str) -> str:
     """Return what a command of Slurm prints; raises ValueError if it is missing, fails or hangs."""
     name = command[0]
@@ -75,11 +129,16 @@ def call(*command: str) -> str:
         )
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE_S
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE_S,
+            env=environment(),
         )
     except subprocess.TimeoutExpired:
         remedy = "see `squeue --me`, then try again"
         raise ValueError(f"{name}: no answer in {PATIENCE_S} s; {remedy}") from None
     if done.returncode:
-        raise ValueError(f"{' '.join(command[:3])}: {' '.join(done.stderr.split())}")
+        raise ValueError(f"{' '.join(command[:2])}: {_one_line(done.stderr)}")
     return done.stdout

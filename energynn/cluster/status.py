@@ -5,6 +5,7 @@ A run's record decides, then the queue, then the last start of its job.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections import Counter
 from itertools import chain
@@ -92,6 +93,9 @@ def _read(path: Path, kind: type):
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return kind()
+    except ValueError as error:
+        remedy = f"see by `squeue --me` that its job is over, then `rm {shlex.quote(str(path))}`"
+        raise ValueError(f"{path}: is spoilt ({error}); {remedy}") from error
 
 
 def folders(runs_dir: Path, names: list[str]) -> list[Path]:

@@ -24,8 +24,9 @@ from energynn.cluster.status import Submission
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
 from energynn.data import manifests
-from energynn.files import PACKAGE, REPOSITORY
+from energynn.files import REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE, SRUN_VARIABLE
+from energynn.processes import own_environment
 from energynn.progress import tell
 from energynn.reading import one_fault
 
@@ -84,7 +85,9 @@ def submit_runs(
     if jobs:
         tell(_table(missing, site))
     if dry_run:
-        if "--account" not in "".join(site.sbatch):
+        if kept := slurm.kept():
+            tell(f"from your environment, where the script has none: {', '.join(kept)}")
+        if "account" not in f"{site.sbatch} {kept}".lower():
             faults.append("account: --account NAME, or sbatch takes your default")
         for fault in faults:
             tell(f"missing: {fault}")
@@ -221,7 +224,8 @@ def script(
         "time": f"{job.minutes // 60}:{job.minutes % 60:02}:00",
         "array": f"0-{len(folders) - 1}{at_once}",
         "warning_s": min(WARNING_S, 5 * job.minutes),
-        "log_folder": folders[0] / "job",
+        # Slurm takes % for the begin of a name
+        "log": quote(f"{folders[0]}/job/slurm-".replace("%", "%%") + "%A_%a.txt"),
         "options": "\n".join(f"#SBATCH {option}" for option in site.sbatch),
         "runs": "\n".join(f"  {quote(folder)}" for folder in folders),
         "setup": "\n".join(_setup(site)),
@@ -234,10 +238,7 @@ def script(
 
 def _setup(site: Site) -> Iterator[str]:
     """Write the lines that prepare a job: environment, then set-up, which may end the job."""
-    modules = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
-    environment = {
-        "PYTHONPATH": ":".join([str(PACKAGE.parent), *map(os.path.abspath, modules)])
-    }
+    environment = {"PYTHONPATH": own_environment()["PYTHONPATH"]}
     environment |= {name: os.environ[name] for name in GIVEN if os.environ.get(name)}
     if site.srun is not None:
         environment[SRUN_VARIABLE] = shlex.join(" ".join(site.srun).split())

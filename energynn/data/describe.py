@@ -5,41 +5,56 @@ from __future__ import annotations
 import hashlib
 import json
 import mimetypes
+import os
+import re
 import shutil
+from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 from energynn.data import imagenet, manifests, photographs
 from energynn.data.digests import digests, of_file
-from energynn.files import shipped, write_json
+from energynn.data.folders import list_files
+from energynn.files import shipped, whole, write_json
 
 # what is said of each in words
 DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"
 
 
-def build(dataset: str, source: Path | None = None) -> None:
+IN_CLASS = re.compile("(train|val)/.*/")
+MOST_CLASSES = 20  # of which each is counted
+MOST_NAMED = 5  # files of which one thing is said
+
+
+def build(dataset: str, source: Path | None = None) -> list[str]:
     """Write the manifest that describes a data set as it lies there; photographs are made anew.
 
     ``source`` is the folder of what does not ship, if not where its variable says. Any other name
-    is that of data of one's own, all files of build/data/<dataset>. Raises ValueError where these
-    are missing.
+    is that of data of one's own, all files of build/data/<dataset>. Returns what was found and left
+    out, in lines for people. Raises ValueError where files are missing, or images lie in other
+    folders than those of their classes; a manifest that is there stays then as it is.
     """
     if dataset in manifests.EMBEDDED:
         raise ValueError(f"{dataset}: comes with its description; {manifests.RESTORE}")
     folder = (dataset in manifests.VARIABLES and source) or manifests.root(dataset)
     details: dict = {}
+    remarks: dict[str, str] = {}
     if dataset == "imagenet":
-        sums = _imagenet(folder)
+        listings = imagenet.list_images(folder, remarks)
+        found = [_counts(listing) for listing in listings]
+        sums = _imagenet(listings)
         files = []  # a million of them
     else:
         if dataset in manifests.PHOTOGRAPHS:
             shutil.rmtree(folder, ignore_errors=True)
             photographs.make_crops(folder)
             details = {"energynn:sources": photographs.PHOTOGRAPHS}
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        names = [str(path.relative_to(folder)) for path in paths]
+        names = folder.is_dir() and list(list_files(folder, remarks))
         if not names:
             raise ValueError(f"{dataset}: {folder} has no files; put its files into it")
+        names.sort(key=lambda name: name.split("/"))
+        found = _images(folder, names, remarks)
         if dataset == "era5" and any(folder.glob("*.part")):
             remedy = "`energynn data era5` goes on with it"
             raise ValueError(f"era5: a year of {folder} is not complete; {remedy}")
@@ -51,16 +66,60 @@ def build(dataset: str, source: Path | None = None) -> None:
     target = manifests.DATA_MANIFESTS / dataset
     target.mkdir(parents=True, exist_ok=True)
     lines = (f"{digest}  {name}\n" for name, digest in sums.items())
-    (target / "SHA256SUMS").write_text("".join(lines))
+    with whole(target / "SHA256SUMS") as file:
+        file.write(os.fsencode("".join(lines)))
     write_json(target / "manifest.json", manifest)
+    return [*found, *_summary(remarks)]
 
 
-def _imagenet(folder: Path) -> dict[str, str]:
+def _images(folder: Path, names: list[str], remarks: dict[str, str]) -> list[str]:
+    """Tell of the images, if there are any, as a training of ResNet50 would find them.
+
+    Images for another training may lie otherwise, which is said. Raises Misplaced where one split
+    has folders of classes, and the other or these folders are a slip.
+    """
+    images = list(filter(imagenet.is_image, names))
+    if not images:
+        return []
+    try:
+        return list(map(_counts, imagenet.list_images(folder, remarks)))
+    except ValueError as fault:
+        in_classes = any(map(IN_CLASS.match, images))
+        if in_classes and isinstance(fault, imagenet.Misplaced):
+            raise
+        return [f"ResNet50 cannot train on it: {fault}"]
+
+
+def _counts(listing: imagenet.Listing) -> str:
+    """Count the images of a split by kind and, where there are few, by class."""
+    kinds: Counter = Counter()
+    for name in listing.names:
+        path = Path(imagenet.printable(name))
+        folder = path.parts[1] if len(listing.classes) <= MOST_CLASSES else "*"
+        kinds[f"{folder}/*{path.suffix.lower()}"] += 1
+    counted = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+    classes = len(listing.classes)
+    return f"{path.parts[0]}: {len(listing)} images of {classes} classes: {counted}"
+
+
+def _summary(remarks: dict[str, str]) -> list[str]:
+    """Tell each reason once, with the first names."""
+    names: dict[str, list[str]] = {}
+    for name, reason in sorted(remarks.items()):
+        names.setdefault(reason, []).append(imagenet.printable(os.fsencode(name)))
+    return [
+        f"{len(these)} {reason}: {', '.join(these[:MOST_NAMED])}"
+        + ", ..." * (len(these) > MOST_NAMED)
+        for reason, these in names.items()
+    ]
+
+
+def _imagenet(listings: Iterable[imagenet.Listing]) -> dict[str, str]:
     """Compute SHA-256 of every image, also of those in archives."""
     images = {}
-    for listing in imagenet.list_images(folder):
+    for listing in listings:
         for index, name in enumerate(listing.names):
-            images[name.decode()] = partial(listing.read, index)
+            images[os.fsdecode(name)] = partial(listing.read, index)
 
     def digest_of(name: str) -> str:
         return hashlib.sha256(images[name]()).hexdigest()

@@ -19,7 +19,7 @@ import numpy as np
 
 from energynn.config import parse_years
 from energynn.data import era5, era5_sources
-from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
+from energynn.data.era5_values import CHANNELS, STEP_H, Source, hours_of_year
 from energynn.progress import meter
 from energynn.reading import one_fault
 
@@ -45,12 +45,13 @@ class Note(msgspec.Struct):
     squared_deviations: list[float]
 
 
-def prepare(source: str, out: Path, years: list[int]) -> None:
+def prepare(source: str, out: Path, years: list[int]) -> list[str]:
     """Write the store of these years to ``out`` from a source that ``era5_sources.open_year``
     knows.
 
     Years that are there stay; one that was interrupted is made anew. Several calls at the same
-    time must have different years. Raises ValueError naming what is wrong with the source, if
+    time must have different years. Returns what a person should know: which years are not whole,
+    and what their files leave open. Raises ValueError naming what is wrong with the source, if
     possible before anything is written.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -61,6 +62,13 @@ def prepare(source: str, out: Path, years: list[int]) -> None:
         advance = meter("era5", times, "states")
         for year, opened in sources.items():
             _write_year(opened, out / f"{year}.npy", source, pool, advance)
+    remarks = {opened.remark for opened in sources.values()} - {""}
+    for year in years:
+        count = len(_note(out, year).hours_since_1970)
+        whole = len(hours_of_year(year))
+        if count < whole:
+            remarks.add(f"{year}: {count} of {whole} times; no sample crosses a gap")
+    return sorted(remarks)
 
 
 def _write_year(
@@ -113,18 +121,11 @@ def _states(
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Read the states of a year in order, some at the same time, and mean and variance of their
     channels.
-
-    Raises ValueError naming variable and time if a value is missing.
     """
 
     def read(index: int) -> tuple[np.ndarray, ...]:
         state = np.ascontiguousarray(source.read(index), dtype="<f4")
         mean = state.mean(axis=(1, 2), dtype=np.float64)
-        if not np.isfinite(mean).all():
-            name = CHANNELS[np.argmin(np.isfinite(mean))]
-            raise ValueError(
-                f"no finite {name} at {utc(source.hours[index])}; get it again"
-            )
         return state, mean, state.var(axis=(1, 2), dtype=np.float64)
 
     indices = range(len(source.hours))

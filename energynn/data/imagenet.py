@@ -1,5 +1,5 @@
-"""ImageNet's images wherever they lie, subsets of them that are nested, balanced and
-reproducible, and a fast store.
+"""ImageNet's images, or one's own, wherever they lie, subsets of them that are nested, balanced
+and reproducible, and a fast store.
 
 They are found in ImageFolder's tree (``train/<synset>/*.JPEG``, ``val/<synset>/*.JPEG``), in the
 official archives, which are read in place, or in a prepared store. A split's ``Listing`` is the
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +23,13 @@ import numpy as np
 
 from energynn.config import ResNet50Config
 from energynn.data import photographs
+from energynn.data.folders import list_files
 from energynn.files import REPOSITORY, whole
 from energynn.progress import meter
 
 SPLITS = ("train", "val")
-ENDINGS = (".jpeg", ".jpg", ".png")
+# those of torchvision's ImageFolder
+ENDINGS = tuple(".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp".split())
 # where the images of an archive begin, kept for later
 INDEX = REPOSITORY / "build" / "imagenet"
 # Archive -> MD5 as image-net.org publishes them; the kit tells the classes of the validation
@@ -38,9 +41,9 @@ ARCHIVES = {
 }
 TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVES
 KIT_FOLDER = "ILSVRC2012_devkit_t12/data"
-FORMATS = ("JPEG", "PNG", "PPM")  # the last is that of our own store
-# what Pillow raises for bytes that it cannot decode
-BAD_IMAGE = (OSError, SyntaxError, ValueError)
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # PPM is our own store's, too
+# what our store has; an older one tells the original's size in a comment
+PPM_HEADER = re.compile(rb"P6\n(?:#.*\n)?(\d+) (\d+)\n255\n")
 BATCH = 256  # images in memory at once while a store is written
 SHORTER_SIDE = 256  # at most, in pixels, of an image in a store
 
@@ -67,15 +70,20 @@ class Listing:
 
     def where(self, index: int) -> str:
         """Name the image's path, or its archive and its name there, for messages."""
-        name = self.names[index].decode()
+        name = printable(self.names[index])
         return (
             f"{self.place}/{name}" if self.offsets is None else f"{self.place}: {name}"
         )
 
+    def broken(self, index: int, error: Exception) -> str:
+        """Say whose fault it is, whatever a decoder raised."""
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return f"image {self.where(index)} is broken ({reason}); copy it"
+
     def read(self, index: int) -> bytes:
         """Read the image's bytes as they lie there."""
         if self.offsets is None:
-            return Path(self.where(index)).read_bytes()
+            return (self.place / os.fsdecode(self.names[index])).read_bytes()
         file = _descriptor(self.place)
         return os.pread(file, int(self.sizes[index]), int(self.offsets[index]))
 
@@ -88,29 +96,47 @@ def _descriptor(path: Path) -> int:
     return os.open(path, os.O_RDONLY)
 
 
-def list_images(root: Path) -> tuple[Listing, Listing]:
+class Misplaced(ValueError):
+    """A tree whose images do not lie in the folders of their classes."""
+
+
+def printable(name: bytes) -> str:
+    """Return a file's name as any terminal and any file takes it."""
+    text = name.decode(errors="backslashreplace")
+    return re.sub(r"[\x00-\x1f\x7f]", "?", text)
+
+
+def list_images(
+    root: Path, remarks: dict[str, str] | None = None
+) -> tuple[Listing, Listing]:
     """List training and validation images below ``root``: prepared store, else trees, else
     official archives.
 
-    Raises ValueError naming what is missing: the split, or a class in one of them.
+    ``remarks`` are those of ``list_files``, and of files that are no images. Raises ValueError
+    naming what is missing: the split, a class in one of them, or the folders of the classes
+    (Misplaced).
     """
-    training, validation = (_list_split(Path(root), split) for split in SPLITS)
+    remarks = {} if remarks is None else remarks
+    training, validation = (_list_split(Path(root), split, remarks) for split in SPLITS)
     if different := sorted(set(training.classes) ^ set(validation.classes)):
         raise ValueError(f"images: {root}: class {different[0]} is in one split only")
     return training, validation
 
 
-def _list_split(root: Path, split: str) -> Listing:
+def _list_split(root: Path, split: str, remarks: dict[str, str]) -> Listing:
     store = root / f"{split}.ppm"
     archive = root / f"ILSVRC2012_img_{split}.tar"
     if store.is_file():
         return make_listing(store, **np.load(store.with_suffix(".npz")))
     if (root / split).is_dir():
-        return make_listing(root, list(_names_of_tree(root, split)))
+        return make_listing(root, _names_of_tree(root, split, remarks))
     if archive.is_file():
         return make_listing(archive, **_index(archive))
+    remedy = "name another folder"
+    if deeper := sorted(root.glob(f"*/{split}")):
+        remedy = f"move what {deeper[0].parent} holds one folder up"
     raise ValueError(
-        f"images: {root} has neither {split}/<class>/*.JPEG nor {archive.name}; name another folder"
+        f"images: {root} has neither {split}/<class>/*.JPEG nor {archive.name}; {remedy}"
     )
 
 
@@ -125,17 +151,42 @@ def make_listing(
     if offsets is not None:
         offsets = np.asarray(offsets)[order]
         sizes = np.asarray(sizes)[order]
-    classes = tuple(name.decode() for name in classes)
+    classes = tuple(map(printable, classes))
     return Listing(classes, names[order], labels, place, offsets, sizes)
 
 
-def _names_of_tree(root: Path, split: str) -> Iterator[bytes]:
-    for folder in os.scandir(root / split):
-        if folder.is_dir():
-            for file in os.scandir(folder):
-                # a scan knows what is a file, without a question for each of a million
-                if file.name.lower().endswith(ENDINGS) and file.is_file():
-                    yield os.fsencode(f"{split}/{folder.name}/{file.name}")
+def is_image(name: str) -> bool:
+    """Tell an image by its ending."""
+    return name.lower().endswith(ENDINGS)
+
+
+def _names_of_tree(root: Path, split: str, remarks: dict[str, str]) -> list[bytes]:
+    """List the images in the folders of classes, and in theirs. Raises Misplaced."""
+    names = []
+    outside = []
+    for name in list_files(root, remarks, f"{split}/"):
+        if not is_image(name):
+            remarks[name] = (
+                f"left out of the images by the ending {Path(name).suffix.lower()}"
+            )
+        elif name.count("/") == 1:
+            outside.append(name)
+            remarks[name] = "left out of the images, in no class folder"
+        else:
+            names.append(name)
+    folder = f"images: {root}/{split}/"
+    if not names:
+        raise Misplaced(
+            f"{folder} has {len(outside)} images and no class folders with images; move each into "
+            f"{split}/CLASS/ (ImageNet's archives are read as they are, without {split}/)"
+        )
+    classes = {name.split("/")[1] for name in names}
+    if len(classes) == 1 and any(name.count("/") > 2 for name in names):
+        raise Misplaced(
+            f"{folder} has one class folder only, {classes.pop()}, with folders in it; if these "
+            "are the classes, move them one folder up"
+        )
+    return list(map(os.fsencode, names))
 
 
 def _index(archive: Path) -> dict[str, np.ndarray]:
@@ -154,6 +205,8 @@ def _index(archive: Path) -> dict[str, np.ndarray]:
                     np.array(column)
                     for column in zip(*rows(file, archive), strict=True)
                 ]
+                if file.offset >= state.st_size:
+                    raise tarfile.ReadError("it ends without tar's mark of an end")
         except tarfile.TarError as error:
             raise ValueError(
                 f"images: {archive} is damaged ({error}); copy it again"
@@ -177,11 +230,18 @@ def _training_images(
     """Find name, offset and bytes of each image; there is one archive per synset within the
     archive.
     """
-    for member in outer:
+    for member in _shown(outer):
         with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
-            for image in inner:
+            for image in _shown(inner):
                 name = f"train/{Path(member.name).stem}/{Path(image.name).name}"
                 yield name.encode(), member.offset_data + image.offset_data, image.size
+
+
+def _shown(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Give the files of an archive, without hidden ones, as macOS adds."""
+    for member in archive:
+        if member.isfile() and not Path(member.name).name.startswith("."):
+            yield member
 
 
 def _validation_images(
@@ -200,7 +260,7 @@ def _validation_images(
     synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
     synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
     numbers = truth.split()
-    for image in flat:
+    for image in _shown(flat):
         name = Path(image.name).name
         line = int(Path(name).stem.rpartition("_")[2]) - 1
         synset = synset_of[int(numbers[line])]
@@ -273,12 +333,11 @@ def _prepare_split(listing: Listing, path: Path) -> None:
     """Write the images of a split, then their table."""
 
     def as_ppm(index: int) -> bytes:
+        data = listing.read(index)
         try:
-            return ppm(listing.read(index))
-        except BAD_IMAGE as error:
-            raise ValueError(
-                f"{listing.where(index)} is broken ({error}); copy it again"
-            ) from error
+            return ppm(data)
+        except Exception as error:
+            raise ValueError(f"{listing.broken(index, error)} again") from error
 
     indices = range(len(listing))
     sizes_B: list[int] = []
@@ -309,20 +368,35 @@ def ppm(data: bytes) -> bytes:
 
 
 def open_image(data: bytes):
-    """Open a JPEG, PNG or PPM by its content, not yet decoded; others are refused: of EPS Pillow
+    """Open one of FORMATS by its content, not yet decoded; others are refused: of EPS Pillow
     would start a program.
 
-    Raises one of BAD_IMAGE.
+    Grey images of 16 bits become those of 8: Pillow would make white of all above 255. Raises
+    whatever Pillow does, and ValueError for other numbers, whose white nobody knows.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
-    return Image.open(io.BytesIO(data), formats=FORMATS)
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:  # whose text has an address in memory
+        raise ValueError(f"cannot be read as {', '.join(FORMATS)}") from None
+    # a PGM with more than 8 bits is scaled to 16 of them
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode[0] in "IF":
+        raise ValueError("the number of white is not known; save it with 8 bits")
+    return image
 
 
-def read_ppm(data: bytes) -> np.ndarray:
-    """Read pixels (height, width, 3) uint8 of what ``ppm`` wrote, ten times as fast as Pillow."""
-    lines = data[:64].split(b"\n")  # a comment may come before the size
-    width, height = map(int, lines[lines.index(b"255") - 1].split())
-    length = 3 * width * height
-    pixels = np.frombuffer(bytearray(data), np.uint8, offset=len(data) - length)
+def read_ppm(data: bytes) -> np.ndarray | None:
+    """Read pixels (height, width, 3) uint8 of what ``ppm`` wrote, ten times as fast as Pillow;
+    None of anything else.
+    """
+    header = PPM_HEADER.match(data)
+    if header is None:
+        return None
+    width, height = map(int, header.groups())
+    pixels = np.frombuffer(
+        bytearray(data), np.uint8, 3 * width * height, offset=header.end()
+    )
     return pixels.reshape(height, width, 3)

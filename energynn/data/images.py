@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import RandomResizedCrop
 
-from energynn.data.imagenet import BAD_IMAGE, Listing, open_image, read_ppm
+from energynn.data.imagenet import Listing, open_image, read_ppm
 
 ASPECT_RATIOS = (3 / 4, 4 / 3)  # torchvision's default
 CENTRE_SHARE = 0.875  # of the shorter side: 224 of 256 pixels
@@ -54,13 +54,11 @@ class Images:
             data = self.listing.read(index)
             try:
                 return self.load(data), int(self.listing.labels[index])
-            except BAD_IMAGE as error:
+            except Exception as error:  # whatever is raised, it is this image's fault
                 self.bad[position] = True
                 if self.on_bad_image == "fail" or self.bad.all():
-                    raise ValueError(
-                        f"image {self.listing.where(index)} is broken ({error}); copy it, or set "
-                        "on_bad_image to skip"
-                    ) from error
+                    fault = self.listing.broken(index, error)
+                    raise ValueError(f"{fault}, or set on_bad_image to skip") from error
                 position = (position + 1) % len(self)
 
     def skipped(self) -> list[str]:
@@ -75,12 +73,11 @@ def decode(data: bytes) -> torch.Tensor:
     """Decode to pixels (3, height, width) uint8, channels last in memory.
 
     The pixels are Pillow's, grey and CMYK JPEGs included; what is no JPEG (ImageNet has one PNG)
-    goes through Pillow, which also finds the words for a broken image: OSError, SyntaxError or
-    ValueError.
+    goes through Pillow, which also finds the words for a broken image.
     """
-    if data[:2] == b"P6":
-        return torch.from_numpy(read_ppm(data)).permute(2, 0, 1)
-    open_image(data)  # too large, or neither JPEG nor PNG
+    if (pixels := read_ppm(data)) is not None:
+        return torch.from_numpy(pixels).permute(2, 0, 1)
+    open_image(data)  # too large, or none of FORMATS
     encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     try:
         # torchvision 0.29 announces that it will drop this decoder one day; requirements.lock

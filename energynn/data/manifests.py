@@ -8,6 +8,7 @@ from pathlib import Path
 from energynn.config import ResNet50Config, RunConfig
 from energynn.data import imagenet, photographs
 from energynn.data.digests import verify_tree
+from energynn.data.folders import list_files
 from energynn.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
 
 EMBEDDED = (
@@ -37,8 +38,8 @@ def checksums(dataset: str) -> dict[str, str]:
         remedy = f"`energynn data describe {dataset}` makes them"
         raise ValueError(f"dataset {dataset}: no checksums in {path.parent}; {remedy}")
     digests = {}
-    for line in path.read_text(errors="replace").splitlines():
-        digest, _, name = line.partition("  ")
+    for line in path.read_bytes().splitlines():
+        digest, _, name = os.fsdecode(line).partition("  ")
         if not name or len(digest) != 64:
             raise ValueError(f"{dataset}: {path} is damaged; {RESTORE}")
         digests[name] = digest
@@ -89,10 +90,21 @@ def verify(dataset: str, folder: Path | None = None, every_byte: bool = False) -
 def check_run(config: RunConfig) -> None:
     """Verify a run's data, and that there are as many images as it asks for. Raises ValueError.
 
-    ImageNet has enough, and its images are slow to list.
+    ImageNet has enough, and its images are slow to list. ResNet50 halves images five times: a
+    batch of one pixel has no variance, by which batch norm divides.
     """
-    folder = verify(config.dataset)
-    if isinstance(config, ResNet50Config) and config.dataset != "imagenet":
+    is_alone = config.workload == "resnet50" and config.local_batch_size == 1
+    if is_alone and config.image_size <= 32:
+        raise ValueError(
+            "local_batch_size: batch norm needs two values; take 2, or an image_size above 32"
+        )
+    folder = root(config.dataset)
+    counted = isinstance(config, ResNet50Config) and config.dataset != "imagenet"
+    is_described = (DATA_MANIFESTS / config.dataset / "SHA256SUMS").is_file()
+    if counted and folder.is_dir() and not is_described:
+        imagenet.list_images(folder)  # describe would refuse what is misplaced
+    verify(config.dataset)
+    if counted:
         imagenet.images_read(imagenet.list_images(folder), config)
 
 
@@ -109,9 +121,7 @@ def _verify_small(dataset: str, folder: Path, sums: dict[str, str]) -> None:
     try:
         verify_tree(folder, sums)
         if dataset not in EMBEDDED:  # these share their folder with the manifest
-            files = (path for path in folder.rglob("*") if path.is_file())
-            present = {str(path.relative_to(folder)) for path in files}
-            if unlisted := sorted(present - sums.keys()):
+            if unlisted := sorted(set(list_files(folder, {})) - sums.keys()):
                 raise ValueError(f"{folder / unlisted[0]} is not in the manifest")
     except ValueError as error:
         raise ValueError(f"{dataset}: {error}; {remedy}") from error
@@ -124,7 +134,7 @@ def _verify_imagenet(folder: Path, sums: dict[str, str], every_byte: bool) -> No
     """
     present = set()
     for listing in imagenet.list_images(folder):
-        present.update(name.decode() for name in listing.names)
+        present.update(map(os.fsdecode, listing.names))
     if different := sorted(present ^ sums.keys()):
         raise ValueError(
             f"imagenet: {folder}: {len(different)} images are only there or only in the manifest, "

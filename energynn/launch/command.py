@@ -21,7 +21,7 @@ from energynn import processes, records, texts
 from energynn.config import CountOrNone, RunConfig
 from energynn.files import default_runs_dir, is_locked, lock, write_json
 from energynn.launch import supervise
-from energynn.launchers import rank_and_size
+from energynn.launchers import launcher, rank_and_size
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
@@ -29,6 +29,7 @@ from energynn.progress import sentence
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
+FINEST_S = 0.01  # a period that sensors can be read with
 CANNOT_START = 126  # as shells say it
 # of a training, beside its devices
 TOLD = ("epochs", "local_batch_size", "training_samples")
@@ -83,6 +84,8 @@ def measure(
             f"energynn measures {IDLE_S:.0f} s of idle power, then: {shown}\n"
             "  all that this machine draws counts"
         )
+        if size > 1:
+            _say(f"  as rank 0 of {size} ({launcher()}); all of them have to end")
     else:
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"
         until(lambda: is_locked(segments(run_dir)[-1] / ALIVE), where)
@@ -124,7 +127,10 @@ def _run_dir(
     if os.access(program, os.R_OK) and (fault := _fault_of(program)):
         raise ValueError(f"measure: {command[0]} cannot be started: {fault}")
     if size > 1 and out is None:
-        raise ValueError("out: give --out DIR, one folder that all ranks see")
+        raise ValueError(
+            f"out: {launcher()}: give --out DIR, one folder that all ranks see, or "
+            f"{launcher().remedy()}"
+        )
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     name = f"{moment}-{os.getpid()}-{Path(command[0]).name}"
     run_dir = (out or default_runs_dir() / "measured" / name).absolute()
@@ -179,9 +185,7 @@ def _intent(
 ) -> dict:
     described = machine.describe_machine()
     known = described["gpus"] if gpus else []
-    system = {"cpu_model": machine.CPU_MODEL, "thresholds": {}}
-    if (default_runs_dir() / "local" / "system.toml").exists():
-        system = machine.load(default_runs_dir(), "local")
+    system = machine.load(machine.system_file())
     return supervise.facts(run_dir, system, described, bool(known), uses_gpus=gpus) | {
         "workload": "command",
         "system": "measured",
@@ -255,22 +259,27 @@ def _verdict(
     ):
         time.sleep(0.5)
         quiet_s = 0.0 if None in map(lock, folder.glob(".ranks-*")) else quiet_s + 0.5
-    return supervise.verdict(folder, size, supervise.stop_reason(stopped))
+    by = f" (there are {size} by {launcher()})" if size > 1 else ""
+    return supervise.verdict(folder, size, supervise.stop_reason(stopped), by)
 
 
 # ------------------------------------------------------------------------------------- for people
 
 
-def report(record: dict, details: bool = False) -> str:
-    """Tell what a run took: in one sentence; with ``details`` also a line for each component."""
+def report(record: dict, details: bool = False, runs_dir: Path | None = None) -> str:
+    """Tell what a run took: in one sentence; with ``details`` also a line for each component.
+
+    runs_dir: where its system is described, if not in the usual folder.
+    """
     name = record["config"].get("command", record["run_id"])
     status = ", ".join(filter(None, [record["status"], record["status_reason"]]))
     lines = [f"energynn: {name}: {status}", f"  {sentence(record)}"]
     if not record["valid"]:
         lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
+    lines += [f"  {line}" for line in machine.remarks(record, runs_dir)]
     samples = record.get("samples_in_training", 0)
     if record["status"] == "finished" and 0 < samples < records.FEWEST_SAMPLES:
-        lines.append("  run it longer, or measure with --period 0.01")
+        lines.append(f"  {_more_samples(record, samples)}")
     if not details:
         return "\n".join(lines)
     for component in (*energy.COMPONENTS, "total"):
@@ -280,6 +289,16 @@ def report(record: dict, details: bool = False) -> str:
     lines += [f"  {fact}" for fact in (f"{samples} power samples", *metrics)]
     lines += [f"  flag: {flag}" for flag in record["flags"]]
     return "\n".join(lines)
+
+
+def _more_samples(record: dict, samples: int) -> str:
+    """Say what gives a run samples enough: a finer period only where its sensors can keep it."""
+    apart_s = record["training_time_s"] / samples
+    fine_s = record["training_time_s"] / records.FEWEST_SAMPLES
+    if apart_s < 2 * record["sampling_period_s"] and fine_s > FINEST_S:
+        return f"run it longer, or measure with --period {FINEST_S}"
+    least_s = 1.3 * records.FEWEST_SAMPLES * apart_s
+    return f"run it for {least_s:.2g} s or longer: its sensors are read every {apart_s:.2g} s"
 
 
 def _energy_line(record: dict, component: str) -> str:

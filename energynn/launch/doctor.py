@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -20,6 +19,7 @@ from energynn.measure import energy, machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION
 from energynn.measure.sampler_process import find
 from energynn.measure.samples import read_samples
+from energynn.processes import OWN_PYTHON
 from energynn.progress import entry
 
 # All is measured; something is not; no run is possible. The exit status is the place of the worst.
@@ -72,7 +72,10 @@ def as_json(findings: list[Finding]) -> dict:
 
 def _sensor_findings() -> list[Finding]:
     """Sample this host for a moment: which sensors would count, and what speaks against them."""
-    inventory = find(machine.CPU_MODEL, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    path = machine.system_file()
+    system = machine.load(path)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    inventory = find(system["cpu_model"], visible, left_out=system["left_out"])
     with tempfile.TemporaryDirectory() as folder:
         sampler = sensors.Sampler(
             Path(folder) / "samples-doctor.jsonl", inventory, PERIOD_S
@@ -85,11 +88,11 @@ def _sensor_findings() -> list[Finding]:
         sampler.stop()
         samples = read_samples(sampler.path)
     first_s, last_s = samples.t_ns[[0, -1]] / 1e9
-    doubts = energy.doubts(
-        energy.curves(samples), first_s, last_s, inventory.unaccounted
-    )
+    limits = energy.THRESHOLDS | system["thresholds"]
+    curves = energy.curves(samples)
+    doubts = energy.doubts(curves, first_s, last_s, inventory.unaccounted, limits)
     reasons = [f"no record would be valid: {doubt}" for doubt in doubts]
-    reasons += inventory.problems
+    reasons += machine.remedy(doubts, path) + inventory.problems
     findings = [_finding_of_sensor(sensor) for sensor in inventory.sensors]
     return findings + [Finding("sensor", WEAK, reason) for reason in reasons]
 
@@ -133,7 +136,7 @@ def _mpi_finding(devices: int) -> Finding:
     """
     try:
         start = launchers.mpi_start(devices)
-        command = [*start, sys.executable, "-c", MPI_RANK]
+        command = [*start, *OWN_PYTHON, "-c", MPI_RANK]
         environment = launchers.mpi_environment()
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60, env=environment

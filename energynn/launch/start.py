@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from multiprocessing.connection import Listener
 from pathlib import Path
 
 import energynn
@@ -33,6 +37,11 @@ CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 # ranks that wait for a dead process, as perun's sampler, never end
 SILENT_S = 300.0
 SILENT_AT_END_S = 90.0  # when all have trained
+SHARED_MEMORY = Path("/dev/shm")
+# Lines that are no launcher's own: a rank's, which has a label, rulers and advice.
+NOT_OWN = re.compile(
+    r"\s*(\[[\d,]+\]|\d+: ).*|\W*|This typically refers to.*|Please see the FAQ page.*"
+)
 LOOK_S = 5.0  # between two looks at the ranks' files
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 PATIENCE_S = 60.0  # with another start of the run: its supervisor may be ending it
@@ -77,7 +86,7 @@ def run(
     if record is None:
         remedy = f"`energynn check --recover {runs_dir}` says more"
         raise RuntimeError(f"{run_dir.name}: the supervisor died; {remedy}")
-    tell(command.report(record))
+    tell(command.report(record, runs_dir=runs_dir))
     reason = f"{run_dir.name}: {record['status']}: {record['status_reason']}"
     if record["status"] == "interrupted":
         raise InterruptedError(reason)
@@ -93,15 +102,18 @@ def _let_supervise(run_dir: Path, files: list[int]) -> None:
     us.
     """
     words = [
-        sys.executable,
+        *processes.OWN_PYTHON,
         "-m",
         "energynn.launch.start",
         str(run_dir),
         str(os.getpid()),
     ]
+    environment = processes.own_environment()
     log = segments(run_dir)[-1] / "log.txt"
     with open(log, "w") as written:
-        supervisor = subprocess.Popen(words, stdout=written, pass_fds=files, **APART)
+        supervisor = subprocess.Popen(
+            words, stdout=written, pass_fds=files, env=environment, **APART
+        )
     is_over = False
     with open(log, errors="replace") as lines:
         while not is_over:
@@ -123,6 +135,8 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     Raises ValueError with the remedy if the run cannot work.
     """
     runs_dir = run_dir.parent.parent
+    launchers.require_no_step()
+    require_room_for_workers(config)
     manifests.check_run(config)  # before anything is written
     described = machine.describe_machine()
     on_gpu = config.device == "gpu" or (
@@ -135,7 +149,9 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         data_root = data_root.relative_to(REPOSITORY)
     commit, dirty = machine.git_state()
     values = configuration.to_dict(config)
-    system = machine.load(runs_dir, config.system)
+    path = machine.system_file(runs_dir, config.system)
+    machine.write_usual(path)
+    system = machine.load(path)
     intent = supervise.facts(run_dir, system, described, on_gpu, uses_gpus=on_gpu) | {
         "workload": config.workload,
         "system": config.system,
@@ -149,7 +165,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         "git_dirty": dirty,
     }
     if config.power_limit_W:
-        if _nodes() > 1:
+        if launchers.nodes() > 1:
             raise ValueError("power_limit_W: on one node only; leave it out")
         with power_limit.held(config.power_limit_W, _gpus_of(intent)):
             pass  # it can be set
@@ -171,19 +187,42 @@ def warnings_of(intent: dict) -> list[str]:
     if intent["launcher"] in WITHOUT_PERUN:
         warnings.append("perun or MPI is missing: perun's number will be absent")
     if intent["device_kind"] != "gpu":
-        cores = _nodes() * described["cores"]
+        cores = launchers.nodes() * described["cores"]
         if config.devices * config.threads_per_device > cores:
             share = "they share cores, so time and energy mean little"
             warnings.append(f"{config.devices} devices on {cores} cores: {share}")
     return warnings
 
 
-def _nodes() -> int:
-    return int(os.environ.get("SLURM_NNODES", 1))
+def require_room_for_workers(config: RunConfig) -> None:
+    """Raise ValueError where the loader's workers cannot hand over their batches.
+
+    They name a socket below TMPDIR, and write to shared memory; each loads two batches ahead.
+    """
+    if not config.loader_workers or not config.data_staging or config.stays_on_device:
+        return
+    try:
+        Listener(family="AF_UNIX").close()
+    except OSError as error:
+        raise ValueError(
+            f"TMPDIR: loader workers have no socket in {tempfile.gettempdir()} ({error}); "
+            "`export TMPDIR=/tmp`"
+        ) from error
+    ranks = math.ceil(config.devices / launchers.nodes())
+    samples = 2 * config.loader_workers * ranks * config.local_batch_size
+    need_MB = samples * config.bytes_of_sample / 1e6
+    memory = os.statvfs(SHARED_MEMORY)
+    free_MB = memory.f_bavail * memory.f_frsize / 1e6
+    if need_MB > free_MB:
+        raise ValueError(
+            f"loader_workers: their batches may take {need_MB:.1f} MB of {SHARED_MEMORY}, which "
+            f"has {free_MB:.1f} MB; give a container --shm-size={math.ceil(need_MB)}m or more, or "
+            "take loader_workers=0"
+        )
 
 
 def _require_gpus(devices: int, gpus: list[dict]) -> None:
-    known = _nodes() * len(gpus)
+    known = launchers.nodes() * len(gpus)
     if devices > known:
         less = "ask for fewer, or device cpu"
         raise ValueError(
@@ -239,7 +278,7 @@ def make(run_dir: Path, parent: int) -> None:
     pipes = APART | {"stderr": subprocess.STDOUT}
     ranks = supervise.start(words, folder, environment, signal.SIGKILL, **pipes)
     stop_reason = _wait_for_ranks(ranks, folder, intent["devices"], stopped, parent)
-    by = f", {intent['launcher']} with status {ranks.wait()}"
+    by = f", {intent['launcher']} with status {ranks.wait()}{_last_line(folder)}"
     status, reason = supervise.verdict(folder, intent["devices"], stop_reason, by)
     try:
         records.build(run_dir, status, reason)
@@ -287,7 +326,16 @@ def _hang(folder: Path, devices: int) -> str:
     is_training = len(paths) == devices and not ends
     if is_training or len(ends) < devices and silent_s < SILENT_S:
         return ""
-    return f"its ranks were silent for {silent_s:.0f} s, before or after the training"
+    silent = f"its ranks were silent for {silent_s:.0f} s, before or after the training"
+    return silent + _last_line(folder)
+
+
+def _last_line(folder: Path) -> str:
+    """Tell the last line of the launcher; "" where it has said nothing."""
+    path = folder / "log.txt"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    own = [line.strip() for line in lines if not NOT_OWN.fullmatch(line)]
+    return f', its last line: "{own[-1][:200]}"' if own else ""
 
 
 def ranks_command(folder: Path, intent: dict) -> list[str]:
@@ -295,9 +343,14 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
     devices = intent["devices"]
     train = [str(TRAIN_SCRIPT), str(folder)]
     if intent["launcher"] == "alone":
-        return [sys.executable, *train]
+        return [*processes.OWN_PYTHON, *train]
     if intent["launcher"] == "torchrun":
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        torchrun = [
+            *processes.OWN_PYTHON,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+        ]
         return [*torchrun, f"--nproc-per-node={devices}", *train]
     gpus = [gpu["index"] for gpu in _gpus_of(intent)]
     ini = folder / "perun.ini"

@@ -9,14 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from energynn import records
-from energynn.measure.energy import curves
 from energynn.measure.samples import (
     events_of_kind,
+    last_ns,
     read_events,
-    read_hosts,
+    read_header,
+    samples_files,
     segments,
     times_of,
 )
+from energynn.measure.stream import read_streams
 from energynn.progress import tell
 from energynn.reading import one_fault
 
@@ -33,19 +35,21 @@ def look(run_dir: Path) -> str:
     if (run_dir / "record.json").exists():
         status = records.read_record(run_dir)["status"]
     lines, together = [f"{run_dir.name}: {status}"], np.zeros(2)
-    for host in read_hosts(folder):
-        begin_s, end_s = (
-            times.get(host.host, math.inf) / 1e9 for times in (starts, ends)
-        )
-        for one in curves(host):
+    for path in samples_files(folder):
+        header = read_header(path)
+        if header is None:
+            continue
+        host, now_s = header["host"], last_ns(path) / 1e9
+        begin_s, end_s = (times.get(host, math.inf) / 1e9 for times in (starts, ends))
+        asked_s = [begin_s, end_s, now_s - 1.0, now_s]
+        for one in read_streams(path, header, [], asked_s)[0]:
             if not one.sensor["primary"]:
                 continue
             # beyond the last reading the energy stays the same
-            begin_J, end_J = one.at([begin_s, end_s])
-            before_J, now_J = one.at([one.t_s[-1] - 1.0, one.t_s[-1]])
+            begin_J, end_J, before_J, now_J = one.at(asked_s)
             used = np.array([now_J - before_J, end_J - begin_J])
             together += used
-            name = f"{host.host}:{one.sensor['id']}"
+            name = f"{host}:{one.sensor['id']}"
             lines.append(_line(name, used, one.sensor["provenance"]))
     return "\n".join([*lines, _line("together", together), *_progress(events)])
 

@@ -13,19 +13,25 @@ from pathlib import Path
 import numpy as np
 
 from energynn.measure import energy
-from energynn.measure.energy import COMPONENTS, THRESHOLDS, Curve
+from energynn.measure.energy import COMPONENTS, THRESHOLDS, refusal
+from energynn.measure.evidence import Evidence
 from energynn.measure.samples import (
-    Samples,
     events_of_kind,
+    last_ns,
+    pieces,
     read_events,
-    read_hosts,
+    read_header,
     read_phases,
+    samples_files,
     times_of,
 )
+from energynn.measure.stream import Stream, read_streams
+from energynn.reading import one_fault
 
 FEWEST_IDLE_SAMPLES = 5
 IDLE = ("before", "ready", "after")  # the training
 PLACE = ("rank", "host", "device", "phase")
+MOST_STEPS = 10**6  # of a trace
 
 
 @dataclass
@@ -114,7 +120,8 @@ def _absences(hosts: list[Host]) -> list[str]:
         own = {sensor["component"] for sensor in host.primary}
         where = f"{host.name} in segment {host.segment}"
         reasons += [
-            f"D: {where} has no sensor of {each}" for each in sorted(everywhere - own)
+            refusal("D", f"{where} has no sensor of {each}")
+            for each in sorted(everywhere - own)
         ]
     return reasons
 
@@ -122,7 +129,7 @@ def _absences(hosts: list[Host]) -> list[str]:
 def _overlaps(segments: list[dict]) -> list[str]:
     for one, later in pairwise(segments):
         if later["start_wall_ns"] - one["start_wall_ns"] < one["training_time_s"] * 1e9:
-            return ["D: two segments overlap: their energy counts twice"]
+            return [refusal("D", "two segments overlap: their energy counts twice")]
     return []
 
 
@@ -135,44 +142,60 @@ def _read_segment(
     """Read the samples and phases of one start of a run, host by host."""
     phases = read_phases(folder)
     hosts = []
-    for samples in read_hosts(folder):
-        own = [event for event in events if event["host"] == samples.host]
-        hosts.append(_read_host(samples, own, number, phases, limits))
+    for path in samples_files(folder):
+        faults: list[str] = []
+        with one_fault(path.name, faults):
+            if header := read_header(path):
+                hosts.append(_read_host(path, header, events, number, phases, limits))
+        # what else is known of the run is worth its record
+        reasons = [refusal("D", f"samples cannot be read: {text}") for text in faults]
+        hosts += [Host(path.stem.removeprefix("samples-"), number, reasons)] * len(
+            faults
+        )
     names = {event["host"] for event in events} - {None}
     for name in sorted(names - {host.name for host in hosts}):
-        hosts.append(
-            Host(name, number, [f"D: no samples of {name}: its energy is missing"])
-        )
+        text = f"no samples of {name}: its energy is missing"
+        hosts.append(Host(name, number, [refusal("D", text)]))
     return hosts
 
 
 def _read_host(
-    samples: Samples, events, number: int, phases: dict, limits: dict
+    path: Path, header: dict, events, number: int, phases: dict, limits: dict
 ) -> Host:
-    """Account for one host; events: of its own ranks."""
-    header = samples.header
-    host = Host(
-        samples.host, number, problems=samples.problems, period_s=samples.period_s
-    )
+    """Account for one host: read its samples between the marks of its own ranks."""
+    name = header["host"]
+    host = Host(name, number, period_s=header["period_s"])
+    events = [event for event in events if event["host"] == name]
     header["sensors"], unread = in_use(header["sensors"], events)
-    curves = energy.curves(samples)
-    primary = [one for one in curves if one.sensor["primary"]]
     begin_s = min(times_of(events, "training_start").values(), default=np.inf) / 1e9
     # A run that died trained until its last sample.
-    last_ns = samples.t_ns.max(initial=0)
-    end_s = max(times_of(events, "training_end").values(), default=last_ns) / 1e9
-    if begin_s < end_s:
-        where = {"segment": number, "host": host.name}
-        entries = energy.entries_of(curves, begin_s, end_s, limits)
-        host.sensors = [where | entry for entry in entries]
+    end_ns = last_ns(path)
+    end_s = max(times_of(events, "training_end").values(), default=end_ns) / 1e9
+    windows_s = {when: _idle_s(events, when) for when in IDLE}
+    windows_s["training"] = begin_s, end_s
+    windows_s = {when: span for when, span in windows_s.items() if span[0] < span[1]}
+    spans = _spans(events, phases, end_ns)
+    asked_s = [spans_ns.ravel() / 1e9 for spans_ns, *_ in spans.values()]
+    streams, host.problems = read_streams(
+        path, header, list(windows_s.values()), np.concatenate([[], *asked_s])
+    )
+    by_window = zip(*[stream.found for stream in streams], strict=True)
+    found = dict(zip(windows_s, map(list, by_window), strict=bool(streams)))
+    if trained := found.pop("training", []):
+        named = set(_gpus_of_ranks(events).values()) - {None}
+        for one in trained:
+            one.is_named = _uuid_of(one.sensor) in named
+        where = {"segment": number, "host": name}
+        host.sensors = [where | entry for entry in energy.entries(trained, limits)]
         unread += header.get("unaccounted", [])
-        host.doubts = energy.doubts(curves, begin_s, end_s, unread, limits)
-        host.phases = _phases_of_ranks(host.name, events, phases, primary, last_ns)
+        quota_cpus = header.get("quota_cpus")
+        host.doubts = energy.judge(trained, unread, limits, quota_cpus)
+        host.phases = _phases_of_ranks(name, events, spans, streams)
         starts = events_of_kind(events, "training_start")
         host.start_wall_ns = min(event["t_wall_ns"] for event in starts)
         host.time_s = end_s - begin_s
-    for when in IDLE:
-        host.idle_W |= _idle_W(primary, events, when)
+    for when, idle in found.items():
+        host.idle_W |= _idle_W(idle, when)
     return host
 
 
@@ -209,23 +232,28 @@ def _plain(uuid: str | None) -> str | None:
 # ------------------------------------------------------------------------------------------ idle
 
 
-def _idle_W(primary: list[Curve], events: list[dict], when: str) -> dict[str, float]:
-    """Return the mean power of each component while all ranks of a host were idle.
+def _idle_s(events: list[dict], when: str) -> tuple[float, float]:
+    """Tell from when until when all ranks of a host were idle."""
+    marks = [event for event in events if event.get("when") == when]
+    begin_s = max(times_of(marks, "idle_start").values(), default=np.inf) / 1e9
+    return begin_s, min(times_of(marks, "idle_end").values(), default=0) / 1e9
+
+
+def _idle_W(idle: list[Evidence], when: str) -> dict[str, float]:
+    """Return the mean power of each component while a host was idle.
 
     It is absent where a sensor has too few readings.
     """
-    marks = [event for event in events if event.get("when") == when]
-    begin_s = max(times_of(marks, "idle_start").values(), default=np.inf) / 1e9
-    end_s = min(times_of(marks, "idle_end").values(), default=0) / 1e9
     watts = {}
     for component in COMPONENTS:
-        own = [one for one in primary if one.sensor["component"] == component]
-        fewest = min((one.readings_in(begin_s, end_s) for one in own), default=0)
-        if fewest >= FEWEST_IDLE_SAMPLES:
-            joules = sum(one.at(end_s) - one.at(begin_s) for one in own)
-            watts[f"idle_power_{component}_{when}_W"] = float(joules) / (
-                end_s - begin_s
-            )
+        own = [
+            one
+            for one in idle
+            if one.sensor["primary"] and one.sensor["component"] == component
+        ]
+        if min((one.readings for one in own), default=0) >= FEWEST_IDLE_SAMPLES:
+            joules = sum(one.energy_J for one in own)
+            watts[f"idle_power_{component}_{when}_W"] = joules / own[0].length_s
     return watts
 
 
@@ -241,30 +269,43 @@ def _idle(parts: list[list[Host]]) -> dict:
 # ---------------------------------------------------------------------------------------- phases
 
 
-def _phases_of_ranks(host: str, events, phases: dict, primary, last_ns: int) -> dict:
+def _spans(events: list[dict], phases: dict, end_ns: int) -> dict[int, tuple]:
+    """Give the phases of each rank of a host that trained.
+
+    Returns rank -> (spans in ns, phase index, names): (2, phases + 1) begin and end, of which the
+    last is the training itself; (phases,) of int; a list.
+    """
+    starts_ns = times_of(events, "training_start")
+    ends_ns = times_of(events, "training_end")
+    spans = {}
+    for rank in _gpus_of_ranks(events).keys() & phases.keys() & starts_ns.keys():
+        kinds, begin_ns, until_ns, names = phases[rank]
+        training_ns = starts_ns[rank], ends_ns.get(rank, end_ns)
+        spans_ns = np.clip([begin_ns, until_ns], *training_ns)
+        spans[rank] = np.column_stack([spans_ns, training_ns]), kinds, names
+    return spans
+
+
+def _phases_of_ranks(
+    host: str, events: list[dict], spans: dict, streams: list[Stream]
+) -> dict:
     """Give time and energy of each phase of each rank; ``idle`` is what lies in no phase.
 
     A rank has all of its GPU's energy and an equal part of its host's CPU and RAM. Phases shorter
     than a sampling period get the mean power around them.
     """
-    starts_ns, ends_ns = (
-        times_of(events, "training_start"),
-        times_of(events, "training_end"),
-    )
     gpus = _gpus_of_ranks(events)
     sums: dict[tuple, Counter] = defaultdict(Counter)
-    for rank in gpus.keys() & phases.keys() & starts_ns.keys():
-        kinds, begin_ns, end_ns, names = phases[rank]
-        training_ns = starts_ns[rank], ends_ns.get(rank, last_ns)
-        spans_ns = np.clip([begin_ns, end_ns], *training_ns)
-        spans_ns = np.column_stack([spans_ns, training_ns])  # the last: the training
+    for rank, (spans_ns, kinds, names) in spans.items():
         columns = [("time_s", np.diff(spans_ns, axis=0)[0] / 1e9)]
-        for curve in primary:
-            component = curve.sensor["component"]
-            joules = np.diff(curve.at(spans_ns / 1e9), axis=0)[0]
+        for stream in streams:
+            component = stream.sensor["component"]
+            if not stream.sensor["primary"]:
+                continue
+            joules = np.diff(stream.at(spans_ns / 1e9), axis=0)[0]
             if component != "gpu":
                 joules = joules / len(gpus)
-            elif _uuid_of(curve.sensor) != gpus[rank]:
+            elif _uuid_of(stream.sensor) != gpus[rank]:
                 continue
             columns.append((f"energy_{component}_J", joules))
         for name, amounts in columns:
@@ -300,21 +341,30 @@ def power_trace(
     """Give the mean power in W of every sensor in steps of ``period_s``; the training starts at 0.
 
     Returns sensor id -> (t_s, power_W), each (steps,), t_s the middle of a step; of several hosts
-    the id carries the host's name. On each host the training starts where its own ranks say so.
+    the id carries the host's name. On each host the training starts where its own ranks say so. A
+    long run has ``MOST_STEPS`` longer steps.
     """
-    hosts = [samples for samples in read_hosts(run_dir) if len(samples.t_ns) > 1]
     starts_ns = times_of(read_events(run_dir), "training_start", "host")
+    paths = samples_files(run_dir)
     traces = {}
-    for samples in hosts:
-        begin_s = starts_ns.get(samples.host, samples.t_ns[0]) / 1e9
-        for curve in energy.curves(samples):
-            first_s = np.ceil((curve.t_s[0] - begin_s) / period_s) * period_s
-            watts = curve.powers_W(begin_s + first_s, np.inf, period_s)
-            name = (
-                curve.sensor["id"]
-                if len(hosts) == 1
-                else f"{samples.host}:{curve.sensor['id']}"
-            )
-            middles_s = first_s + period_s * (np.arange(len(watts)) + 0.5)
+    for path in paths:
+        first = next(pieces(path), None)
+        if first is None or len(first.t_ns) < 2:
+            continue
+        first_s, last_s = first.t_ns[0] / 1e9, last_ns(path) / 1e9
+        begin_s = starts_ns.get(first.host, first.t_ns[0]) / 1e9
+        step_s = max(period_s, (last_s - first_s) / MOST_STEPS)
+        steps = np.ceil((first_s - begin_s) / step_s) + np.arange(
+            (last_s - first_s) // step_s + 1
+        )
+        streams, _ = read_streams(path, first.header, [], begin_s + step_s * steps)
+        for stream in streams:
+            edges_s = stream.asked_s
+            is_known = (edges_s >= stream.first_s) & (edges_s <= stream.last_s)
+            watts = np.diff(stream.asked_J[is_known]) / step_s
+            name = stream.sensor["id"]
+            if len(paths) > 1:
+                name = f"{first.host}:{name}"
+            middles_s = edges_s[is_known][:-1] - begin_s + step_s / 2
             traces[name] = (middles_s, watts)
     return traces

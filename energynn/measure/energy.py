@@ -1,22 +1,25 @@
 """From the readings of a sensor to the energy of a window, its bound, and reasons against it.
 
     curve(sensor, t_s, readings, period_s) -> Curve  cumulative energy of one sensor
-    Curve.window(begin_s, end_s) -> Window           energy_J, bound_J, coverage
-    doubts(curves, begin_s, end_s, unaccounted)      the six tests; empty: no reason against it
+    evidence(curve, begin_s, end_s) -> Evidence      what it says about a window
+    window(evidence) -> Window                       energy_J, bound_J, coverage
+    judge(evidence, unaccounted)                     the six tests; empty: no reason against it
     totals(entries, window_s) -> dict                sums by component, named as in a record
 
-Times are seconds of one host's monotonic clock. Nothing here repairs a reading.
+Times are seconds of one host's monotonic clock. Nothing here repairs a reading. What is too long
+for a memory comes in pieces (``stream.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 
+from energynn.measure.evidence import Evidence
 from energynn.measure.samples import Samples
 
 JOULE_PER_KWH = 3.6e6
@@ -31,7 +34,7 @@ SYSTEMATIC = {"measured": 0.05, "published": 0.05, "estimated": 0.5, "simulated"
 
 # What the tests hold against a sensor; a table [thresholds] in system.toml may override each.
 THRESHOLDS = {
-    "least_gpu_W": 5.0,  # over half a second, of a device that is on
+    "least_gpu_W": 5.0,  # in the mean of a window, of a device that is used
     "least_cpu_W": 1.0,
     "least_ram_W": 0.1,
     "least_share": 0.01,  # or that share of its power limit
@@ -39,10 +42,12 @@ THRESHOLDS = {
     "most_cpu_W": 2000.0,
     "most_ram_W": 1000.0,
     "over_limit_gpu": 1.2,
-    "over_limit_cpu": 1.5,  # RAPL's limits are means over seconds
+    "over_limit_cpu": 1.5,  # of half a minute: RAPL's limits are means
     "over_limit_ram": 1.5,
+    "peak_over_limit": 8.0,  # of a second, where limits are means
     "counter_still_s": 0.4,  # or three times as long as it usually shows the same
     "power_still_s": 3.0,
+    "power_zero_s": 0.4,
     "gap_s": 0.5,
     "gap_share": 0.01,
     "disagreement": 0.05,
@@ -50,11 +55,19 @@ THRESHOLDS = {
 # of a power, in its mean: a constant one, too, is read at odd instants
 LEAST_RANGE = 0.25
 AVERAGED_S = 1.0  # NVML's mean power
+# times the least power of a device that is used: no load is below that
+LEAST_LOAD = 5.0
+PERIODS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # that a remedy names
 # a power that shows the same for longer is not slow but constant
 LONGEST_UPDATE_S = 1.5
 # a power that is this late may miss half of a changing load: it checks no counter
 SLOW_S = 0.4
 TICK_S = 0.02  # resolution of the busy time in /proc/stat
+
+
+def may_leave_out(name: str) -> str:
+    """Say how a person leaves a device or sensor out, by system.toml."""
+    return f'left_out = ["{name}"] leaves it out'
 
 
 class Window(NamedTuple):
@@ -71,7 +84,8 @@ class Curve:
 
     t_s, values, energy_J: (readings,) of good readings, the values in J, W or core-seconds;
     missed_J2: (readings,) squared energy that may lie between readings, cumulative;
-    gaps_s: (gaps, 2) from and to; late_s: how old what is shown may be.
+    gaps_s: (gaps, 2) from and to; late_s: how old what is shown may be; states: what the
+    device told of itself, as ``Evidence.hear`` takes it.
     """
 
     sensor: dict
@@ -82,42 +96,36 @@ class Curve:
     gaps_s: np.ndarray
     period_s: float
     late_s: float
+    states: list[tuple] = field(default_factory=list)
 
     def at(self, t_s) -> np.ndarray:
         """Energy in J since the first reading, linear between readings."""
         return np.interp(t_s, self.t_s, self.energy_J)
 
-    def powers_W(self, begin_s: float, end_s: float, step_s: float) -> np.ndarray:
-        """Mean power of each whole step between two instants."""
-        edges_s = np.arange(max(begin_s, self.t_s[0]), min(end_s, self.t_s[-1]), step_s)
-        return np.diff(self.at(edges_s)) / step_s
+    @property
+    def steps_J(self) -> np.ndarray:
+        """(readings,): what a counter has added since its last reading."""
+        return np.append(0.0, _steps_J(self.sensor, self.values))
 
-    def readings_in(self, begin_s: float, end_s: float) -> int:
-        return int(((self.t_s >= begin_s) & (self.t_s <= end_s)).sum())
+    def powers_W(
+        self, begin_s: float, end_s: float, step_s: float, is_new: np.ndarray
+    ) -> np.ndarray:
+        """Mean powers of whole steps between two instants: of those at new readings.
 
-    def lost_s(self, begin_s: float, end_s: float) -> np.ndarray:
-        """(gaps,): how long each gap lasts within a window."""
-        return np.diff(np.clip(self.gaps_s, begin_s, end_s), axis=1).ravel()
+        is_new: (readings,). Between two readings all steps have the same power: one stands for
+        them, so that years without readings cost nothing.
+        """
+        whole = np.ceil((end_s - begin_s) / step_s) - 1
+        at = np.floor((self.t_s[is_new] - begin_s) / step_s).clip(0.0)
+        at = at[np.append(True, np.diff(at) > 0)[: len(at)]]
+        steps = np.append(at, at + 1)
+        steps = steps[steps < whole]
+        apart_s = (begin_s + step_s) - begin_s  # as np.arange does, to the last digit
+        joules = self.at(begin_s + apart_s * (steps + 1))
+        return (joules - self.at(begin_s + apart_s * steps)) / step_s
 
     def window(self, begin_s: float, end_s: float) -> Window:
-        """Energy at the end minus energy at the beginning.
-
-        Its bound: at the edges what the sensor shows late, in gaps all that its power varies, and
-        between the readings of a power half of each step, and half a watt if it tells whole ones.
-        """
-        energy_J = self.at(end_s) - self.at(begin_s)
-        watts = self.powers_W(begin_s - 2.0, end_s + 2.0, max(self.late_s, 0.1))
-        most_W = THRESHOLDS[f"most_{self.sensor['component']}_W"]
-        range_W = np.ptp(watts) if len(watts) > 1 else most_W
-        range_W = max(range_W, LEAST_RANGE * energy_J / (end_s - begin_s))
-        lost_s = self.lost_s(begin_s, end_s).sum()
-        missed_J2 = np.diff(np.interp([begin_s, end_s], self.t_s, self.missed_J2))[0]
-        bound_J = range_W * (1.5 * self.late_s + lost_s) + 2 * np.sqrt(missed_J2)
-        if self.sensor["kind"] == "power" and not (self.values % 1).any():
-            bound_J += 0.5 * (end_s - begin_s)  # it is told in whole watts
-        return Window(
-            float(energy_J), float(bound_J), float(1 - lost_s / (end_s - begin_s))
-        )
+        return window(evidence(self, begin_s, end_s))
 
 
 def curve(
@@ -132,25 +140,31 @@ def curve(
     begins_s = np.concatenate([[-np.inf], read_s[:-1][is_gap], read_s[-1:]])
     ends_s = np.concatenate([read_s[:1], read_s[1:][is_gap], [np.inf]])
     gaps_s = np.stack([begins_s, ends_s], axis=1)
+    renewed_s = sensor.get("update_s") or update_s(read_s, values) or 0.0
     make = {"energy": _count, "power": _integrate, "busy": _estimate}[sensor["kind"]]
-    energy_J, missed_J2, late_s = make(sensor, read_s, values, period_s)
+    energy_J, missed_J2, late_s = make(sensor, read_s, values, period_s, renewed_s)
     return Curve(sensor, read_s, values, energy_J, missed_J2, gaps_s, period_s, late_s)
 
 
 def curves(samples: Samples) -> list[Curve]:
     """Make the energies of all sensors of a host."""
-    columns = zip(samples.header["sensors"], samples.readings.T, strict=True)
-    t_s, period_s = samples.t_ns / 1e9, samples.period_s
-    return [curve(sensor, t_s, column, period_s) for sensor, column in columns]
+    made = []
+    for sensor, column in zip(
+        samples.header["sensors"], samples.readings.T, strict=True
+    ):
+        one = curve(sensor, samples.t_ns / 1e9, column, samples.period_s)
+        one.states.extend(samples.states_of(sensor))
+        made.append(one)
+    return made
 
 
-def _count(sensor, t_s, values, period_s):
+def _count(sensor, t_s, values, period_s, renewed_s):
     """Difference a counter; between its updates it says nothing, so its energy is linear there."""
     energy_J = np.append(0.0, np.cumsum(_steps_J(sensor, values)))
-    knots = np.unique([0, *(np.flatnonzero(np.diff(values)) + 1), len(values) - 1])
-    energy_J = np.interp(t_s, t_s[knots], energy_J[knots])
-    late_s = sensor.get("update_s") or update_s(t_s, values) or 0.0
-    return energy_J, np.zeros(len(values)), period_s + late_s
+    is_new = np.append(True, np.diff(values) != 0)
+    is_new[-1] = True
+    energy_J = np.interp(t_s, t_s[is_new], energy_J[is_new])
+    return energy_J, np.zeros(len(values)), period_s + renewed_s
 
 
 def _steps_J(sensor: dict, values: np.ndarray) -> np.ndarray:
@@ -165,16 +179,15 @@ def update_s(t_s: np.ndarray, values: np.ndarray) -> float | None:
     return float(np.median(np.diff(new_s))) if len(new_s) > 3 else None
 
 
-def _integrate(sensor, t_s, watts, period_s):
+def _integrate(sensor, t_s, watts, period_s, renewed_s):
     """Integrate a power by the trapezoidal rule; before a mean over 1 s lies what was before it."""
     apart_s, steps_W = np.diff(t_s), np.diff(watts)
     energy_J = np.append(0.0, np.cumsum(apart_s * (watts[1:] + watts[:-1]) / 2))
-    renewed_s = sensor.get("update_s") or update_s(t_s, watts) or 0.0
     late_s = max(period_s, min(renewed_s, LONGEST_UPDATE_S))
     missed_J2 = np.append(
         0.0, np.cumsum((steps_W * np.maximum(apart_s, late_s) / 2) ** 2)
     )
-    if "average over 1 s" in sensor["notes"].get("power", ""):
+    if _is_averaged(sensor):
         middle_s = t_s - AVERAGED_S / 2
         before_J = np.interp(middle_s, t_s, energy_J)
         before_J += np.minimum(middle_s - t_s[0], 0.0) * watts[0]
@@ -183,7 +196,11 @@ def _integrate(sensor, t_s, watts, period_s):
     return energy_J, missed_J2, late_s
 
 
-def _estimate(sensor, t_s, core_s, period_s):
+def _is_averaged(sensor: dict) -> bool:
+    return "average over 1 s" in sensor["notes"].get("power", "")
+
+
+def _estimate(sensor, t_s, core_s, period_s, _renewed_s):
     """Apply the stated model: idle power of all cores, and more while a core is busy."""
     model = sensor["model"]
     more_W = model["full_W_per_core"] - model["idle_W_per_core"]
@@ -192,7 +209,41 @@ def _estimate(sensor, t_s, core_s, period_s):
     return energy_J, np.zeros(len(core_s)), period_s + TICK_S
 
 
+# ---------------------------------------------------------------------------------------- a window
+
+
+def evidence(one: Curve, begin_s: float, end_s: float) -> Evidence:
+    """Collect what all readings of a sensor say about a window."""
+    found = Evidence(one.sensor, begin_s, end_s, one.period_s)
+    for state in one.states:
+        found.hear(*state)
+    found.add(one)
+    return found
+
+
+def window(found: Evidence) -> Window:
+    """Energy at the end minus energy at the beginning.
+
+    Its bound: at the edges what the sensor shows late, in gaps all that its power varies, and
+    between the readings of a power half of each step, and half a watt if it tells whole ones. In a
+    gap a counter goes on: only those at the edges count.
+    """
+    most_W = THRESHOLDS[f"most_{found.sensor['component']}_W"]
+    range_W = found.highest_W - found.lowest_W if found.steps > 2 else most_W
+    range_W = max(range_W, LEAST_RANGE * found.energy_J / found.length_s)
+    lost_s = found.edge_lost_s if found.is_counter else found.lost_s
+    bound_J = range_W * (1.5 * found.late_s + lost_s) + 2 * np.sqrt(found.missed_J2)
+    if not found.is_counter and found.is_whole:
+        bound_J += 0.5 * found.length_s  # it is told in whole watts
+    return Window(found.energy_J, float(bound_J), found.coverage)
+
+
 # ---------------------------------------------------------------------------------- the six tests
+
+
+def refusal(test: str, text: str, *thresholds: str) -> str:
+    """Say what a test found, and the thresholds that it went by: all refusals are made here."""
+    return f"{test}: {text}" + (f" ({', '.join(thresholds)})" if thresholds else "")
 
 
 def doubts(
@@ -202,131 +253,180 @@ def doubts(
     unaccounted: Iterable[str] = (),
     limits: dict = THRESHOLDS,
 ) -> list[str]:
-    """Test the sensors of one host in a window; returns the reasons not to believe its energies.
+    """Test the sensors of one host in a window by their curves, as ``judge`` does."""
+    return judge([evidence(one, begin_s, end_s) for one in curves], unaccounted, limits)
 
-    curves: of all sensors of devices in use; unaccounted: in words, devices that no sensor reads.
+
+def judge(
+    found: list[Evidence],
+    unaccounted: Iterable[str] = (),
+    limits: dict = THRESHOLDS,
+    quota_cpus: float | None = None,
+) -> list[str]:
+    """Test the sensors of one host; returns the reasons not to believe its energies.
+
+    found: of all sensors of devices in use; unaccounted: in words, devices that no sensor reads;
+    quota_cpus: CPUs' time that a container may use.
     """
-    primary = {one.sensor["id"]: one for one in curves if one.sensor["primary"]}
+    primary = [one for one in found if one.sensor["primary"]]
     # D: every device is accounted for, and none twice.
-    reasons = [f"D: {text}" for text in unaccounted]
-    for one, other in combinations(primary.values(), 2):
+    reasons = [refusal("D", text) for text in unaccounted]
+    for one, other in combinations(primary, 2):
         if _are_one(one, other):
             names = f"{one.sensor['id']} and {other.sensor['id']}"
-            reasons.append(f"D: {names} are the same device; its energy counts twice")
-    for one in primary.values():
-        reasons += impossible(one, begin_s, end_s, limits)
-        reasons += _gaps(one, begin_s, end_s, limits)
-    for one in curves:
-        counter = primary.get(one.sensor.get("checks"))
-        if counter and not one.sensor["primary"]:
-            reasons += _disagreement(counter, one, begin_s, end_s, limits)
+            without = may_leave_out(other.sensor["id"])
+            text = f"{names} are the same device, counted twice; {without}"
+            reasons.append(refusal("D", text))
+    for one in primary:
+        reasons += impossible(one, limits) + _gaps(one, limits, quota_cpus)
+        for power in _checks(one, found, limits):
+            reasons += _disagreement(one, power, limits)
     return reasons
 
 
-def impossible(
-    one: Curve, begin_s: float, end_s: float, limits: dict = THRESHOLDS
-) -> list[str]:
-    """Test whether the readings can be those of the device: S, M and P. Else it has no energy."""
-    name, component = one.sensor["id"], one.sensor["component"]
-    first, after = np.searchsorted(one.t_s, [begin_s - 1.0, end_s + 1.0])
-    t_s, values = one.t_s[first:after], one.values[first:after]
-    is_power = one.sensor["kind"] == "power"
-    steps = values if is_power else _steps_J(one.sensor, values)
+def impossible(one: Evidence, limits: dict = THRESHOLDS) -> list[str]:
+    """Test whether the readings can be those of the device: M, S and P. Else it has no energy."""
     reasons = []
     # M: a counter never falls, its wrap aside, and no power is negative.
-    if (steps < 0).any():
-        reasons.append(f"M: {name} fell or was negative {(steps < 0).sum()} times")
-    if one.sensor["kind"] == "busy" or len(t_s) < 2:
+    if one.falls:
+        text = f"{one.sensor['id']} fell or was negative {one.falls} times"
+        reasons.append(refusal("M", text))
+    if one.sensor["kind"] == "busy" or np.isinf(one.near_s):
         return reasons
-    # S: it moves, and shows more than next to nothing.
-    still_s, most_s = _still(one, t_s, values, limits)
-    if still_s > most_s:
-        reasons.append(
-            f"S: {name} showed the same for {still_s:.1f} s, {most_s:.1f} s at most is usual"
-        )
-    limit_W = one.sensor["notes"].get("limit_W", 0.0)
-    most_W = limits[f"most_{component}_W"]
-    least_W = limits[f"least_{component}_W"]
-    if 0 < limit_W < most_W:  # RAPL without a limit shows its greatest number
-        most_W = limits[f"over_limit_{component}"] * limit_W
-        least_W = max(least_W, limits["least_share"] * limit_W)
-    if is_power:
-        lowest_W = values.min()
-        highest_W = one.powers_W(t_s[0], t_s[-1], 1.0).max(initial=0.0)
+    if one.is_used:
+        reasons += _movement(one, limits)
+    return reasons + _power(one, limits)
+
+
+def _movement(one: Evidence, limits: dict) -> list[str]:
+    """S: what is used draws more than next to nothing in the mean, and its sensor moves."""
+    name, component = one.sensor["id"], one.sensor["component"]
+    least_W, by = limits[f"least_{component}_W"], [f"least_{component}_W"]
+    if 0 < one.limit_W < limits[f"most_{component}_W"]:
+        least_W = max(least_W, limits["least_share"] * one.limit_W)
+        by.append("least_share")
+    mean_W = one.energy_J / one.length_s
+    reasons = []
+    if mean_W < least_W:
+        text = f"{name} showed {mean_W:.2g} W in the mean, at least {least_W:.2g} W are drawn"
+        text += f"; {may_leave_out(name)}" * bool(mean_W == 0)
+        reasons.append(refusal("S", text, *by))
+    readings, seconds = one.still.T
+    if one.is_counter:
+        spells = [(seconds, "counter_still_s", 3 * one.late_s)]
     else:
-        new = np.append(0, np.flatnonzero(steps) + 1)
-        added_W = steps[new[1:] - 1] / (np.diff(t_s[new]) + one.late_s)
-        lowest_W = one.powers_W(t_s[0], t_s[-1], max(0.5, 3 * one.late_s)).min(
-            initial=np.inf
-        )
-        seconds_W = one.powers_W(t_s[0], t_s[-1], max(1.0, 10 * one.late_s))
-        highest_W = max(added_W.max(initial=0.0), seconds_W.max(initial=0.0))
-    if lowest_W < least_W:
-        reasons.append(
-            f"S: {name} showed {lowest_W:.2g} W, at least {least_W:.2g} W are drawn"
-        )
-    # P: its mean over a second, and a step of a counter, is what the device can draw.
-    if highest_W > most_W:
-        reasons.append(
-            f"P: {name} showed {highest_W:.3g} W, at most {most_W:.3g} W can be drawn"
-        )
+        # A power is read more finely than in whole watts, and its device under load.
+        load_W = (one.least + one.most) / 2
+        if not (one.is_busy or one.is_named):
+            load_W = max(load_W, LEAST_LOAD * least_W)
+        is_load = (readings >= load_W) & (readings % 1 != 0)
+        spells = [(seconds[is_load], "power_still_s", 3 * one.period_s)]
+        spells.append((np.array([one.zero_s]), "power_zero_s", 3 * one.period_s))
+    for still_s, threshold, usual_s in spells:
+        longest_s, most_s = still_s.max(initial=0.0), max(limits[threshold], usual_s)
+        if longest_s > most_s:
+            text = f"{name} showed the same for {longest_s:.1f} s, {most_s:.1f} s at most is usual"
+            reasons.append(refusal("S", text, threshold))
     return reasons
 
 
-def _still(
-    one: Curve, t_s: np.ndarray, values: np.ndarray, limits: dict
-) -> tuple[float, float]:
-    """How long a sensor showed the same at most, in s, and how long it may.
+def _power(one: Evidence, limits: dict) -> list[str]:
+    """P: its mean over a second, and a step of a counter, is what the device can draw.
 
-    A power counts where its device is under load, if it is read more finely than in whole watts.
+    The limits of CPUs and RAM are means: half a minute is held against them, a second against
+    several times as much. RAPL without a limit shows its greatest number.
     """
-    begins = np.append(0, np.flatnonzero(np.diff(values)) + 1)
-    ends = np.append(begins[1:], len(values)) - 1
-    still_s = t_s[ends] - t_s[begins]
-    if one.sensor["kind"] == "energy":
-        return still_s.max(), max(limits["counter_still_s"], 3 * one.late_s)
-    middle_W = (values.min() + values.max()) / 2
-    is_counted = (values[begins] >= middle_W) & (values[begins] % 1 != 0)
-    return still_s[is_counted].max(initial=0.0), max(
-        limits["power_still_s"], 3 * one.period_s
-    )
-
-
-def _gaps(one: Curve, begin_s: float, end_s: float, limits: dict) -> list[str]:
-    """G: hardly any time is without readings."""
-    lost_s = one.lost_s(begin_s, end_s)
-    share, longest_s = lost_s.sum() / (end_s - begin_s), lost_s.max()
-    if share > limits["gap_share"] or longest_s > max(
-        limits["gap_s"], 2 * one.period_s
-    ):
-        what = f"no readings for {share:.1%} of the time, for {longest_s:.2g} s at most"
-        return [f"G: {one.sensor['id']} has {what}"]
+    component = one.sensor["component"]
+    by = f"most_{component}_W"
+    highest_W = max(one.step_W, one.second_W)
+    tests = [(highest_W, limits[by], by)]
+    if 0 < one.limit_W < limits[by]:
+        by = f"over_limit_{component}"
+        limit_W = limits[by] * one.limit_W
+        peak_W = limits["peak_over_limit"] * one.limit_W
+        if component == "gpu":
+            tests = [(highest_W, limit_W, by)]
+        else:
+            tests += [(highest_W, peak_W, "peak_over_limit")]
+            tests += [(one.half_minute_W, limit_W, by)]
+    for shown_W, most_W, by in tests:
+        if shown_W > most_W:
+            text = f"{one.sensor['id']} showed {shown_W:.3g} W, at most {most_W:.3g} W can be drawn"
+            return [refusal("P", text, by)]
     return []
 
 
-def _disagreement(
-    counter: Curve, power: Curve, begin_s, end_s, limits: dict
-) -> list[str]:
-    """C: counter and power of a device agree within 5 % or their bounds."""
-    counted, drawn = counter.window(begin_s, end_s), power.window(begin_s, end_s)
-    open_J = max(
-        limits["disagreement"] * counted.energy_J, counted.bound_J + drawn.bound_J
-    )
-    can_tell = drawn.coverage > 1 - limits["gap_share"] and power.late_s < SLOW_S
-    if can_tell and abs(drawn.energy_J - counted.energy_J) > open_J:
+def _gaps(one: Evidence, limits: dict, quota_cpus: float | None) -> list[str]:
+    """G: hardly any time of a power is without readings.
+
+    A counter loses nothing in a gap, but at the edges of the window, or if it can go round in it.
+    """
+    share, longest_s = one.lost_s / one.length_s, one.longest_gap_s
+    most_s = max(limits["gap_s"], 2 * one.period_s)
+    by = ["gap_s"]
+    if one.is_counter:
+        most_s = max(most_s, limits["gap_share"] * one.length_s)
+        most_W = limits[f"most_{one.sensor['component']}_W"]
+        round_J = (one.sensor["wraps_at"] or np.inf) * one.sensor["to_SI"]
+        is_lost = one.edge_gap_s > most_s or longest_s > round_J / most_W
+    else:
+        is_lost = share > limits["gap_share"] or longest_s > most_s
+        by.append("gap_share")
+    if not is_lost:
+        return []
+    what = f"no readings for {share:.1%} of the time, for {longest_s:.2g} s at most"
+    text = f"{one.sensor['id']} has {what}{_remedy(one, quota_cpus)}"
+    return [refusal("G", text, *by)]
+
+
+def _remedy(one: Evidence, quota_cpus: float | None) -> str:
+    """Name the quota that holds the sampler up, and the period that slow sensors can keep."""
+    text = ""
+    if quota_cpus:
+        text = f"; this container has a quota of {quota_cpus:.2g} CPUs (cgroup), give it more"
+    apart_s = one.length_s / max(one.readings, 1)
+    kept_s = [period_s for period_s in PERIODS_S if period_s > 2 * apart_s]
+    if apart_s > 2 * one.period_s and kept_s:
+        text += (
+            f"; a reading takes {apart_s:.2g} s here, measure with --period {kept_s[0]}"
+        )
+    return text
+
+
+def _checks(one: Evidence, found: list[Evidence], limits: dict) -> list[Evidence]:
+    """List the powers that check a counter and can tell: read, and not too slow."""
+    return [
+        other
+        for other in found
+        if other.sensor.get("checks") == one.sensor["id"]
+        and not other.sensor["primary"]
+        and other.late_s < SLOW_S
+    ]
+
+
+def _disagreement(counter: Evidence, power: Evidence, limits: dict) -> list[str]:
+    """C: counter and power of a device agree within 5 %, or what that power's lag allows."""
+    counted, drawn = window(counter), window(power)
+    lag_s = AVERAGED_S / 2 if _is_averaged(power.sensor) else 1.5 * power.late_s
+    lag_J = lag_s * max(counted.energy_J, drawn.energy_J) / counter.length_s
+    lag_J = min(lag_J, counted.bound_J + drawn.bound_J)
+    open_J = max(limits["disagreement"] * counted.energy_J, lag_J)
+    if abs(drawn.energy_J - counted.energy_J) > open_J:
         says = f"{drawn.energy_J:.0f} J, not {counted.energy_J:.0f} J"
-        return [f"C: {power.sensor['id']} says {says} as {counter.sensor['id']}"]
+        text = f"{power.sensor['id']} says {says} as {counter.sensor['id']}"
+        return [refusal("C", text, "disagreement")]
     return []
 
 
-def _are_one(one: Curve, other: Curve) -> bool:
+def _are_one(one: Evidence, other: Evidence) -> bool:
     """Tell whether two sensors have one UUID, or two counters the same readings."""
     uuids = [each.sensor["notes"].get("uuid") for each in (one, other)]
     if uuids[0] and uuids[0] == uuids[1]:
         return True
     are_counters = one.sensor["kind"] == other.sensor["kind"] == "energy"
-    have_as_many = len(one.values) == len(other.values)
-    return are_counters and have_as_many and np.mean(one.values == other.values) > 0.5
+    if not are_counters or one.head is None or other.head is None:
+        return False
+    return len(one.head) == len(other.head) and np.mean(one.head == other.head) > 0.5
 
 
 # ------------------------------------------------------------------------------------------- sums
@@ -335,16 +435,25 @@ def _are_one(one: Curve, other: Curve) -> bool:
 def entries_of(
     curves: list[Curve], begin_s: float, end_s: float, limits: dict = THRESHOLDS
 ) -> list[dict]:
-    """Describe each sensor with its coverage and, if its readings can be true, its energy in J."""
-    entries = []
-    for one in curves:
-        window = one.window(begin_s, end_s)._asdict()
-        if impossible(one, begin_s, end_s, limits) or np.isnan(window["energy_J"]):
-            window = {"coverage": window["coverage"]}
-        entries.append(
-            one.sensor | {"samples": one.readings_in(begin_s, end_s)} | window
-        )
-    return entries
+    """Describe each sensor in a window by its curve, as ``entries`` does."""
+    return entries([evidence(one, begin_s, end_s) for one in curves], limits)
+
+
+def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[dict]:
+    """Describe each sensor with its coverage and, if its readings can be true, its energy in J.
+
+    Where a power of the same device says something else, the bound is that far, too.
+    """
+    described = []
+    for one in found:
+        energy_J, bound_J, coverage = window(one)
+        for other in _checks(one, found, limits):
+            bound_J = max(bound_J, abs(other.energy_J - energy_J))
+        entry = one.sensor | {"samples": one.readings, "coverage": coverage}
+        if not impossible(one, limits) and np.isfinite(energy_J):
+            entry |= {"energy_J": energy_J, "bound_J": bound_J}
+        described.append(entry)
+    return described
 
 
 def totals(entries: Iterable[dict], window_s: float) -> dict:

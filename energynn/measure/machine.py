@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,7 +20,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from energynn.files import IS_CHECKOUT, REPOSITORY
+from energynn.files import IS_CHECKOUT, REPOSITORY, default_runs_dir
 from energynn.launchers import PYTHON_VARIABLE, python_of_ranks
 from energynn.measure import sensors
 from energynn.measure.energy import THRESHOLDS
@@ -29,7 +30,8 @@ from energynn.reading import toml_table
 # machine: 280 W is the vendor's thermal design power of the AMD EPYC 9354 (32 cores), the CPU of
 # the paper's H100 nodes; about a third of full power at idle is what servers of this kind usually
 # draw. Change them in system.toml for your own machine.
-SYSTEM_TOML = """# Used only where the CPU has no energy sensor: `estimated` energy. Edit it.
+SYSTEM_TOML = """# left_out = ["dram"]  # is not read; here, above the first table
+# Used only where the CPU has no energy sensor: `estimated` energy. Edit it.
 [cpu_model]
 name = "idle-to-full-per-core"
 idle_W_per_core = 3.0
@@ -156,7 +158,7 @@ def git_state() -> tuple[str, bool]:
 Watts = Annotated[float, Meta(ge=0, lt=10_000)]
 
 
-class CpuModel(msgspec.Struct):
+class CpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hold the watts of the estimate for a CPU without a counter, and where they are from."""
 
     idle_W_per_core: Watts
@@ -166,26 +168,73 @@ class CpuModel(msgspec.Struct):
 
 
 class System(msgspec.Struct):
-    """Hold what is read of a system.toml."""
+    """Hold what is read of a system.toml, all of which may be missing.
 
-    cpu_model: CpuModel
+    left_out: devices and sensors that are not read, by the names of ``sensors.leave_out``
+    """
+
+    cpu_model: CpuModel = msgspec.convert(CPU_MODEL, CpuModel)
     thresholds: dict[
         Literal[tuple(THRESHOLDS)], Annotated[float, Meta(ge=0, le=10_000)]
     ] = {}
+    left_out: list[str] = []
 
 
-def load(runs_dir: Path, system: str) -> dict:
-    """Return CPU model and thresholds of a system, by its system.toml; it gets one if it has none.
+def system_file(runs_dir: Path | None = None, system: str = "local") -> Path:
+    """Say which file describes a system; measured commands and windows have that of ``local``."""
+    if system == "measured":
+        runs_dir, system = None, "local"
+    return (runs_dir or default_runs_dir()).absolute() / system / "system.toml"
 
-    Raises ValueError where it cannot be read.
-    """
-    path = runs_dir / system / "system.toml"
+
+def write_usual(path: Path) -> None:
+    """Describe a system that has no file yet, for a person to edit."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(SYSTEM_TOML)
+
+
+def load(path: Path) -> dict:
+    """Return CPU model, thresholds and what is left out of a system, by its file or as usual.
+
+    Raises ValueError where the file cannot be read.
+    """
     try:
-        return msgspec.to_builtins(msgspec.convert(toml_table(path), System))
+        table = toml_table(path) if path.exists() else {"left_out": []}
+        if not table:
+            raise ValueError("it is empty")
+        return msgspec.to_builtins(msgspec.convert(table, System))
     except ValueError as error:
         raise ValueError(
             f"{path}: cannot be read ({error}); mend or delete it"
         ) from error
+
+
+def remedy(reasons: Iterable[str], path: Path) -> list[str]:
+    """Say what in a system's file overrules such reasons, where that is how the machine is.
+
+    Returns one sentence, or none where nothing would. Reasons name thresholds and, as
+    ``energy.may_leave_out`` writes it, what can be left out.
+    """
+    text = "; ".join(reasons)
+    named = [name for name in THRESHOLDS if re.search(rf"\b{name}\b", text)]
+    words = [f"{', '.join(named)} in [thresholds]"] if named else []
+    if names := re.findall(r'left_out = \["([^"]+)"\]', text):
+        names = dict.fromkeys(load(path)["left_out"] + names)
+        words.append(f"left_out = {json.dumps([*names])} above the first table")
+    file = path if path.exists() else f"{path}, a new file"
+    said = f"if this machine is so: set {' and '.join(words)} of {file}; measure again"
+    return [said] if words else []
+
+
+def remarks(record: dict, runs_dir: Path | None = None) -> list[str]:
+    """Say by what thresholds of its own a record was judged, what it leaves out, and a remedy."""
+    own = record.get("thresholds", {})
+    lines = [
+        f"judged by {name} = {own[name]}, usual is {usual}"
+        for name, usual in THRESHOLDS.items()
+        if own.get(name, usual) != usual
+    ]
+    lines += [f"left out by system.toml: {name}" for name in record.get("left_out", [])]
+    path = system_file(runs_dir, record["system"])
+    return lines + remedy(record.get("doubts", []), path)

@@ -81,7 +81,7 @@ def command(
     hook = Path(__file__).with_name("perun_hook.py")
     # perun's parser interpolates
     out = os.path.relpath(run_dir / "perun").replace("%", "%%")
-    perun = [*python, "-c", PERUN, "-c", str(configuration), "monitor"]
+    perun = [*python, "-P", "-c", PERUN, "-c", str(configuration), "monitor"]
     options = ["--data_out", out, "--live-callback-files", str(hook)]
     return [*perun, *options, "--", str(script), str(run_dir)]
 

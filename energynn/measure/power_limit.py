@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from energynn.measure import sensors
+from energynn.processes import OWN_PYTHON, own_environment
 
 ALLOWED = "only root may, in the range of `nvidia-smi -q -d POWER` (docs/gpu.md)"
 
@@ -26,9 +27,11 @@ def held(limit_W: float, gpus: list[dict]) -> Iterator[list[int]]:
         return
     if not gpus:
         raise ValueError("power_limit_W: no NVIDIA GPU is used; leave it out")
-    words = [sys.executable, "-m", "energynn.measure.power_limit", str(limit_W)]
+    words = [*OWN_PYTHON, "-m", "energynn.measure.power_limit", str(limit_W)]
     words += [str(gpu["index"]) for gpu in gpus]
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipes = dict(
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own_environment()
+    )
     guard = subprocess.Popen(words, start_new_session=True, **pipes)
     try:
         answer = guard.stdout.readline().strip()

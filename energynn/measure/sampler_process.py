@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from energynn.files import lock
@@ -16,7 +16,7 @@ from energynn.launchers import ranks_of_this_host, write_whole_lines
 from energynn.measure import sensors
 from energynn.measure.perun_backends import add_amd
 from energynn.measure.samples import has_begun
-from energynn.processes import end_marked
+from energynn.processes import OWN_PYTHON, end_marked, own_environment
 from energynn.reading import json_table
 
 STOPPING_S = 30.0
@@ -46,9 +46,10 @@ def start_sampler(
     here = min(size, ranks_of_this_host())
     program = "from energynn.measure.sampler_process import sample; "
     sampler = subprocess.Popen(
-        [sys.executable, "-c", f"{program}sample({str(folder)!r}, {here})"],
+        [*OWN_PYTHON, "-c", f"{program}sample({str(folder)!r}, {here})"],
         stdin=subprocess.PIPE,
         stdout=2,
+        env=own_environment(),
         start_new_session=True,  # a terminal's Ctrl-C is for the ranks
     )
     until(
@@ -70,6 +71,7 @@ def start_sampler(
         sampler.wait()
         held.clear()
 
+    stop.pid = sampler.pid
     return stop
 
 
@@ -93,7 +95,8 @@ def begin(folder: Path, ranks: int) -> sensors.Sampler:
     path = folder / "run.json"
     intent = json_table(path if path.exists() else folder.parent / "run.json")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if ranks == 1 else None
-    inventory = find(intent["cpu_model"], visible, intent.get("uses_gpus", True))
+    uses_gpus, left_out = intent.get("uses_gpus", True), intent.get("left_out", ())
+    inventory = find(intent["cpu_model"], visible, uses_gpus, left_out)
     path = folder / f"samples-{os.uname().nodename}.jsonl"
     sampler = sensors.Sampler(path, inventory, intent["config"]["sampling_period_s"])
     sampler.start()
@@ -102,11 +105,17 @@ def begin(folder: Path, ranks: int) -> sensors.Sampler:
     return sampler
 
 
-def find(cpu_model: dict, visible: str | None, gpus: bool = True) -> sensors.Inventory:
+def find(
+    cpu_model: dict,
+    visible: str | None,
+    gpus: bool = True,
+    left_out: Collection[str] = (),
+) -> sensors.Inventory:
     """List the sensors that this host may have; the sampler finds out which of them work.
 
     ``visible`` is a value of CUDA_VISIBLE_DEVICES, None for all GPUs. Without ``gpus`` GPUs are
-    left out. The CPU's estimate comes last: it counts where nothing else does.
+    left out. The CPU's estimate comes last: it counts where nothing else does. ``left_out``: names
+    of what is not read.
     """
     inventory = sensors.Inventory(sensors.rapl_sensors() + sensors.grace_sensors())
     if gpus:
@@ -115,6 +124,7 @@ def find(cpu_model: dict, visible: str | None, gpus: bool = True) -> sensors.Inv
     elif sensors.nvidia_gpus():
         inventory.problems.append("the GPUs of this host are left out, as asked for")
     inventory.sensors.append(sensors.cpu_estimate(cpu_model))
+    sensors.leave_out(inventory, left_out)
     return inventory
 
 

@@ -6,7 +6,9 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +17,8 @@ import numpy as np
 
 from energynn.reading import require_file
 
-LARGEST_B = 2**32  # of a file that is read as a whole
+PIECE = 2**14  # samples that are read at once
+LONGEST_LINE_B = 2**24
 
 
 # ----------------------------------------------------------------------------------------- samples
@@ -31,18 +34,39 @@ class Sample(msgspec.Struct):
     v: list[float | None]
 
 
+_decode_sample = msgspec.json.Decoder(Sample).decode
+
+
+class DeviceState(msgspec.Struct):
+    """What a device tells of itself: its power limit, and whether it works."""
+
+    limit_W: float | None = None
+    is_busy: bool | None = None
+
+
+class States(msgspec.Struct):
+    """One line of states, by sensor."""
+
+    t: Instant
+    states: dict[str, DeviceState]
+
+
+_decode_states = msgspec.json.Decoder(States).decode
+
+
 @dataclass
 class Samples:
     """Readings of one host.
 
     t_ns: (samples,) of the monotonic clock; readings: (samples, sensors), NaN where one failed;
-    problems: what the sampler complained about.
+    problems: what the sampler complained about; states: what devices told of themselves.
     """
 
     header: dict
     t_ns: np.ndarray
     readings: np.ndarray
     problems: list[str]
+    states: list[States] = field(default_factory=list)
 
     @property
     def host(self) -> str:
@@ -52,43 +76,108 @@ class Samples:
     def period_s(self) -> float:
         return self.header["period_s"]
 
+    def states_of(self, sensor: dict) -> Iterator[tuple]:
+        """Give time in s, power limit in W and activity of a sensor's device, None if untold."""
+        place = sensor["component"], sensor["device"]
+        sensors = self.header["sensors"]
+        names = {
+            one["id"] for one in sensors if (one["component"], one["device"]) == place
+        }
+        for line in self.states:
+            for name in names & line.states.keys():
+                told = line.states[name]
+                yield line.t / 1e9, told.limit_W, told.is_busy
+
 
 def read_samples(path: Path, begin_B: int = 0) -> Samples | None:
     """Read a samples file, of its samples only those from a byte on; None without a header.
 
-    What is no whole line, as at the end of a file that is being written, is skipped.
+    It must fit into the memory: for a file of any length there are ``pieces``.
     """
-    require_file(path, LARGEST_B)
-    decode_sample = msgspec.json.Decoder(Sample).decode
-    samples = []
+    parts = list(pieces(path, begin_B))
+    if not parts:
+        return None
+    return Samples(
+        header=parts[0].header,
+        t_ns=np.concatenate([part.t_ns for part in parts]),
+        readings=np.concatenate([part.readings for part in parts]),
+        problems=list(chain.from_iterable(part.problems for part in parts)),
+        states=list(chain.from_iterable(part.states for part in parts)),
+    )
+
+
+def pieces(path: Path, begin_B: int = 0) -> Iterator[Samples]:
+    """Read a samples file of any length, ``PIECE`` samples at once; nothing without a header.
+
+    What is no whole line, as at the end of a file that is being written, is skipped. Problems of
+    the header are those of the first piece.
+    """
+    header = read_header(path)
+    if header is None:
+        return
+    problems = header.get("problems", [])
     with open(path, "rb") as file:
-        first = file.readline()
-        if not first.endswith(b"\n"):
-            return None
-        header = msgspec.json.decode(first)
-        problems = header.get("problems", [])
+        file.readline()
         file.seek(max(begin_B, file.tell()))
-        for line in file:
-            with suppress(ValueError):
-                if line.startswith(b'{"problem"'):
-                    problems.append(msgspec.json.decode(line)["problem"])
-                    continue
-                sample = decode_sample(line)
+        lines = iter(partial(file.readline, LONGEST_LINE_B), b"")
+        while True:
+            part = _read_piece(lines, header, problems)
+            yield part
+            if len(part.t_ns) < PIECE:
+                return
+            problems = []
+
+
+def read_header(path: Path) -> dict | None:
+    """Read what a samples file says of host and sensors; None where it was cut off before."""
+    require_file(path)
+    with open(path, "rb") as file:
+        first = file.readline(LONGEST_LINE_B)
+    return msgspec.json.decode(first) if first.endswith(b"\n") else None
+
+
+def _read_piece(lines: Iterator[bytes], header: dict, problems: list[str]) -> Samples:
+    samples, states, problems = [], [], list(problems)
+    for line in lines:
+        with suppress(ValueError):
+            if line.startswith(b'{"problem"'):
+                problems.append(msgspec.json.decode(line)["problem"])
+            elif b'"states"' in line:
+                states.append(_decode_states(line))
+            else:
+                sample = _decode_sample(line)
                 if len(sample.v) == len(header["sensors"]):
                     samples.append(sample)
+        if len(samples) == PIECE:
+            break
     readings = np.array([sample.v for sample in samples], dtype=float)
     return Samples(
         header=header,
         t_ns=np.array([sample.t for sample in samples], dtype=np.int64),
         readings=readings.reshape(len(samples), len(header["sensors"])),
         problems=problems,
+        states=states,
     )
 
 
-def read_hosts(folder: Path) -> list[Samples]:
-    """Read the samples of every host of a folder; a file cut off before its header has none."""
-    paths = sorted(folder.glob("samples-*.jsonl"))
-    return list(filter(None, map(read_samples, paths)))
+def last_ns(path: Path) -> int:
+    """Tell when the last sample of a file was taken, of the monotonic clock; 0 without one."""
+    back_B, length_B = 2**16, path.stat().st_size
+    while True:
+        with open(path, "rb") as file:
+            file.seek(max(0, length_B - back_B))
+            lines = file.read(back_B).splitlines()
+        for line in reversed(lines):
+            with suppress(ValueError):
+                return _decode_sample(line).t
+        if back_B >= min(length_B, LONGEST_LINE_B):
+            return 0
+        back_B *= 8
+
+
+def samples_files(folder: Path) -> list[Path]:
+    """List the samples of every host of a folder."""
+    return sorted(folder.glob("samples-*.jsonl"))
 
 
 def write_host(
@@ -190,7 +279,7 @@ def _files_of_ranks(folder: Path, kind: str) -> list[tuple[int, Path]]:
 
 def _lines_of(path: Path) -> Iterator[dict]:
     """Read JSON lines; NaN and Infinity, which no record can hold, become None."""
-    require_file(path, LARGEST_B)
+    require_file(path)
     with open(path, errors="replace") as file:
         for line in file:
             with suppress(ValueError, RecursionError):

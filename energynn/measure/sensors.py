@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,8 @@ POWERCAP = Path(os.environ.get("ENERGYNN_POWERCAP") or "/sys/class/powercap")
 HWMON = Path("/sys/class/hwmon")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
+CGROUP = Path("/sys/fs/cgroup")
+PCI_ADDRESS = re.compile(r"[\da-f]+:[\da-f]{2}:[\da-f]{2}\.[\da-f]")
 WATCH_S = 1.0  # before the first sample, to see which sensors work
 
 
@@ -73,6 +75,30 @@ class Inventory:
     unaccounted: list[str] = field(default_factory=list)
 
 
+def leave_out(inventory: Inventory, names: Collection[str]) -> None:
+    """Drop what a person names in system.toml, and say so.
+
+    A name is a sensor's id, a component (gpu, cpu, ram or dram), one with its device (cpu1), or
+    what a device tells of itself: a UUID, a PCI address.
+    """
+    left_out = {name.replace("dram", "ram") for name in names} | set(names)
+    inventory.problems += [f"{name} is left out by system.toml" for name in names]
+    # of devices without a sensor: a line goes when all that it names are left out
+    inventory.unaccounted = [
+        text
+        for text in inventory.unaccounted
+        if not left_out.issuperset(PCI_ADDRESS.findall(text) or [text])
+    ]
+    inventory.sensors = [
+        each
+        for each in inventory.sensors
+        if left_out.isdisjoint(
+            [each.id, each.component, each.component + each.device]
+            + [*each.notes.values()]
+        )
+    ]
+
+
 def choose(inventory: Inventory, faults: dict[str, str]) -> None:
     """Make one sensor of each device primary, and drop those with a fault (id -> words).
 
@@ -89,9 +115,12 @@ def choose(inventory: Inventory, faults: dict[str, str]) -> None:
         if primary is not sensor:
             sensor.primary, sensor.checks = False, primary.id
         elif sensor.id in faults:
-            is_absent = sensor.is_zone and not has_rapl
-            lines = inventory.problems if is_absent else inventory.unaccounted
-            lines.append(f"{sensor.id} {faults[sensor.id]}")
+            fault = f"{sensor.id} {faults[sensor.id]}"
+            if sensor.is_zone and not has_rapl:
+                inventory.problems.append(fault)
+            else:
+                without = energy.may_leave_out(sensor.id)
+                inventory.unaccounted.append(f"{fault}; {without}")
     inventory.sensors = working
 
 
@@ -181,6 +210,21 @@ def busy_core_seconds() -> float:
     # guest time is part of user; stolen time is somebody else's
     times = psutil.cpu_times()
     return round(times.user + times.nice + times.system + times.irq + times.softirq, 2)
+
+
+def quota_cpus() -> float | None:
+    """Return how many CPUs' time the cgroup of this container may use; None without such a quota.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html, cpu.max; of version 1 cpu.cfs_quota_us.
+    """
+    texts = []
+    for name in ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"):
+        with suppress(OSError):
+            texts += (CGROUP / name).read_text().split()
+    with suppress(ValueError):  # "max"
+        quota_us, period_us = map(int, texts)
+        return quota_us / period_us if quota_us > 0 else None
+    return None
 
 
 # ------------------------------------------------------------------------------------------ GPUs
@@ -370,6 +414,7 @@ class Sampler:
             "host": socket.gethostname(),
             "period_s": self.period_s,
             "sensors": [sensor.describe() for sensor in self.inventory.sensors],
+            "quota_cpus": quota_cpus(),
             "problems": self.inventory.problems,
             "unaccounted": self.inventory.unaccounted,
         }

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from functools import cache, cached_property
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+
+import numpy as np
+import psutil
 
 from energynn.files import write_json
 from energynn.measure import energy, machine
@@ -20,7 +27,14 @@ from energynn.measure.samples import read_samples
 PERIOD_S = 0.04
 # of the samples file before a window: some seconds, with dozens of sensors
 MARGIN_B = 2**18
-_starting = threading.Lock()
+# Renewals of a counter around a window that tell its beat, if they are this many, and that slow;
+# how far a beat may be from what the sampler saw; and windows that are too long to notice.
+AROUND_S = 3.0
+FEWEST_BEATS = 5
+LEAST_BEAT = 1.5  # sampling periods
+BEATS = np.linspace(0.97, 1.03, 601)
+LONGEST_S = 60.0
+FIRST_S = 0.5  # of samples before the first window
 
 
 class Window:
@@ -28,55 +42,56 @@ class Window:
 
     GPUs, CPU sockets and RAM count for all that ran on this host in that time. Of several ranks on
     one host each sees the same energy: take one of them. Windows may lie within each other, and in
-    several threads.
+    several threads. One may be entered again when its block has ended: it tells of its last block,
+    and what each ``as`` names of that one.
     """
 
-    def __init__(self, name: str):
-        self.name = name
-        self.start_ns = self.end_ns = 0
+    def __init__(self, name: str, no_gpu: bool = False, synchronize: bool = True):
+        self.name, self.no_gpu, self.synchronize = name, no_gpu, synchronize
+        self._block: Block | None = None
 
     def __enter__(self) -> Window:
-        with _starting:
-            self._file = _start_sampler()
-        self._begin_B = self._file.stat().st_size - MARGIN_B
-        self.start_ns = time.monotonic_ns()
-        return self
+        sampler = _sampler(self.no_gpu)
+        if self.synchronize:
+            _wait_for_cuda()
+        with _lock:
+            if self._block and not self._block.end_ns:
+                raise ValueError(
+                    f"window {self.name}: its block goes on, here or in another thread; "
+                    "make one for each block: energynn.window(...)"
+                )
+            self._block = Block(sampler, sampler.file.stat().st_size - MARGIN_B)
+        return copy.copy(self)
 
     def __exit__(self, *_error) -> None:
-        self.end_ns = time.monotonic_ns()
+        try:
+            if self.synchronize:
+                _wait_for_cuda()
+        finally:
+            self._block.end_ns = time.monotonic_ns()
 
     @property
     def time_s(self) -> float:
         """Duration of the block in s, so far if it goes on."""
-        return ((self.end_ns or time.monotonic_ns()) - self.start_ns) / 1e9
+        if self._block is None:
+            return 0.0
+        end_ns = self._block.end_ns or time.monotonic_ns()
+        return (end_ns - self._block.start_ns) / 1e9
 
-    @cached_property
+    @property
     def energies(self) -> dict[str, float | str | list[str]]:
         """Energies in J, their provenances and bounds, mean powers in W; named as in a record.
 
-        ``doubts`` are reasons not to believe them. A component without a sensor is absent. Raises
-        ValueError while the block goes on, and if the sampler has died.
+        ``doubts`` are reasons not to believe them, ``remedy`` what in system.toml overrules them. A
+        component without a sensor is absent, and all are if the sampler has died. The first time
+        it waits until the sensors have shown the end of the block, about 0.04 s. Raises ValueError
+        while the block goes on.
         """
-        if not self.end_ns:
+        if not (self._block and self._block.end_ns):
             raise ValueError(
                 f"window {self.name}: its energy is known when it has ended"
             )
-        until(
-            self._is_sampled, f"samples in {self._file}; the sampler is dead", PERIOD_S
-        )
-        samples = read_samples(self._file, self._begin_B)
-        curves = energy.curves(samples)
-        window_s = self.start_ns / 1e9, self.end_ns / 1e9
-        doubts = energy.doubts(curves, *window_s, samples.header["unaccounted"])
-        return energy.totals(energy.entries_of(curves, *window_s), self.time_s) | {
-            "doubts": doubts
-        }
-
-    def _is_sampled(self) -> bool:
-        """Tell whether each sensor has had time to show the end of the block."""
-        samples = read_samples(self._file, self._begin_B)
-        late_s = max(sensor["update_s"] or 0.0 for sensor in samples.header["sensors"])
-        return samples.t_ns[-1] > self.end_ns + late_s * 1e9
+        return self._block.energies
 
     @property
     def energy_J(self) -> float:
@@ -85,39 +100,158 @@ class Window:
 
     def __str__(self) -> str:
         text = f"{self.name}: {self.time_s:.2f} s"
-        if not self.end_ns:
+        if not (self._block and self._block.end_ns):
             return f"{text} so far"
         if "energy_total_J" in self.energies:
             bound_J = self.energies["energy_total_bound_J"]
             text += f", {self.energy_J:.2f} +- {bound_J:.2f} J"
             text += f" {self.energies['energy_total_provenance']}"
-        return "\n  NOT valid: ".join([text, *self.energies["doubts"]])
+        text = "\n  NOT valid: ".join([text, *self.energies["doubts"]])
+        return "\n  ".join([text, *self.energies["remedy"]])
 
 
-def window(name: str = "window") -> Window:
+def window(
+    name: str = "window", no_gpu: bool = False, synchronize: bool = True
+) -> Window:
     """Measure a block: ``with energynn.window("epoch") as measured: ...; print(measured)``.
 
     The first window of a process starts a sampler, which takes about two seconds and goes on until
-    the process ends; it costs about 1 % of one core.
+    the process ends; it costs about 1 % of one core. no_gpu: the GPUs of this host do not matter.
+    synchronize: where torch uses CUDA, a block begins and ends when the GPUs have done their work.
     """
-    return Window(name)
+    return Window(name, no_gpu, synchronize)
 
 
-@cache
-def _start_sampler() -> Path:
-    """Start a sampler as a child of this process; return its file, which forks read, too."""
+def _wait_for_cuda() -> None:
+    """Wait for the GPUs in use; another one would get a context, and memory, by waiting for it."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda and cuda.is_initialized():
+        try:
+            used = list(filter(cuda.memory_reserved, range(cuda.device_count())))
+        except RuntimeError:  # an allocator that is not torch's tells nothing
+            used = [cuda.current_device()]
+        for device in used:
+            cuda.synchronize(device)
+
+
+# ---------------------------------------------------------------------------------- the sampler
+
+
+@dataclass
+class Sampler:
+    """The process whose samples windows read, that of a parent in its forks.
+
+    system: as ``machine.load`` gives it, of the file at ``path``.
+    """
+
+    file: Path
+    process: psutil.Process
+    path: Path
+    system: dict
+
+    @property
+    def is_alive(self) -> bool:
+        with suppress(psutil.Error):
+            is_zombie = self.process.status() == psutil.STATUS_ZOMBIE
+            return self.process.is_running() and not is_zombie
+        return False
+
+    def has_sampled(self, end_ns: int) -> bool:
+        """Tell whether each sensor has had time to show what was at an instant."""
+        if not self.file.exists():  # it goes with a parent
+            return False
+        samples = read_samples(self.file, self.file.stat().st_size - MARGIN_B)
+        late_s = max(sensor["update_s"] or 0.0 for sensor in samples.header["sensors"])
+        return samples.t_ns.max(initial=0) > end_ns + late_s * 1e9
+
+
+_lock = threading.Lock()
+_samplers: dict[bool, Sampler] = {}  # with and without GPUs
+
+
+def _sampler(no_gpu: bool) -> Sampler:
+    """Return the sampler of this process; another one where it has died, or ended with a parent."""
+    with _lock:
+        if no_gpu not in _samplers or not _samplers[no_gpu].is_alive:
+            _samplers[no_gpu] = _start_sampler(no_gpu)
+        return _samplers[no_gpu]
+
+
+def _start_sampler(no_gpu: bool) -> Sampler:
+    path = machine.system_file()
+    system = machine.load(path)
     folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
-    intent = {
-        "cpu_model": machine.CPU_MODEL,
-        "config": {"sampling_period_s": PERIOD_S},
-    }
-    write_json(folder / "run.json", intent)
+    intent = {"uses_gpus": not no_gpu, "config": {"sampling_period_s": PERIOD_S}}
+    write_json(folder / "run.json", system | intent)
     stop_sampler = start_sampler(folder, 1, [0])  # waits for no other rank
     atexit.register(_end, os.getpid(), folder, stop_sampler)
-    return folder / f"samples-{os.uname().nodename}.jsonl"
+    time.sleep(FIRST_S)
+    file = folder / f"samples-{os.uname().nodename}.jsonl"
+    return Sampler(file, psutil.Process(stop_sampler.pid), path, system)
 
 
 def _end(process: int, folder: Path, stop_sampler: Callable) -> None:
     if process == os.getpid():  # no fork that ends
         stop_sampler()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# ---------------------------------------------------------------------------------- the energy
+
+
+class Block:
+    """A block of code that a window was entered for; ``begin_B``: samples from there on count."""
+
+    def __init__(self, sampler: Sampler, begin_B: int):
+        self.sampler, self.begin_B = sampler, begin_B
+        self.start_ns, self.end_ns = time.monotonic_ns(), 0
+
+    @cached_property
+    def energies(self) -> dict[str, float | str | list[str]]:
+        sampler = self.sampler
+        until(
+            lambda: sampler.has_sampled(self.end_ns) or not sampler.is_alive,
+            f"samples in {sampler.file}; the sampler does not answer",
+            PERIOD_S,
+        )
+        if not sampler.has_sampled(self.end_ns):
+            died = "D: the sampler died before the end; the next window starts another"
+            return {"doubts": [died], "remedy": []}
+        samples = read_samples(sampler.file, self.begin_B)
+        window_s = self.start_ns / 1e9, self.end_ns / 1e9
+        curves = [_on_beat(one, *window_s) for one in energy.curves(samples)]
+        limits = energy.THRESHOLDS | sampler.system["thresholds"]
+        unread = samples.header["unaccounted"]
+        doubts = energy.doubts(curves, *window_s, unread, limits)
+        doubts = [text.replace("--no-gpu", "no_gpu=True") for text in doubts]
+        entries = energy.entries_of(curves, *window_s, limits)
+        found = {"doubts": doubts, "remedy": machine.remedy(doubts, sampler.path)}
+        time_s = (self.end_ns - self.start_ns) / 1e9
+        return energy.totals(entries, time_s) | found
+
+
+def _on_beat(one: energy.Curve, begin_s: float, end_s: float) -> energy.Curve:
+    """Put what a counter shows at the instants at which it was renewed, not at which it was read.
+
+    Each lies between two readings, in the middle if nothing else is known. Where the renewals
+    around the window fit a regular beat, they lie on it: short windows end between them.
+    """
+    beat_s = one.sensor["update_s"] or 0.0
+    new = np.flatnonzero(np.diff(one.values)) + 1
+    at_s = (one.t_s[new] + one.t_s[new - 1]) / 2
+    near = (at_s > begin_s - AROUND_S) & (at_s < end_s + AROUND_S)
+    is_slow = beat_s >= LEAST_BEAT * one.period_s and near.sum() >= FEWEST_BEATS
+    if one.sensor["kind"] != "energy" or not is_slow or end_s - begin_s > LONGEST_S:
+        return one
+    near_s, half_s = at_s[near], (one.t_s[new] - at_s)[near]
+    beats_s = beat_s * BEATS
+    turns = np.exp(2j * np.pi * near_s / beats_s[:, None]).mean(axis=1)
+    best = abs(turns).argmax()
+    beat_s, first_s = beats_s[best], beats_s[best] * np.angle(turns[best]) / (2 * np.pi)
+    fitted_s = first_s + beat_s * np.rint((near_s - first_s) / beat_s)
+    if (abs(fitted_s - near_s) < half_s + one.period_s / 4).all():
+        at_s[near] = fitted_s
+    # the first reading is of a renewal before it
+    at_s = np.concatenate([[at_s[0] - beat_s], at_s, one.t_s[-1:]])
+    joules = one.energy_J[np.concatenate([[0], new, [-1]])]
+    return replace(one, energy_J=np.interp(one.t_s, at_s, joules))

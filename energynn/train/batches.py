@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable
 
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
 from energynn.config import RunConfig
 from energynn.train.distributed import World
@@ -33,6 +33,41 @@ class Shard(DistributedSampler):
         )
 
 
+class Told(Dataset):
+    """Give the samples of a batch, or the fault of one that cannot be read: of what a loader's
+    worker raises torch makes a traceback in place of its sentence.
+    """
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, numbers: list[int]):
+        try:
+            return [self.dataset[number] for number in numbers]
+        except (ValueError, OSError) as fault:
+            return fault
+
+
+class Loader(DataLoader):
+    """Load batches, and raise the fault of one that could not be read when it is asked for."""
+
+    def __iter__(self):
+        return map(_raise_fault, super().__iter__())
+
+
+def _collate(samples: list | Exception):
+    return samples if isinstance(samples, Exception) else default_collate(samples)
+
+
+def _raise_fault(batch):
+    if isinstance(batch, Exception):
+        raise batch
+    return batch
+
+
 def make_loader(
     dataset: Dataset, sampler: Iterable[int], config: RunConfig, world: World, **options
 ) -> DataLoader:
@@ -43,7 +78,8 @@ def make_loader(
         config.persistent_workers and options["num_workers"] > 0
     )
     options["pin_memory"] = config.pinned_memory and world.device.type == "cuda"
-    return DataLoader(dataset, config.local_batch_size, sampler=sampler, **options)
+    options["collate_fn"] = _collate
+    return Loader(Told(dataset), config.local_batch_size, sampler=sampler, **options)
 
 
 def require_batches(loader, count: int) -> None:

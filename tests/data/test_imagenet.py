@@ -139,6 +139,24 @@ def test_damaged_or_incomplete_archives_are_named(tree):
         list_images(official)
 
 
+def test_an_archive_cut_between_two_images_or_with_hidden_files(tree):
+    official = tree.parent / "official"
+    whole = [listing.names.tolist() for listing in list_images(official)]
+    archives = [official / name for name in list(imagenet.ARCHIVES)[:2]]
+    for archive in archives:
+        with tarfile.open(archive, "a") as file:
+            for name in ("._n01.tar", ".DS_Store", "x/._ILSVRC2012_val_00000001.JPEG"):
+                add(file, name, b"Mac OS X")
+    assert [listing.names.tolist() for listing in list_images(official)] == whole
+    for archive in archives:
+        data = archive.read_bytes()
+        with tarfile.open(archive) as file:
+            archive.write_bytes(data[: file.getmembers()[1].offset])
+        with pytest.raises(ValueError, match=f"{archive} is damaged .*copy it again"):
+            list_images(official)
+        archive.write_bytes(data)
+
+
 def test_scaled_subsets_are_nested_and_the_same_on_any_machine(tree):
     names = [f"train/c{k % 1000:04d}/{k}.JPEG".encode() for k in range(20_000)]
     listing = imagenet.make_listing(tree, names)

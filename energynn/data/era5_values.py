@@ -1,0 +1,196 @@
+"""FourCastNet's channels of ERA5, whatever file they come from: names that others give them, units,
+and what can be weather.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from energynn.data.era5 import GRAVITY_M_S2
+
+STEP_H = 6
+CHANNELS = tuple(
+    "u10 v10 t2m sp mslp t850 u1000 v1000 z1000 u850 v850 z850 u500 v500 z500 t500 z50 r500 r850 "
+    "tcwv".split()
+)
+LEVELS_HPA = (50, 500, 850, 1000)
+# Our name -> those of WeatherBench2 and ARCO-ERA5, of the Climate Data Store, of CMIP and others,
+# and CF's standard name, where it names no other variable, too.
+NAMES = {
+    "u10": ("10m_u_component_of_wind", "u10", "uas", "u10m"),
+    "v10": ("10m_v_component_of_wind", "v10", "vas", "v10m"),
+    "t2m": ("2m_temperature", "t2m", "tas"),
+    "sp": ("surface_pressure", "sp", "ps", "surface_air_pressure"),
+    "mslp": (
+        *("mean_sea_level_pressure", "msl", "mslp", "psl"),
+        *("air_pressure_at_mean_sea_level", "air_pressure_at_sea_level"),
+    ),
+    "tcwv": (
+        *("total_column_water_vapour", "tcwv", "prw"),
+        "atmosphere_mass_content_of_water_vapor",
+    ),
+    "t": ("temperature", "t", "ta", "air_temperature"),
+    "u": ("u_component_of_wind", "u", "ua", "eastward_wind"),
+    "v": ("v_component_of_wind", "v", "va", "northward_wind"),
+    "z": ("geopotential", "z", "zg", "gh", "geopotential_height"),
+    "r": ("relative_humidity", "r", "hur"),
+    "q": ("specific_humidity", "q", "hus"),
+}
+OURS = {other: name for name, others in NAMES.items() for other in others}
+# Unit, least and most of a variable, or of all whose names begin with it. There is room for
+# atmospheres that are made up, and none for a fill value.
+QUANTITIES = {
+    "sp": ("Pa", 0, 150_000),
+    "mslp": ("Pa", 0, 150_000),
+    "tcwv": ("kg/m2", -5, 400),
+    "t": ("K", 100, 400),
+    "u": ("m/s", -500, 500),
+    "v": ("m/s", -500, 500),
+    "z": ("m2/s2", -9_000, 250_000),
+    "r": ("%", -100, 400),
+    "q": ("kg/kg", -0.01, 0.1),
+}
+# What these are in a unit that is not ours: the unit, more than, less than.
+OTHER_UNITS = {
+    "sp": ("hPa", 300, 1_200),
+    "mslp": ("hPa", 300, 1_200),
+    "z500": ("m", 4_000, 7_000),
+}
+MOST_ZEROS = 0.25  # of a plane; a part of a file that was never written reads as zeros
+
+
+@dataclass(frozen=True)
+class Source:
+    """Hold one year: ``read(index)`` gives a state, (channels, latitude, longitude) float32 in
+    SI units and %.
+
+    hours: (times,) int, since 1970-01-01 00 UTC, rising, multiples of six. The south pole is left
+    out, as in FourCastNet (721 rows -> 720). ``read`` may be called from several threads, and
+    raises ValueError for what is no weather. remark: what a person should know.
+    """
+
+    hours: np.ndarray
+    latitude_deg: np.ndarray
+    longitude_deg: np.ndarray
+    read: Callable[[int], np.ndarray]
+    remark: str = ""
+
+
+def hours_of_year(year: int) -> np.ndarray:
+    """List the 6-hourly times of a year, 1460 or 1464 of them, in hours since 1970."""
+    hours = np.arange(f"{year}", f"{year + 1}", STEP_H, dtype="datetime64[h]")
+    return hours.astype(int)
+
+
+def require_dates(time) -> None:
+    """Raise ValueError where an xarray time has no dates of the calendar of ERA5."""
+    if time.dtype.kind != "M":
+        calendar = time.encoding.get("calendar", "none")
+        raise ValueError(
+            f"time is of the calendar {calendar}, ERA5's is the standard one"
+        )
+
+
+def six_hourly(times: np.ndarray, year: int) -> np.ndarray:
+    """List which of the 6-hourly times of a year are there, in hours since 1970.
+
+    Raises ValueError naming those that are there if none is of them.
+    """
+    hours = hours_of_year(year)
+    found = hours[np.isin(hours.astype("datetime64[h]"), times)]
+    if len(found) == 0:
+        raise ValueError(
+            f"no six-hourly time of {year}; look at --years and --source, whose "
+            f"{len(times)} times are {min(times)!s:.16} to {max(times)!s:.16}"
+        )
+    return found
+
+
+def utc(hour: int) -> str:
+    """Write an hour since 1970 as a date."""
+    return f"{np.datetime64(int(hour), 'h')} UTC"
+
+
+def quantity(name: str) -> tuple[str, float, float]:
+    """Look up unit, least and most of a variable or channel."""
+    return QUANTITIES.get(name) or QUANTITIES[name[0]]
+
+
+@lru_cache
+def conversion(name: str, unit: str) -> tuple[float, float]:
+    """Find the factor and then the offset that lead from a unit to ours, as CF and pint have it.
+
+    A geopotential height becomes a geopotential. Raises ValueError where the units are of two
+    kinds, or the unit is none.
+    """
+    ours = quantity(name)[0]
+    if unit == ours:
+        return 1.0, 0.0
+    try:
+        with warnings.catch_warnings():  # it has no matplotlib
+            warnings.simplefilter("ignore")
+            from cf_xarray.units import units as registry
+    except ImportError as error:
+        raise ValueError("units need packages: pip install 'energynn[era5]'") from error
+    try:
+        ends = registry.Quantity(np.array([0.0, 1.0]), unit)
+        if ours == "m2/s2" and ends.check("[length]"):
+            ends = ends * registry.Quantity(GRAVITY_M_S2, "m/s2")
+        zero, one = ends.to(ours).magnitude.tolist()
+    except Exception as error:  # pint's own errors are of many types
+        raise ValueError(
+            f"{name} is in {unit!r}, which is no unit like {ours}; write CF's"
+        ) from error
+    return one - zero, zero
+
+
+def require_weather(name: str, plane: np.ndarray, hour: int) -> None:
+    """Raise ValueError naming channel and time for values that are no weather: missing, a
+    fill value, never written, or in another unit.
+
+    plane: (latitude, longitude).
+    """
+    unit, least, most = quantity(name)
+    low, high = float(plane.min()), float(plane.max())
+    other, above, below = OTHER_UNITS.get(name, ("", high, low))
+    found = f"{name} is {low:g} to {high:g}"
+    fault = ""
+    if not np.isfinite(high - low):
+        fault = f"no finite {name} at {utc(hour)}; get it again"
+    elif low == high or np.count_nonzero(plane) < (1 - MOST_ZEROS) * plane.size:
+        fault = f"{found} at {utc(hour)}, as if it had not been written; get it again"
+    elif low < least or high > most:
+        fault = f"{found} at {utc(hour)}, outside of {least:g} to {most:g} {unit}; get it again"
+    elif above < low and high < below:
+        fault = f"{found} at {utc(hour)}, as in {other}; convert it to {unit}"
+    if fault:
+        raise ValueError(fault)
+
+
+def relative_humidity_percent(
+    temperature_K: np.ndarray, specific_humidity: np.ndarray, pressure_Pa: np.ndarray
+) -> np.ndarray:
+    """Compute relative humidity as ERA5 has it: over water above 0 C, over ice below -23 C, and
+    mixed between.
+
+    Source: IFS documentation Cy47r3, part IV, chapter 12 (Tetens' formula with Buck's constants,
+    quadratic mixing); vapour pressure from specific humidity with R_dry / R_vapour = 0.621981.
+    """
+
+    def saturation_Pa(a3: float, a4_K: float) -> np.ndarray:
+        return 611.21 * np.exp(a3 * (temperature_K - 273.16) / (temperature_K - a4_K))
+
+    mixed_K = np.minimum(np.maximum(temperature_K, 250.16), 273.16)
+    water = ((mixed_K - 250.16) / 23) ** 2
+    over_water_Pa = saturation_Pa(17.502, 32.19)
+    over_ice_Pa = saturation_Pa(22.587, -0.7)
+    mixed_Pa = water * over_water_Pa + (1 - water) * over_ice_Pa
+    vapour_Pa = (
+        pressure_Pa * specific_humidity / (0.621981 + 0.378019 * specific_humidity)
+    )
+    return 100 * vapour_Pa / mixed_Pa

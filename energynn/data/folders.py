@@ -1,0 +1,73 @@
+"""The files of a data set's folder, as it is described, verified and trained on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def list_files(root: Path, remarks: dict[str, str], folder: str = "") -> Iterator[str]:
+    """Give the names below ``root`` of its files, or of those in ``folder``, as "train/".
+
+    Links are followed. Left out is what is hidden, and what leads nowhere or back; ``remarks``
+    tells of it, and of files that are there twice within a class (two folders down): name ->
+    reason. Raises OSError for a folder that may not be read.
+    """
+    above = [os.path.dirname(os.path.abspath(root))]
+    if folder:
+        above.append(os.path.realpath(root))
+    return _below(root, folder, above, {}, remarks)
+
+
+def _below(
+    root: Path, folder: str, above: list[str], seen: dict, remarks: dict[str, str]
+) -> Iterator[str]:
+    """Go through a folder; ``above``: real paths of those that led here, ``seen``: first names of
+    the files of its class.
+    """
+    real = os.path.realpath(root / folder)
+    holder = os.path.join(real, "")  # "/" ends with one
+    if any(os.path.join(path, "").startswith(holder) for path in above):
+        remarks[folder[:-1]] = "left out, a link back into its own path"
+        return
+    if folder.count("/") <= 2:
+        seen = {}
+    device = os.stat(real).st_dev
+    with os.scandir(real) as entries:
+        by_name = sorted(entries, key=lambda entry: entry.name)
+    for entry in by_name:
+        name = folder + entry.name
+        kind = _kind(entry)
+        if kind == "folder":
+            yield from _below(root, f"{name}/", [*above, real], seen, remarks)
+        elif kind == "file":
+            # a scan knows the number of a file, without a question for each of a million
+            identity = (device, entry.inode())
+            if entry.is_symlink():
+                identity = (entry.stat().st_dev, entry.stat().st_ino)
+            if seen.setdefault(identity, name) != name:
+                remarks[name] = (
+                    "used, though another name of its class is the same file"
+                )
+            yield name
+        else:
+            remarks[name] = kind
+
+
+def _kind(entry: os.DirEntry) -> str:
+    """Return "file", "folder", or why it is left out."""
+    if entry.name.startswith("."):
+        return "left out, hidden"
+    if (
+        "\n" in entry.name or "\r" in entry.name
+    ):  # a list of checksums has one name a line
+        return "left out, a line break in its name"
+    with contextlib.suppress(OSError):  # a link to itself
+        if entry.is_dir():
+            return "folder"
+        if entry.is_file():
+            return "file"
+    kind = "link to anything" if entry.is_symlink() else "regular file"
+    return f"left out, no {kind}"

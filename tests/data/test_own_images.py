@@ -1,0 +1,288 @@
+"""Images of one's own: what is described is what is verified and trained on, and what is left out
+is said.
+"""
+
+import io
+import os
+import shutil
+import struct
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.models import resnet50
+
+from energynn import cli, config
+from energynn.data import imagenet, manifests
+from energynn.data.images import Images, decode, load_pillow
+from energynn.train import batches
+from energynn.train.distributed import World
+
+SIZES = dict(image_size=64, training_samples=0, validation_samples=0)
+GREYS = np.arange(16, dtype=np.uint16).reshape(4, 4) * 4369  # 0 to 65535
+
+
+def picture(path, value=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (value, 0, 0)).save(path)
+
+
+def encoded(values, kind) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch, capsys):
+    """A tree of two classes, and a function that types a command about it."""
+    for module in (manifests, config):
+        monkeypatch.setattr(module, "DATA_MANIFESTS", tmp_path / "manifests")
+    monkeypatch.setattr(manifests, "GENERATED", tmp_path / "data")
+    tree = tmp_path / "data" / "pets"
+    for number, name in enumerate(("train/a", "train/b", "val/a", "val/b")):
+        for k in range(3):
+            picture(tree / name / f"{k}.jpg", 20 * number + k)
+
+    def said(verb):
+        status = cli.main(["data", verb, "pets"])
+        answer = capsys.readouterr()
+        return status, answer.out + answer.err
+
+    return tree, said
+
+
+def run(**fields):
+    manifests.check_run(config.make(dataset="pets", **SIZES | fields))
+
+
+@pytest.mark.parametrize("linked", ["train/b", "train", "train/b/1.jpg", "."])
+def test_pictures_behind_links_are_listed_and_verified(own, linked):
+    tree, said = own
+    elsewhere = (tree / linked).rename(tree.parent / "elsewhere")
+    (tree / linked).symlink_to(elsewhere)
+    assert "train: 6 images of 2 classes: a/*.jpg 3, b/*.jpg 3" in said("describe")[1]
+    run()
+    picture(tree / "train" / "b" / "1.jpg", 99)
+    status, answer = said("verify")
+    assert status == 2 and "train/b/1.jpg differs" in answer
+    with pytest.raises(ValueError, match="b/1.jpg differs.*data describe pets"):
+        run()
+    assert said("describe")[0] == 0  # the remedy
+    run()
+
+
+@pytest.mark.parametrize(
+    "target",
+    [".", "..", "../..", "../../..", "/", "../b", "data set"],
+    ids=lambda text: f"to {text}",
+)
+def test_a_link_back_into_its_own_path_is_named_and_left_out(own, target):
+    tree, said = own
+    train = (tree / "train").rename(tree.parent / "elsewhere")
+    (tree / "train").symlink_to(train)
+    (train / "a" / "round").symlink_to(tree if target == "data set" else target)
+    (train / "b" / "round").symlink_to("../a")  # and so from b to a to b
+    status, answer = said("describe")
+    assert status == 0 and "a link back into its own path: train/a/round" in answer
+    assert len(imagenet.list_images(tree)[0]) == (12 if target == "../b" else 9)
+
+
+def test_what_is_found_and_left_out_is_said_and_the_same_for_all(own):
+    tree, said = own
+    folder = tree / "train" / "a"
+    for ending in ("webp", "TIFF", "bmp", "ppm", "png", "gif"):
+        picture(folder / "deeper" / "still" / f"x.{ending}", 5)
+    for hidden in (".ipynb_checkpoints/x.jpg", "a/._x.jpg", "a/.cache/x.jpg"):
+        picture(tree / "train" / hidden)
+    (folder / "gone.jpg").symlink_to("/nowhere")
+    (folder / "self.jpg").symlink_to("self.jpg")
+    (folder / "again.jpg").symlink_to("../a/0.jpg")
+    os.link(folder / "1.jpg", folder / "once.jpg")
+    os.mkfifo(folder / "pipe.jpg")
+    picture(tree / "train" / "loose.jpg")
+    status, answer = said("describe")
+    assert status == 0
+    lines = {line.removeprefix("pets: ") for line in answer.splitlines()[:-1]}
+    assert lines == {
+        "train: 13 images of 2 classes: a/*.bmp 1, a/*.jpg 5, a/*.png 1, a/*.ppm 1, "
+        "a/*.tiff 1, a/*.webp 1, b/*.jpg 3",
+        "val: 6 images of 2 classes: a/*.jpg 3, b/*.jpg 3",
+        "3 left out, hidden: train/.ipynb_checkpoints, train/a/._x.jpg, train/a/.cache",
+        "2 left out, no link to anything: train/a/gone.jpg, train/a/self.jpg",
+        "1 left out, no regular file: train/a/pipe.jpg",
+        "1 left out of the images by the ending .gif: train/a/deeper/still/x.gif",
+        "1 left out of the images, in no class folder: train/loose.jpg",
+        "2 used, though another name of its class is the same file: train/a/again.jpg, "
+        "train/a/once.jpg",
+    }
+    training = imagenet.list_images(tree)[0]
+    assert len(training) == 13 and training.classes == ("a", "b")
+    listed = {name for name in manifests.checksums("pets") if name.startswith("train")}
+    images = {name.decode() for name in training.names}
+    assert listed - images == {"train/a/deeper/still/x.gif", "train/loose.jpg"}
+    picture(tree / "train" / ".Trash" / "new.jpg")  # is not read, so it does not matter
+    run()
+
+
+def one_folder_deeper(folder):
+    folder.rename(folder.parent / "animals")
+    folder.mkdir()
+    (folder.parent / "animals").rename(folder / "animals")
+
+
+def flattened(folder):
+    for path in list(folder.glob("*/*")):
+        path.rename(folder / f"{path.parent.name}_{path.name}")
+    for path in folder.glob("?"):
+        path.rmdir()
+
+
+@pytest.mark.parametrize(
+    "slip, sentence",
+    [
+        (flattened, "val/ has 6 images and no class folders.* into val/CLASS/"),
+        (one_folder_deeper, "val/ has one class folder only, animals, .*one folder up"),
+    ],
+)
+def test_pictures_in_other_folders_than_their_classes_have_a_sentence(
+    own, slip, sentence
+):
+    tree, said = own
+    assert said("describe")[0] == 0
+    sums = manifests.DATA_MANIFESTS / "pets" / "SHA256SUMS"
+    before = sums.read_bytes()
+    slip(tree / "val")
+    status, answer = said("describe")
+    assert status == 2 and sums.read_bytes() == before
+    with pytest.raises(ValueError, match=sentence) as error:
+        shutil.rmtree(sums.parent)
+        run()
+    assert str(error.value) in answer
+    for path in list((tree / "val").rglob("*.jpg")):  # the remedy
+        place = (
+            tree
+            / "val"
+            / str(path.relative_to(tree / "val")).removeprefix("animals/")[0]
+        )
+        place.mkdir(exist_ok=True)
+        path.rename(place / path.name)
+    assert said("describe")[0] == 0
+    run()
+
+
+def test_data_for_another_training_may_lie_otherwise(own):
+    tree, said = own
+    for split in ("train", "val"):
+        flattened(tree / split)
+    status, answer = said("describe")
+    assert status == 0 and "ResNet50 cannot train on it: images: " in answer
+    whole = tree.parent / "whole"
+    tree.rename(whole)
+    tree.mkdir()
+    whole.rename(tree / "unpacked")
+    assert f"move what {tree}/unpacked holds one folder up" in said("describe")[1]
+
+
+def test_a_name_that_is_no_text_is_taken_and_a_list_is_never_emptied(own, monkeypatch):
+    tree, said = own
+    assert said("describe")[0] == 0
+    strange = os.fsdecode(b"\xff\xe4 \x1b[31m.jpg")
+    picture(tree / "train" / "b" / strange, 77)
+    (tree / "train" / "b" / "2\n.jpg").touch()
+    sums = manifests.DATA_MANIFESTS / "pets" / "SHA256SUMS"
+    before = sums.read_bytes()
+    with monkeypatch.context() as full:
+        full.setattr("os.fsync", lambda file: os.write(-1, b""))
+        assert said("describe")[0] == 2
+    assert sums.read_bytes() == before
+    status, answer = said("describe")
+    assert status == 0 and "train/b/2?.jpg" in answer and "b/*.jpg 4" in answer
+    run()
+    subprocess.run(["sha256sum", "-c", "--quiet", sums], cwd=tree, check=True)
+    training = imagenet.list_images(tree)[0]
+    (index,) = (k for k, name in enumerate(training.names) if b"\xff" in name)
+    assert training.where(index).endswith(r"train/b/\xff\xe4 ?[31m.jpg")
+    assert decode(training.read(index)).shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(GREYS, "PNG"),
+        encoded(GREYS, "TIFF"),
+        b"P5\n4 4\n65535\n" + GREYS.astype(">u2").tobytes(),
+        b"P6\n4 4\n65535\n" + GREYS.astype(">u2").repeat(3).tobytes(),
+        encoded((GREYS >> 8).astype(np.uint8), "PNG"),
+    ],
+    ids=["grey PNG", "TIFF", "PGM", "PPM", "8 bits"],
+)
+def test_sixteen_bits_are_scaled_to_eight_by_every_loader(data):
+    for load in (load_pillow, lambda data: decode(data).permute(1, 2, 0), store):
+        assert (np.asarray(load(data))[..., 0] == GREYS >> 8).all()
+
+
+def store(data):
+    """As `energynn data imagenet` stores it; a small picture is not enlarged."""
+    return imagenet.read_ppm(imagenet.ppm(data))
+
+
+BOMB = b"P5\n60000 60000\n255\n"
+FLOATS = encoded(GREYS.astype(np.float32), "TIFF")
+INTEGERS = encoded(GREYS.astype(np.int32), "TIFF")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [BOMB, FLOATS, INTEGERS, b"GIF89a", b"II*\0\x08\0\0\0\xff\xff", b"P6\n9 9\n255\n"],
+)
+@pytest.mark.parametrize("load", [load_pillow, decode, imagenet.ppm])
+def test_whatever_a_decoder_refuses_is_that_picture_s_fault(own, data, load):
+    tree, _ = own
+    broken = tree / "train" / "a" / "1.jpg"
+    broken.write_bytes(data)
+    training = imagenet.list_images(tree)[0]
+    with pytest.raises(ValueError, match=f"^image {broken} is broken .*skip$"):
+        Images(training, np.arange(6), load)[1]
+    images = Images(training, np.arange(6), load, "skip")
+    assert images[1][1] == 0 and images.skipped() == [str(broken)]
+
+
+@pytest.mark.parametrize(
+    "fault", [struct.error, MemoryError, KeyError("Exif"), OSError]
+)
+def test_what_a_decoder_raises_has_one_sentence_from_a_worker_too(own, fault):
+    tree, _ = own
+    training = imagenet.list_images(tree)[0]
+
+    def load(data):
+        if data == training.read(4):
+            raise fault
+        return torch.zeros(1)
+
+    made = config.make(local_batch_size=2, loader_workers=1, **SIZES)
+    alone = World(0, 1, 0, torch.device("cpu"), "h")
+    images = Images(training, np.arange(6), load)
+    loader = batches.make_loader(images, range(6), made, alone)
+    waiting = iter(loader)
+    assert len(next(waiting)[1]) == len(next(waiting)[1]) == 2
+    with pytest.raises(ValueError) as error:
+        next(waiting)
+    assert str(error.value).startswith(f"image {training.where(4)} is broken (")
+    assert str(error.value).endswith("); copy it, or set on_bad_image to skip")
+    (tree / "train" / "a" / "0.jpg").unlink()
+    with pytest.raises(FileNotFoundError, match="^.Errno 2. .*train/a/0.jpg'$"):
+        next(iter(loader))
+
+
+def test_one_image_of_one_pixel_is_refused_before_it_starts(own):
+    own[1]("describe")
+    one = dict(workload="resnet50", image_size=32, local_batch_size=1)
+    with pytest.raises(ValueError, match="local_batch_size: .*take 2, or .* above 32"):
+        run(**one)
+    for remedy in (dict(image_size=33), dict(local_batch_size=2)):
+        run(**one | remedy)
+        size = (one | remedy)["image_size"]
+        resnet50()(torch.zeros((one | remedy)["local_batch_size"], 3, size, size))

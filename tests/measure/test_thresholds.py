@@ -1,0 +1,136 @@
+"""What system.toml says of a machine: every command asks it, and each refusal tells how."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from energynn.measure import energy, machine
+from energynn.measure.sensors import Inventory, Sensor, leave_out
+from tests import powercap
+from tests.processes import ENERGYNN
+
+WINDOW = """
+import time, energynn
+with energynn.window("w") as w:
+    time.sleep(1.5)
+print(w)
+"""
+COMMANDS = {
+    "measure": [*ENERGYNN, "measure", "--period", "0.01", "--", "sleep", "1"],
+    "window": [sys.executable, "-c", WINDOW],
+    "doctor": [*ENERGYNN, "doctor", "--devices", "1"],
+}
+MENDED = {"least_cpu_W": 0.1}
+
+
+@pytest.fixture
+def small_board(tmp_path):
+    """A CPU of 0.6 W whose DRAM always shows 0; returns what executes a command on it."""
+    writer = powercap.constant_power(tmp_path / "powercap", 0.6)
+    dram = tmp_path / "powercap" / "intel-rapl:0:0"
+    dram.mkdir()
+    for name, text in {
+        "name": "dram",
+        "energy_uj": 0,
+        "max_energy_range_uj": 1,
+    }.items():
+        (dram / name).write_text(f"{text}\n")
+    powers = {"ENERGYNN_POWERCAP": str(tmp_path / "powercap"), "FAKE_GPUS": "[]"}
+    clean = {name: os.environ[name] for name in os.environ if "PMI" not in name}
+
+    def execute(words):
+        options = dict(cwd=tmp_path, env=clean | powers, capture_output=True, text=True)
+        done = subprocess.run(words, timeout=100, **options)
+        return " ".join((done.stdout + done.stderr).split())
+
+    yield execute
+    writer.kill()
+    writer.wait()
+
+
+def typed(said):
+    """Do what the remedy in an output says: write that file."""
+    named, left_out, path = re.search(
+        r"set (\w+) in \[thresholds\] and (left_out = \[.*?\]) above the first table of (\S+?)[,;]",
+        said,
+    ).groups()
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write(f"{left_out}\n[thresholds]\n{named} = {MENDED[named]}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_remedy_that_is_told_helps_every_command(small_board, command):
+    refused = small_board(COMMANDS[command])
+    assert "S: cpu_0_package-0 showed 0.6 W" in refused and "D: ram_0_dram" in refused
+    typed(refused)
+    said = small_board(COMMANDS[command])
+    assert not re.search("NOT valid|no record would be valid", said), said
+    for words in ("show", "check") if command == "measure" else ():
+        told = small_board([*ENERGYNN, words])
+        assert "judged by least_cpu_W = 0.1, usual is 1.0" in told, told
+        assert "left out by system.toml: ram_0_dram" in told, told
+
+
+GPU = dict(component="gpu", kind="power", provenance="measured", read=lambda: 1.0)
+
+
+@pytest.mark.parametrize(
+    "name, kept",
+    [
+        ("gpu", ["cpu_0_p", "cpu_1_p", "ram_1_dram"]),
+        ("gpu1", ["cpu_0_p", "cpu_1_p", "ram_1_dram", "gpu_0_power"]),
+        ("cpu1", ["cpu_0_p", "ram_1_dram", "gpu_0_power", "gpu_1_power"]),
+        ("cpu_0_p", ["cpu_1_p", "ram_1_dram", "gpu_0_power", "gpu_1_power"]),
+        ("dram", ["cpu_0_p", "cpu_1_p", "gpu_0_power", "gpu_1_power"]),
+        ("dram1", ["cpu_0_p", "cpu_1_p", "gpu_0_power", "gpu_1_power"]),
+        ("GPU-1", ["cpu_0_p", "cpu_1_p", "ram_1_dram", "gpu_0_power"]),
+        ("0000:03:00.0", None),
+        ("nonsense", None),
+        ("0", None),
+    ],
+)
+def test_what_is_left_out_is_named_by_device_or_sensor(name, kept):
+    read = GPU | {"kind": "energy"}
+    found = [
+        Sensor(f"cpu_{n}_p", device=n, **read | {"component": "cpu"}) for n in "01"
+    ]
+    found.append(Sensor("ram_1_dram", device="1", **read | {"component": "ram"}))
+    for n in "01":
+        notes = {"uuid": f"GPU-{n}"}
+        found.append(Sensor(f"gpu_{n}_power", device=n, notes=notes, **GPU))
+    inventory = Inventory(
+        found,
+        unaccounted=["GPU 0000:03:00.0: unread", "0 of 0000:03:00.0 0001:04:00.0"],
+    )
+    leave_out(inventory, [name])
+    ids = [sensor.id for sensor in inventory.sensors]
+    assert ids == kept or kept is None and len(ids) == 5
+    assert len(inventory.unaccounted) == 2 - (name == "0000:03:00.0")
+    (said,) = inventory.problems
+    leave_out(inventory, ["0001:04:00.0"])
+    assert len(inventory.unaccounted) == 2 - (name == "0000:03:00.0")
+    assert said == f"{name} is left out by system.toml"
+
+
+def test_a_remedy_keeps_what_was_left_out_before(tmp_path):
+    path = tmp_path / "system.toml"
+    path.write_text('left_out = ["b"]')
+    reasons = [f"D: {energy.may_leave_out(name)}" for name in ("cpu1", "a", "a")]
+    (said,) = machine.remedy([*reasons, "M: cpu1 fell"], path)
+    assert f"left_out = {json.dumps(['b', 'cpu1', 'a'])} above" in said
+    assert machine.remedy(["M: cpu1 fell"], path) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["[cpu_model]\nleft_out = ['dram']", "[thresholds]\nleast_W = 1", ""]
+)
+def test_what_would_be_overlooked_is_refused(tmp_path, text):
+    (tmp_path / "system.toml").write_text(text)
+    with pytest.raises(ValueError, match="cannot be read .*; mend or delete it"):
+        machine.load(tmp_path / "system.toml")

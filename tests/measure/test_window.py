@@ -1,0 +1,237 @@
+"""Windows: entered again, nested, in forks and beside GPUs at work; how sharp their edges are."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+
+import energynn
+from energynn.files import REPOSITORY
+from energynn.measure import energy, machine, samples, window
+from tests.measure import worlds
+
+GPUS_W = 300.0, 200.0
+PROGRAM = """
+    import energynn, json, os, signal, sys, threading, time
+    import psutil
+
+    told, block, blocks = {}, energynn.window("block"), []
+
+    def gpus(one):
+        return [one.energies["energy_gpu_J"], one.time_s]
+
+    for seconds in (0.2, 0.4, 0.8):
+        with block as one:
+            time.sleep(seconds)
+        blocks.append(one)
+        told.setdefault("again", []).append(gpus(block))
+    told["each"] = list(map(gpus, blocks))
+
+    def refused():
+        try:
+            with block:
+                pass
+        except ValueError as error:
+            told.setdefault("refused", []).append(str(error))
+
+    with block:
+        refused()
+        thread = threading.Thread(target=refused)
+        thread.start()
+        thread.join()
+        with energynn.window("inner") as inner:
+            time.sleep(0.3)
+    told["inner"] = gpus(inner)
+
+    with block as died:
+        (sampler,) = psutil.Process().children()
+        sampler.kill()
+        time.sleep(0.1)
+    with block as later:
+        time.sleep(0.4)
+    told["died"] = [str(died), died.energy_J != died.energy_J]
+    told["later"] = gpus(later)
+
+    parent = os.getpid()
+    if os.fork():
+        sys.exit()
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    with energynn.window("orphan", no_gpu=True) as orphan:
+        time.sleep(0.4)
+    told["orphan"] = orphan.energies
+    print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What the program says on two GPUs of constant power."""
+    folder = tmp_path_factory.mktemp("windows")
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    fakes = REPOSITORY / "tests/measure/fake_sensors"
+    gpus = [dict(high_W=watts, update_s=0.1) for watts in GPUS_W]
+    environment = {
+        "PYTHONPATH": f"{REPOSITORY}:{fakes}",
+        "FAKE_GPUS": json.dumps(gpus),
+        "TMPDIR": str(folder),
+    }
+    done = subprocess.run(
+        [sys.executable, program],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.glob("energynn-window-*")), "a sampler's folder was left"
+    return json.loads(done.stdout)
+
+
+def mean_W(parts):
+    return [energy_J / time_s for energy_J, time_s in parts]
+
+
+def test_a_window_entered_again_has_its_own_energy_each_time(told):
+    assert mean_W(told["again"]) == pytest.approx([sum(GPUS_W)] * 3, rel=0.06)
+    assert told["each"] == told["again"]
+
+
+def test_a_window_within_itself_is_refused_and_one_of_its_own_is_not(told):
+    assert len(told["refused"]) == 2
+    assert all("energynn.window(...)" in text for text in told["refused"])
+    assert mean_W([told["inner"]]) == pytest.approx([sum(GPUS_W)], rel=0.06)
+
+
+def test_a_sampler_that_died_is_started_again(told):
+    text, is_nan = told["died"]
+    assert is_nan and "NOT valid: D: the sampler died" in text
+    assert mean_W([told["later"]]) == pytest.approx([sum(GPUS_W)], rel=0.06)
+
+
+def test_a_fork_that_outlives_its_parent_has_a_sampler_and_without_gpus_as_said(told):
+    assert told["orphan"]["doubts"] == [] and "energy_gpu_J" not in told["orphan"]
+    assert told["orphan"]["energy_total_J"] > 0
+
+
+@pytest.fixture
+def sampled(tmp_path, monkeypatch):
+    """A sampler whose samples of 100 W cover the next seconds, and a GPU that nobody reads."""
+    now_ns = time.monotonic_ns()
+    times_ns = [now_ns + k * 40_000_000 for k in range(-75, 250)]
+    readings = [[100e-9 * (t - now_ns + 10**10)] for t in times_ns]
+    one = worlds.sensor("gpu_0_energy", "energy")
+    samples.write_host(tmp_path, 0, "here", [one], times_ns, readings)
+    file = tmp_path / "samples-here.jsonl"
+    header, rest = file.read_text().split("\n", 1)
+    unread = ["GPU 1: NVML does not start; say --no-gpu"]
+    header = json.dumps(json.loads(header) | {"unaccounted": unread})
+    file.write_text(f"{header}\n{rest}")
+    path = tmp_path / "system.toml"
+    sampler = window.Sampler(file, psutil.Process(), path, machine.load(path))
+    monkeypatch.setattr(window, "_start_sampler", lambda no_gpu: sampler)
+    monkeypatch.setattr(window, "_samplers", {})
+
+
+def test_what_speaks_against_a_window_names_the_remedy_of_a_window(sampled):
+    with energynn.window("block") as block:
+        with pytest.raises(ValueError, match="when it has ended"):
+            _ = block.energy_J
+        time.sleep(0.1)
+    assert block.energies["doubts"] == [
+        "D: GPU 1: NVML does not start; say no_gpu=True"
+    ]
+
+
+class Cuda(SimpleNamespace):
+    """Two devices at work for 0.2 s, of three; none is initialized but where it is said."""
+
+    def is_initialized(self):
+        return self.initialized
+
+    def device_count(self):
+        return 3
+
+    def current_device(self):
+        return 1
+
+    def memory_reserved(self, device):
+        if self.is_strange:
+            raise RuntimeError("does not yet support getDeviceStats")
+        return 10**6 * (device > 0)
+
+    def synchronize(self, device):
+        self.waited.append(device)
+        time.sleep(max(0.0, self.end_s - time.monotonic()))
+
+
+@pytest.mark.parametrize(
+    "torch, options, waited",
+    [
+        ({}, {}, [1, 2]),
+        ({"is_strange": True}, {}, [1]),
+        ({"initialized": False}, {}, []),
+        ({}, {"synchronize": False}, []),
+        (None, {}, []),
+    ],
+)
+def test_a_block_ends_when_the_gpus_in_use_have_done_their_work(
+    sampled, monkeypatch, torch, options, waited
+):
+    usual = dict(initialized=True, is_strange=False, waited=[], end_s=0.0)
+    cuda = Cuda(**usual | (torch or {}))
+    loaded = SimpleNamespace() if torch is None else SimpleNamespace(cuda=cuda)
+    monkeypatch.setitem(sys.modules, "torch", loaded)  # while it is imported: no cuda
+    with energynn.window("block", **options) as block:
+        cuda.end_s = time.monotonic() + 0.2
+    assert cuda.waited == 2 * waited
+    assert (block.time_s > 0.19) == bool(waited)
+
+
+def errors(length_s, beat_s, jitter_s=0.0, draws=60):
+    """Median errors of a counter's windows at random phases under a square load: by reading it
+    twice, by straight lines between readings, and ours.
+    """
+    random = np.random.default_rng(1)
+    found = []
+    for _ in range(draws):
+        load = worlds.Load("square", 100.0, 500.0, random.uniform(0.5, 3))
+        begin_s = 30 + random.uniform(0, 10)
+        edges_s = np.array([begin_s, begin_s + length_s])
+        beats = beat_s * np.arange(60 / beat_s) + random.uniform(0, beat_s)
+        beats = np.sort(beats + random.normal(0, jitter_s, len(beats)))
+
+        def shown_J(t_s, load=load, beats=beats):
+            return load.energy_J(beats[np.searchsorted(beats, t_s, side="right") - 1])
+
+        t_s = worlds.instants_s(random, begin_s - 5, length_s + 10, window.PERIOD_S)
+        one = worlds.sensor("counter", "energy", update_s=beat_s)
+        plain = energy.curve(one, t_s, shown_J(t_s), window.PERIOD_S)
+        ours = window._on_beat(plain, *edges_s)
+        assert (np.diff(ours.energy_J) >= 0).all()
+        shown = [each(edges_s) for each in (shown_J, plain.at, ours.at)]
+        found.append(np.diff(shown)[:, 0] / np.diff(load.energy_J(edges_s)) - 1)
+    return np.median(np.abs(found), axis=0)
+
+
+@pytest.mark.parametrize("length_s", [0.31, 0.75, 1.04])
+@pytest.mark.parametrize("beat_s, jitter_s", [(0.1, 0.0), (0.1, 0.003), (0.07, 0.0)])
+def test_short_windows_end_between_the_renewals_of_a_counter(
+    length_s, beat_s, jitter_s
+):
+    by_reads, plain, ours = errors(length_s, beat_s, jitter_s)
+    assert ours < 0.5 * min(plain, by_reads)
+
+
+@pytest.mark.parametrize("beat_s, jitter_s", [(0.1, 0.05), (0.02, 0.0), (0.005, 0.0)])
+def test_a_counter_without_a_beat_that_is_seen_is_as_good_as_before(beat_s, jitter_s):
+    by_reads, plain, ours = errors(1.04, beat_s, jitter_s)
+    assert ours < 1.1 * plain

@@ -1,0 +1,132 @@
+"""The parameters of notebooks/run_training.ipynb: by papermill, and by who executes it again."""
+
+import re
+
+import nbformat
+import pytest
+from click.testing import CliRunner
+from papermill.cli import papermill
+
+from energynn import config
+from energynn.files import REPOSITORY
+
+NOTEBOOK = REPOSITORY / "notebooks" / "run_training.ipynb"
+
+
+class Kernel:
+    """Execute a notebook's cells as IPython does, up to the one that collects parameters."""
+
+    def __init__(self):
+        self.namespace = {"In": [""], "_": 1, "Out": {}}
+
+    def cell(self, source):
+        self.namespace["In"].append(source)
+        exec(source, self.namespace)
+
+    def parameters(self, path=NOTEBOOK, old="", new=""):
+        for cell in nbformat.read(path, as_version=4).cells:
+            if "from_notebook" in cell.source:
+                self.namespace["In"].append(cell.source)
+                return config.from_notebook(self.namespace)
+            if cell.cell_type == "code":
+                self.cell(cell.source.replace(old, new))
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """The notebook as papermill's command line changes it; nothing is executed."""
+
+    def prepare(*options):
+        path = tmp_path / "out.ipynb"
+        words = ["--prepare-only", *options, str(NOTEBOOK), str(path)]
+        done = CliRunner().invoke(papermill, words)
+        assert done.exit_code == 0, done.output
+        return path
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    "options, made",
+    [
+        ("-p name 007", "7"),
+        ("-p name 1e3", "1000.0"),
+        ("-p name 1_000", "1000"),
+        ("-p name None", "None"),
+        ("-p name True", "True"),
+        ("-p name nan", "nan"),
+        ("-y name:\\ 010", "8"),
+        ("-y name:\\ no", "False"),
+        ("-y name:\\ ~", "None"),
+        ("-y note:\\ 12:30:00", "45000"),
+        ("-p note 0", "0"),
+        ("-y note:\\ [a,b]", "['a', 'b']"),
+        ("-p runs_dir 20251126", "20251126"),
+        ("-p system 2025", "2025"),
+        ("-p dataset None", "None"),
+        ("-p workload fourcastnet -p initial_run 1", "1"),
+        ("-p workload fourcastnet -p test_years 2019.0", "2019.0"),
+    ],
+)
+def test_a_text_that_papermill_changed_is_refused_and_the_remedy_helps(
+    prepared, options, made
+):
+    words = [word.replace("\\ ", " ") for word in re.split(r"(?<!\\) ", options)]
+    with pytest.raises(ValueError) as refusal:
+        Kernel().parameters(prepared(*words))
+    said = f": papermill made {made} of it; give it with -r {{}} WORD, or in quotes"
+    name = str(refusal.value).split(":")[0]
+    assert (
+        str(refusal.value) == name + said.format(name) and name in words[-1] + words[-2]
+    )
+    raw = re.search("give it with (-r .*) WORD", str(refusal.value))[1].split()
+    found = Kernel().parameters(prepared(*words[:-3], *raw, "007"))
+    assert found[name] == "007"
+
+
+def test_what_papermill_gives_is_the_run_s_and_a_slip_is_refused(prepared):
+    options = "-p workload fourcastnet -p test_years 2019 -p epochs 3 -p embed_dim 32 -p name a-1"
+    found = Kernel().parameters(prepared(*options.split()))
+    assert (found["epochs"], found["embed_dim"], found["name"]) == (3, 32, "a-1")
+    labels = ("name", "note", "runs_dir")
+    run = config.make(**{name: found[name] for name in found if name not in labels})
+    assert run.test_years == "2019" and run.workload == "fourcastnet"
+    found = Kernel().parameters(prepared("-p", "epoch", "3"))
+    with pytest.raises(ValueError, match="epoch: not a parameter.*did you mean epochs"):
+        config.make(**{name: found[name] for name in found if name not in labels})
+
+
+def test_a_notebook_runs_again_in_its_kernel_with_what_was_changed(prepared):
+    kernel = Kernel()
+    first = kernel.parameters(
+        prepared("-p", "workload", "fourcastnet", "-p", "depth", "1")
+    )
+    assert (first["seed"], first["depth"]) == (0, 1)
+    kernel.cell("record, field, labels, parameters = {}, 'metrics', {}, dict(a=1)")
+    kernel.cell("for width in range(3): x: int = 4\nlearning_rate = 77.0")
+    kernel.namespace["In"].append("this had (no effect")
+    again = kernel.parameters(old="seed = 0", new="seed = 1")
+    assert again["seed"] == 1 and again["workload"] == "resnet50"
+    assert not again.keys() & {
+        "depth",
+        "field",
+        "x",
+        "width",
+        "learning_rate",
+        "labels",
+    }
+    more = kernel.parameters(old="seed = 0", new="seed = 0\nepochs: int = 4\nepoch = 5")
+    assert more["epochs"] == 4 and more["epoch"] == 5, (
+        "also a slip, which is then refused"
+    )
+    assert again.keys() == Kernel().parameters().keys(), "as in a new kernel"
+
+
+def test_a_cell_of_one_s_own_before_is_no_parameter_and_a_path_is_a_folder(tmp_path):
+    kernel = Kernel()
+    kernel.cell("depth = 7; mine = [1]; note = 3\nfrom pathlib import Path")
+    new = f"runs_dir = Path({str(tmp_path)!r})"
+    found = kernel.parameters(old="runs_dir = None", new=new)
+    assert found["runs_dir"] == tmp_path and not found.keys() & {"depth", "mine"}
+    with pytest.raises(ValueError, match="^note: papermill made 3 of it.*in quotes"):
+        kernel.parameters(old="note = None", new="note = 3")

@@ -1,0 +1,233 @@
+"""What stands around a process of ours and is not its own: files of the working folder, variables
+of a shell, a pod or a step of Slurm, kernels, and places that are too small.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from energynn import config, files, launchers, processes, records
+from energynn.launch import start
+from tests.processes import energynn
+
+# names that our own processes import
+STRANGERS = "random socket msgspec numpy energynn pynvml perun psutil/__init__".split()
+POD = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 PET_NNODES=2 "
+POD += "PMI_RANK=1 PMI_SIZE=3 PMI_FD=9 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMIX_RANK=0"
+STEP = "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_NODELIST=nowhere"
+ALONE = f"{STEP} SLURM_STEP_NUM_TASKS=1"
+TINY = "workload=fourcastnet embed_dim=32 depth=1 step_period_s=0.02".split()
+
+
+def variables(text):
+    return dict(word.split("=", 1) for word in text.split())
+
+
+@pytest.fixture
+def around(monkeypatch):
+    """Set the variables of a text, and no other launcher's."""
+    for name in list(os.environ):
+        if launchers.TOLD.fullmatch(name) or name.startswith("SLURM_"):
+            monkeypatch.delenv(name)
+
+    def put(text):
+        for name, value in variables(text).items():
+            monkeypatch.setenv(name, value)
+
+    return put
+
+
+@pytest.fixture
+def strange(tmp_path):
+    """Run our program in a folder whose files are named as modules, and end who imports them."""
+    folder = tmp_path / "strange"
+    (folder / "psutil").mkdir(parents=True)
+    for name in STRANGERS:
+        (folder / f"{name}.py").write_text(f"raise SystemExit('a stranger: {name}')")
+    program = Path(sys.executable).with_name("energynn")
+
+    def run(*words, **more):
+        given = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
+        where = dict(cwd=folder, env=given | more)
+        done = subprocess.run(
+            [program, *words], capture_output=True, text=True, **where
+        )
+        assert "stranger" not in done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def test_a_strange_folder_is_measured_in_and_the_command_has_its_user_s_variables(
+    strange, tmp_path
+):
+    program = "import os, sys; print(os.environ.get('PYTHONPATH'), sys.flags.safe_path)"
+    words = ["measure", "--out", tmp_path / "out", "--", sys.executable, "-c", program]
+    assert strange(*words).stdout.startswith("None False\n")
+    assert records.read(tmp_path / "out")["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_study_in_a_strange_folder_with_another_kernel_in_a_pod(strange, tmp_path):
+    kernel = tmp_path / "kernels" / "python3" / "kernel.json"
+    kernel.parent.mkdir(parents=True)
+    other = {"argv": ["/bin/false", "{connection_file}"], "display_name": "x"}
+    files.write_json(kernel, other | {"language": "python"})
+    words = ["run", *TINY, "epochs=6", "devices=1,2", "--runs-dir", tmp_path / "runs"]
+    done = strange(*words, **variables(f"{POD} {ALONE} JUPYTER_PATH={tmp_path}"))
+    made = [
+        records.read(each.parent) for each in tmp_path.glob("runs/local/*/record.json")
+    ]
+    assert [record["status"] for record in made] == ["finished"] * 2, done.stderr
+
+
+@pytest.mark.parametrize(
+    "named, stays",
+    [
+        ("", []),
+        (":", []),
+        ("/a::/b:", ["/a", "/b"]),
+        ("mine:/a:.", ["{here}/mine", "/a", "{here}"]),
+    ],
+)
+def test_what_a_user_names_stays_and_an_empty_entry_does_not(
+    tmp_path, monkeypatch, named, stays
+):
+    """The folder of a workload is named by a relative path in docs/own.md."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", named)
+    first, *entries = processes.own_environment()["PYTHONPATH"].split(":")
+    assert first == str(files.PACKAGE.parent)
+    assert entries == [entry.format(here=tmp_path) for entry in stays]
+
+
+def test_our_launcher_hears_nothing_of_another_and_the_user_s_choices_stay(around):
+    kept = "OMPI_MCA_btl=tcp PMIX_MCA_x=1 NCCL_DEBUG=INFO RANKED=1 SLURMY=1"
+    around(f"{POD} {STEP} {kept}")
+    environment = launchers.mpi_environment()
+    assert not variables(f"{POD} {STEP}").keys() & environment.keys()
+    assert variables(kept).items() <= environment.items()
+    around("SLURM_NNODES=2")  # whose mpirun asks Slurm where
+    environment = launchers.mpi_environment()
+    assert "SLURM_NODELIST" in environment and "RANK" not in environment
+
+
+@pytest.mark.parametrize(
+    "text, place",
+    [
+        (STEP, (0, 4)),
+        (f"{STEP} SLURM_STEP_NUM_TASKS=4", (0, 4)),
+        (ALONE, None),
+        (f"{ALONE} PMIX_RANK=0", None),
+        ("SLURM_PROCID=0 SLURM_NTASKS=4", None),
+        ("RANK=0", None),
+        ("RANK=4 WORLD_SIZE=4", "RANK=4, WORLD_SIZE=4"),
+        ("PMI_RANK=x PMI_SIZE=2", "PMI_RANK=x, PMI_SIZE=2"),
+        ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=", "OMPI_COMM_WORLD_SIZE="),
+    ],
+)
+def test_a_place_among_ranks_is_told_refused_by_name_or_none(around, text, place):
+    around(text)
+    if isinstance(place, str):
+        with pytest.raises(ValueError, match=f"{place}: is no place .*`unset "):
+            launchers.rank_and_size()
+    else:
+        assert launchers.rank_and_size() == place
+
+
+@pytest.mark.parametrize("text", ["RANK=0 WORLD_SIZE=4", STEP, "PMI_RANK=2 PMI_SIZE=3"])
+def test_measure_names_a_launcher_s_variables_and_the_remedy_helps(
+    around, monkeypatch, text
+):
+    around(text)
+    done = energynn("measure", "--", "true")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    said = re.search(r"out: (\w+)=\d, (\w+)=\d: give --out.*`unset \1 \2`", done.stderr)
+    for name in said.groups():
+        monkeypatch.delenv(name)
+    assert launchers.rank_and_size() is None
+
+
+@pytest.mark.parametrize(
+    "text, can_start",
+    [
+        (ALONE, True),
+        ("SLURM_JOB_ID=7 SLURM_NNODES=2", True),
+        (f"{ALONE} ENERGYNN_SRUN=--overlap", True),
+        (f"{ALONE} SLURM_STEP_ID=4294967290 SLURM_NNODES=2", True),
+        (f"{ALONE} SLURM_NNODES=2", False),
+        (f"{STEP} SLURM_STEP_NUM_TASKS=2", False),
+        (f"{ALONE} ENERGYNN_SRUN=--mpi=pmi2", False),
+    ],
+)
+def test_a_step_that_can_start_no_ranks_says_so_before_anything(
+    around, tmp_path, text, can_start
+):
+    around(text)
+    if can_start:
+        launchers.require_no_step()
+    else:
+        with pytest.raises(ValueError, match="^this is a step of Slurm.*`srun -n 1"):
+            start.run(config.make(), tmp_path / "runs")
+        assert not list(tmp_path.iterdir())
+
+
+def test_the_reason_has_the_last_line_of_the_launcher(around, tmp_path):
+    """srun is a program that cannot go on, after a rank's line."""
+    says = "srun: Job 2 step creation temporarily disabled (Requested nodes are busy)"
+    lines = f"echo '{says}'; echo '0: epoch 1'; echo; echo ----"
+    (tmp_path / "srun").write_text(f"#!/bin/sh\n{lines}\nexit 1\n")
+    (tmp_path / "srun").chmod(0o755)
+    around(f"PATH={tmp_path}:{os.environ['PATH']} ENERGYNN_SRUN=--overlap")
+    done = energynn("run", "--runs-dir", tmp_path / "runs", *TINY)
+    assert f'srun with status 1, its last line: "{says}"; no epoch' in done.stderr
+
+
+def test_a_tmpdir_too_long_for_a_socket_is_refused_and_the_remedy_helps(tmp_path):
+    program = (
+        "import sys; from energynn import config; from energynn.launch import start\n"
+    )
+    program += (
+        "start.require_room_for_workers(config.make(loader_workers=int(sys.argv[1])))"
+    )
+
+    def refusal(folder, workers=1):
+        os.makedirs(folder, exist_ok=True)
+        words = [sys.executable, "-c", program, str(workers)]
+        given = os.environ | {"TMPDIR": folder}
+        return subprocess.run(words, env=given, capture_output=True, text=True).stderr
+
+    longest = f"{tmp_path}/".ljust(75, "a")
+    assert not refusal(longest) and not refusal(f"{longest}a", workers=0)
+    said = refusal(f"{longest}a")
+    assert not refusal(re.search("ValueError: TMPDIR: .*`export TMPDIR=(.*)`", said)[1])
+
+
+@pytest.mark.parametrize(
+    "parameters, need_MB",
+    [
+        (dict(image_size=224, local_batch_size=64), 154.1),
+        (dict(image_size=224, local_batch_size=64, uint8_to_device=True), 38.5),
+        (dict(workload="fourcastnet", dataset="synthetic", devices=2), 1327.1),
+    ],
+)
+def test_batches_that_do_not_fit_into_shared_memory_are_refused(
+    monkeypatch, parameters, need_MB
+):
+    def require(free_MB, **more):
+        found = os.statvfs_result([1, 1, 0, 0, round(free_MB * 1e6), *[0] * 5])
+        monkeypatch.setattr(os, "statvfs", lambda _: found)
+        run = config.make(**{**parameters, "loader_workers": 2, **more})
+        start.require_room_for_workers(run)
+
+    require(need_MB + 0.1)
+    with pytest.raises(
+        ValueError, match=f"may take {need_MB} MB.*or take loader_workers=0"
+    ):
+        require(need_MB - 0.1)
+    require(0, loader_workers=0)
+    require(0, data_staging=False)
