@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from energynn import records
+from energynn import cli, files, records
 from energynn.files import REPOSITORY
 from energynn.launch import perun_import
 from energynn.measure import perun_adapter
@@ -305,6 +305,39 @@ def test_what_cannot_be_read_is_named_and_leaves_nothing(tmp_path, spoil):
     ):
         perun_import.import_file(path, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_whole_runs_are_imported_and_others_named(tmp_path, capsys):
+    """One was cut off, one has a single sample; another application has a run of the same name."""
+    path = tmp_path / "perun.hdf5"
+    for run, watts in (("one", 100), ("two", 90), ("cut", 80)):
+        cpu = ("cpu", "cpu_0_package-0", "J", 1e-6, counter_uJ(watts), None)
+        write_run(path, run=run, sensors=[cpu])
+    write_run(path, run="single", sensors=[(*cpu[:4], counter_uJ(70)[:1], None)])
+    with h5py.File(path, "a") as file:
+        del file["app/nodes/cut/metrics"]
+        file.move("app/nodes/two", "other/nodes/one")
+    words = ["import-perun", str(path), "--runs-dir", str(tmp_path / "runs")]
+    assert cli.main(words) == 1
+    said = capsys.readouterr().out
+    for name in ("app/cut: ", "app/single: a has one sample"):
+        assert f"not imported: {path}: run {name}" in said
+    found = records.read_all(tmp_path / "runs")
+    energies_J = {
+        record["config"]["application"]: record["energy_cpu_J"] for record in found
+    }
+    assert energies_J == pytest.approx({"app": 2000, "other": 1800})
+    assert not any(
+        "cannot be read" in flag for record in found for flag in record["flags"]
+    )
+    assert records.check(tmp_path / "runs") == []
+
+
+def test_a_file_in_use_is_tried_again(tmp_path):
+    path = write_run(tmp_path / "perun.hdf5", sensors=layout_0_8())
+    with files.lock(path), pytest.raises(ValueError, match="in use .* try again"):
+        perun_import.import_file(path, tmp_path / "runs")
+    assert len(imported(path)[0]) == 1
 
 
 def test_an_import_that_is_cut_off_leaves_no_folder(tmp_path, monkeypatch):
