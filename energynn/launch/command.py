@@ -209,8 +209,7 @@ def _run(
     and why it is not 0.
     """
     events = Events(folder, rank)
-    place = {"rank": rank, "host": os.uname().nodename, "pid": os.getpid()}
-    events.mark("rank_start", **place, gpus=machine.visible_uuids())
+    events.mark("rank_start", rank=rank, host=os.uname().nodename, pid=os.getpid())
     events.be_idle("before", IDLE_S)
     # CUDA's numbers are NVML's
     environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

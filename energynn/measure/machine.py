@@ -71,10 +71,7 @@ def describe_machine() -> dict:
 
 def cpu_name() -> str:
     """Return the model of the processor, as the kernel names it."""
-    model = None
-    with suppress(OSError):
-        told = CPU_INFO.read_text(errors="replace")
-        model = re.search(r"model name\s*:\s*(.+)", told)
+    model = re.search(r"model name\s*:\s*(.+)", CPU_INFO.read_text())
     return model[1].strip() if model else platform.machine()
 
 
@@ -111,22 +108,6 @@ def gpus() -> list[dict]:
         return []
     visible, _ = sensors.visible_devices(notes, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return [{"index": index} | notes[index] for index in visible]
-
-
-def visible_uuids() -> list[str] | None:
-    """List the UUIDs of the GPUs that this process may use; None where NVML does not tell.
-
-    What its variable names and is no whole GPU stands there as it is named.
-    """
-    try:
-        _, notes = sensors.list_gpus()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if visible in sensors.NOTHING_VISIBLE:
-            return []
-        chosen, unknown = sensors.visible_devices(notes, visible)
-        return [notes[index]["uuid"] for index in chosen] + unknown if notes else None
-    except Exception:  # no library, no driver, no permission, a lost GPU
-        return None
 
 
 def pin_to_gpu(uuid: str) -> None:

@@ -26,9 +26,7 @@ from energynn.measure import energy
 POWERCAP = Path(os.environ.get("ENERGYNN_POWERCAP") or "/sys/class/powercap")
 HWMON = Path("/sys/class/hwmon")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
-PCI_DEVICES = Path(os.environ.get("ENERGYNN_PCI_DEVICES") or "/sys/bus/pci/devices")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-HOST_LOCK = "ENERGYNN_HOST_LOCK"  # another name for this machine, for tests
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 CGROUP = Path("/sys/fs/cgroup")
 PCI_ADDRESS = re.compile(r"[\da-f]+:[\da-f]{2}:[\da-f]{2}\.[\da-f]")
 WATCH_S = 1.0  # before the first sample, to see which sensors work
@@ -136,48 +134,30 @@ def rapl_sensors() -> list[Sensor]:
     """
     is_real = POWERCAP.resolve().is_relative_to("/sys")
     provenance = "measured" if is_real else "simulated"
-    zones = map(partial(_zone, provenance), sorted(POWERCAP.glob("intel-rapl:*")))
-    return list(filter(None, zones))
-
-
-def _zone(provenance: str, zone: Path) -> Sensor | None:
-    """Describe a zone that counts; one that cannot be read is a package's that fails to read."""
-    # intel-rapl-mmio shows the same counters again
-    _, package, *is_part = os.fsencode(zone.name).decode(errors="replace").split(":")
-    name, fault, wraps_at = "package", "", None
-    try:
+    sensors = []
+    for zone in sorted(POWERCAP.glob("intel-rapl:*")):
+        # intel-rapl-mmio shows the same counters again
+        package = zone.name.split(":")[1]
         name = (zone / "name").read_text().strip()
-        wraps_at = float((zone / "max_energy_range_uj").read_text())
-        if not 0 < wraps_at < math.inf:
-            raise ValueError(f"it counts to {wraps_at}")
-    except (OSError, ValueError) as error:
-        fault = f"{zone.name} {error}"
-        if name == "package" and is_part:
-            return None
-    component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
-    if component is None:
-        return None
-    limits_W = []
-    for path in zone.glob("constraint_*_limit_uw"):
-        with suppress(OSError, ValueError):
-            limits_W.append(int(path.read_text()) / 1e6)
-    return Sensor(
-        f"{component}_{package}_{name}",
-        component,
-        package,
-        "energy",
-        provenance,
-        read=partial(_fail, fault)
-        if fault
-        else partial(_read_file, zone / "energy_uj"),
-        to_SI=1e-6,
-        wraps_at=wraps_at,
-        notes={"limit_W": max(limits_W)} if any(limits_W) else {},
-    )
-
-
-def _fail(fault: str) -> float:
-    raise ValueError(fault)
+        component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
+        if component is None:
+            continue
+        limits_W = [
+            int(path.read_text()) / 1e6 for path in zone.glob("constraint_*_limit_uw")
+        ]
+        sensor = Sensor(
+            f"{component}_{package}_{name}",
+            component,
+            package,
+            "energy",
+            provenance,
+            read=partial(_read_file, zone / "energy_uj"),
+            to_SI=1e-6,
+            wraps_at=float((zone / "max_energy_range_uj").read_text()),
+            notes={"limit_W": max(limits_W)} if any(limits_W) else {},
+        )
+        sensors.append(sensor)
+    return sensors
 
 
 def grace_sensors() -> list[Sensor]:
@@ -188,9 +168,7 @@ def grace_sensors() -> list[Sensor]:
     """
     sensors = []
     for path in sorted(HWMON.glob("*/device/power*_oem_info")):
-        label = ""
-        with suppress(OSError, ValueError):
-            label = path.read_text().strip()
+        label = path.read_text().strip()
         if label.startswith("CPU Power Socket"):
             meter = path.with_name(path.name.replace("oem_info", "average"))
             sensor = Sensor(
@@ -210,9 +188,7 @@ def _read_file(path: Path) -> int:
     try:
         return int(path.read_text())
     except OSError as error:
-        is_there = not isinstance(error, FileNotFoundError)
-        remedy = f"; sudo chmod a+r {path}" if is_there else ""
-        raise ValueError(f"{error.strerror}{remedy}") from error
+        raise ValueError(f"{error.strerror}; sudo chmod a+r {path}") from error
 
 
 def cpu_estimate(model: dict) -> Sensor:
@@ -234,15 +210,6 @@ def busy_core_seconds() -> float:
     # guest time is part of user; stolen time is somebody else's
     times = psutil.cpu_times()
     return round(times.user + times.nice + times.system + times.irq + times.softirq, 2)
-
-
-def boot_id() -> str:
-    """Name this machine since it was started, in whatever container; "" where it does not say."""
-    if named := os.environ.get(HOST_LOCK):
-        return f"{named}-{os.uname().nodename}"  # tests play several hosts on one
-    with suppress(OSError):
-        return BOOT_ID.read_text().strip()
-    return ""
 
 
 def quota_cpus() -> float | None:
@@ -285,11 +252,10 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
     try:
         pynvml, notes = list_gpus()
     except Exception as error:  # no library, no driver, no permission
-        inventory.unaccounted += [
-            f"NVIDIA GPU {address}: NVML does not start ({error}); {remedy}, or "
-            + energy.may_leave_out(address)
-            for address in there
-        ]
+        if there:
+            inventory.unaccounted.append(
+                f"NVIDIA GPUs {' '.join(there)}: NVML does not start ({error}); {remedy}"
+            )
         return
     if visible is None and len(there) > len(notes):
         inventory.unaccounted.append(
@@ -313,17 +279,16 @@ def nvidia_gpus() -> list[str]:
     """
     addresses = []
     for path in NVIDIA_DRIVER.glob("*/information"):
-        minor = None
-        with suppress(OSError):
-            told = path.read_text(errors="replace")
-            minor = re.search(r"Device Minor:\s*(\d+)", told)
+        minor = re.search(r"Device Minor:\s*(\d+)", path.read_text())
         if minor is None or os.access(f"/dev/nvidia{minor[1]}", os.R_OK | os.W_OK):
             addresses.append(path.parent.name)
     if NVIDIA_DRIVER.is_dir():
         return addresses
-    from energynn.measure import devices  # which knows this module
-
-    return [name for name, vendor in devices.on_bus().items() if vendor == "NVIDIA"]
+    for device in PCI_DEVICES.glob("*"):
+        facts = (device / "vendor").read_text() + (device / "class").read_text()
+        if facts.startswith("0x10de\n0x03"):
+            addresses.append(device.name)
+    return addresses
 
 
 def list_gpus():
@@ -337,7 +302,6 @@ def list_gpus():
         with suppress(Exception):  # a lost GPU says nothing, a laptop's knows no limit
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             notes["uuid"] = pynvml.nvmlDeviceGetUUID(gpu)
-            notes["vendor"] = "NVIDIA"
             notes["name"] = pynvml.nvmlDeviceGetName(gpu)
             notes["power"] = power_semantics(notes["name"])
             notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
@@ -448,7 +412,6 @@ class Sampler:
         header = {
             "header": "energynn-samples/1",
             "host": socket.gethostname(),
-            "boot_id": boot_id(),
             "period_s": self.period_s,
             "sensors": [sensor.describe() for sensor in self.inventory.sensors],
             "quota_cpus": quota_cpus(),
@@ -509,7 +472,7 @@ class Sampler:
         self.asked = sensor.id
         try:
             value = sensor.read()
-            if 0 <= value < 2**63:  # what the file can hold
+            if math.isfinite(value) and value >= 0:
                 return value
             raise ValueError(f"it says {value}")
         except Exception as error:
