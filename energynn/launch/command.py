@@ -22,10 +22,11 @@ from energynn.config import CountOrNone, RunConfig
 from energynn.files import default_runs_dir, is_locked, lock, write_json
 from energynn.launch import supervise
 from energynn.launchers import launcher, rank_and_size
-from energynn.measure import energy, machine
+from energynn.measure import devices, energy, machine
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
 from energynn.progress import sentence
+from energynn.reading import json_table
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
@@ -209,7 +210,10 @@ def _run(
     and why it is not 0.
     """
     events = Events(folder, rank)
-    events.mark("rank_start", rank=rank, host=os.uname().nodename, pid=os.getpid())
+    path = folder / "run.json"
+    intent = json_table(path if path.exists() else folder.parent / "run.json")
+    facts = {"rank": rank, "host": os.uname().nodename, "pid": os.getpid()}
+    events.mark("rank_start", **facts, **devices.visible(intent))
     events.be_idle("before", IDLE_S)
     # CUDA's numbers are NVML's
     environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from energynn.measure import energy
+from energynn.measure import devices, energy
 from energynn.measure.energy import COMPONENTS, THRESHOLDS, refusal
 from energynn.measure.evidence import Evidence
 from energynn.measure.samples import (
@@ -38,7 +38,8 @@ MOST_STEPS = 10**6  # of a trace
 class Host:
     """What one host did in one segment, a start of the run.
 
-    time_s: of its training; 0 if none began. sensors: with their energies. doubts: reasons against
+    time_s: of its training; 0 if none began; end_s: of its monotonic clock. is_named: each rank
+    names its GPU. sensors: with their energies. doubts: reasons against
     them. idle_W: by the names of a record. phases: times and energies by PLACE.
     """
 
@@ -49,6 +50,9 @@ class Host:
     period_s: float = 0.0
     start_wall_ns: float = np.inf
     time_s: float = 0.0
+    boot_id: str = ""
+    end_s: float = 0.0
+    is_named: bool = False
     sensors: list[dict] = field(default_factory=list)
     idle_W: dict[str, float] = field(default_factory=dict)
     phases: dict[tuple, Counter] = field(default_factory=dict)
@@ -83,9 +87,8 @@ def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> d
         result["sampling_period_s"] = max(host.period_s for host in hosts)
     if not trained:
         return result
-    result["doubts"] += _absences(list(chain.from_iterable(trained))) + _overlaps(
-        segments
-    )
+    result["doubts"] += _absences(list(chain.from_iterable(trained)))
+    result["doubts"] += devices.differences(trained) + devices.overlaps(trained)
     time_s = sum(segment["training_time_s"] for segment in segments)
     result["training_time_s"] = time_s
     result["samples_in_training"] = sum(segment["samples"] for segment in segments)
@@ -126,13 +129,6 @@ def _absences(hosts: list[Host]) -> list[str]:
     return reasons
 
 
-def _overlaps(segments: list[dict]) -> list[str]:
-    for one, later in pairwise(segments):
-        if later["start_wall_ns"] - one["start_wall_ns"] < one["training_time_s"] * 1e9:
-            return [refusal("D", "two segments overlap: their energy counts twice")]
-    return []
-
-
 # ----------------------------------------------------------------------------------- one segment
 
 
@@ -165,6 +161,7 @@ def _read_host(
     """Account for one host: read its samples between the marks of its own ranks."""
     name = header["host"]
     host = Host(name, number, period_s=header["period_s"])
+    host.boot_id = header.get("boot_id", "")
     events = [event for event in events if event["host"] == name]
     header["sensors"], unread = in_use(header["sensors"], events)
     begin_s = min(times_of(events, "training_start").values(), default=np.inf) / 1e9
@@ -182,7 +179,8 @@ def _read_host(
     by_window = zip(*[stream.found for stream in streams], strict=True)
     found = dict(zip(windows_s, map(list, by_window), strict=bool(streams)))
     if trained := found.pop("training", []):
-        named = set(_gpus_of_ranks(events).values()) - {None}
+        named = set(_gpus_of_ranks(events).values())
+        host.is_named = bool(named) and None not in named
         for one in trained:
             one.is_named = _uuid_of(one.sensor) in named
         where = {"segment": number, "host": name}
@@ -193,19 +191,19 @@ def _read_host(
         host.phases = _phases_of_ranks(name, events, spans, streams)
         starts = events_of_kind(events, "training_start")
         host.start_wall_ns = min(event["t_wall_ns"] for event in starts)
-        host.time_s = end_s - begin_s
+        host.time_s, host.end_s = end_s - begin_s, end_s
     for when, idle in found.items():
         host.idle_W |= _idle_W(idle, when)
     return host
 
 
 def in_use(sensors: list[dict], events: list[dict]) -> tuple[list[dict], list[str]]:
-    """Take GPUs that no rank uses out of the sums, if every rank of the host names its GPU.
+    """Take GPUs that no rank uses out of the sums, if every rank tells which it may use.
 
     Returns the sensors, and in words the GPUs of ranks that none of them reads.
     """
-    used = set(_gpus_of_ranks(events).values())
-    if not used or None in used:
+    used = devices.used(events)
+    if used is None:
         return sensors, []
     marked = []
     for one in sensors:
@@ -217,16 +215,11 @@ def in_use(sensors: list[dict], events: list[dict]) -> tuple[list[dict], list[st
 
 def _gpus_of_ranks(events: list[dict]) -> dict[int, str | None]:
     starts = events_of_kind(events, "rank_start")
-    return {event["rank"]: _plain(event.get("gpu_uuid")) for event in starts}
+    return {event["rank"]: devices.plain(event.get("gpu_uuid")) for event in starts}
 
 
 def _uuid_of(sensor: dict) -> str | None:
-    return _plain(sensor["notes"].get("uuid"))
-
-
-def _plain(uuid: str | None) -> str | None:
-    """Write a GPU's UUID as torch does: NVML begins it with GPU-."""
-    return uuid.removeprefix("GPU-").lower() if uuid else None
+    return devices.plain(sensor["notes"].get("uuid"))
 
 
 # ------------------------------------------------------------------------------------------ idle

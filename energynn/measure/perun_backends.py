@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,9 @@ def add_amd(inventory: Inventory) -> None:
             read = partial(_power_W, backend.amdsmi, handle)
             sensor = Sensor(name, "gpu", str(number), "power", "measured", read)
             sensor.notes = {"uuid": uuid, "name": board["product_name"]}
+            with suppress(Exception):  # an old amdsmi
+                address = backend.amdsmi.amdsmi_get_gpu_device_bdf(handle)
+                sensor.notes |= {"vendor": "AMD", "pci": address.lower()}
             inventory.sensors.append(sensor)
     except Exception as error:  # whatever a vendor's library throws
         fault = f"AMD GPUs cannot be read: {type(error).__name__}; see `amd-smi list`"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from energynn.files import lock
 from energynn.launchers import ranks_of_this_host, write_whole_lines
-from energynn.measure import sensors
+from energynn.measure import devices, sensors
 from energynn.measure.perun_backends import add_amd
 from energynn.measure.samples import has_begun
 from energynn.processes import OWN_PYTHON, end_marked, own_environment
@@ -121,7 +121,8 @@ def find(
     if gpus:
         sensors.add_nvidia(inventory, visible)
         add_amd(inventory)
-    elif sensors.nvidia_gpus():
+        inventory.unaccounted += devices.without_sensor(inventory.sensors)
+    elif sensors.nvidia_gpus() or devices.on_bus():
         inventory.problems.append("the GPUs of this host are left out, as asked for")
     inventory.sensors.append(sensors.cpu_estimate(cpu_model))
     sensors.leave_out(inventory, left_out)

@@ -26,9 +26,11 @@ from energynn.measure import energy
 POWERCAP = Path(os.environ.get("ENERGYNN_POWERCAP") or "/sys/class/powercap")
 HWMON = Path("/sys/class/hwmon")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
-PCI_DEVICES = Path("/sys/bus/pci/devices")
+PCI_DEVICES = Path(os.environ.get("ENERGYNN_PCI_DEVICES") or "/sys/bus/pci/devices")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 CGROUP = Path("/sys/fs/cgroup")
 PCI_ADDRESS = re.compile(r"[\da-f]+:[\da-f]{2}:[\da-f]{2}\.[\da-f]")
+LOOKED_S, TOLD_S = 1.0, 10.0  # between looks at what devices tell, and lines of it
 WATCH_S = 1.0  # before the first sample, to see which sensors work
 
 
@@ -41,6 +43,7 @@ class Sensor:
     reading into J, W or core-seconds. ``wraps_at`` is the reading at which a counter starts again;
     ``update_s`` the time between changes, None if unknown. One sensor of each device is primary;
     ``checks`` names the primary sensor that measures the same. The others never enter a sum.
+    ``tell`` gives its device's power limit and whether it is busy, as far as it says so.
     """
 
     id: str
@@ -56,14 +59,19 @@ class Sensor:
     update_s: float | None = None
     model: dict | None = None
     notes: dict = field(default_factory=dict)
+    tell: Callable[[], dict] | None = None
 
     @property
     def is_zone(self) -> bool:
         return self.kind == "energy" and self.component != "gpu"
 
     def describe(self) -> dict:
-        """Give everything but the reader, for the header of the samples file."""
-        return {name: value for name, value in vars(self).items() if name != "read"}
+        """Give everything but what reads, for the header of the samples file."""
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("read", "tell")
+        }
 
 
 @dataclass
@@ -212,6 +220,13 @@ def busy_core_seconds() -> float:
     return round(times.user + times.nice + times.system + times.irq + times.softirq, 2)
 
 
+def boot_id() -> str:
+    """Name this machine since it was started, in whatever container; "" where it does not say."""
+    with suppress(OSError):
+        return BOOT_ID.read_text().strip()
+    return ""
+
+
 def quota_cpus() -> float | None:
     """Return how many CPUs' time the cgroup of this container may use; None without such a quota.
 
@@ -252,10 +267,11 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
     try:
         pynvml, notes = list_gpus()
     except Exception as error:  # no library, no driver, no permission
-        if there:
-            inventory.unaccounted.append(
-                f"NVIDIA GPUs {' '.join(there)}: NVML does not start ({error}); {remedy}"
-            )
+        inventory.unaccounted += [
+            f"NVIDIA GPU {address}: NVML does not start ({error}); {remedy}, or "
+            + energy.may_leave_out(address)
+            for address in there
+        ]
         return
     if visible is None and len(there) > len(notes):
         inventory.unaccounted.append(
@@ -284,11 +300,9 @@ def nvidia_gpus() -> list[str]:
             addresses.append(path.parent.name)
     if NVIDIA_DRIVER.is_dir():
         return addresses
-    for device in PCI_DEVICES.glob("*"):
-        facts = (device / "vendor").read_text() + (device / "class").read_text()
-        if facts.startswith("0x10de\n0x03"):
-            addresses.append(device.name)
-    return addresses
+    from energynn.measure import devices  # which knows this module
+
+    return [name for name, vendor in devices.on_bus().items() if vendor == "NVIDIA"]
 
 
 def list_gpus():
@@ -302,10 +316,15 @@ def list_gpus():
         with suppress(Exception):  # a lost GPU says nothing, a laptop's knows no limit
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             notes["uuid"] = pynvml.nvmlDeviceGetUUID(gpu)
+            notes["vendor"] = "NVIDIA"
             notes["name"] = pynvml.nvmlDeviceGetName(gpu)
             notes["power"] = power_semantics(notes["name"])
             notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
             notes["limit_W"] = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
+        with suppress(Exception):
+            pci = _read_gpu(pynvml, index, "nvmlDeviceGetPciInfo")
+            # as Linux writes it: the domain in four digits
+            notes["pci"] = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
         with suppress(Exception):  # a GPU without such a mode raises
             if _read_gpu(pynvml, index, "nvmlDeviceGetMigMode")[0]:
                 notes["fault"] = SPLIT.format(index=index)
@@ -326,6 +345,7 @@ def _sensors_of_gpu(pynvml, index: int, notes: dict) -> list[Sensor]:
             read=partial(_read_gpu, pynvml, index, function),
             to_SI=1e-3,
             notes=notes,
+            tell=partial(_state_of_gpu, pynvml, index),
         )
         for kind, function in NVML_FUNCTIONS.items()
     ]
@@ -334,6 +354,18 @@ def _sensors_of_gpu(pynvml, index: int, notes: dict) -> list[Sensor]:
 def _read_gpu(pynvml, index: int, function: str) -> int:
     gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
     return getattr(pynvml, function)(gpu)  # an old binding lacks some
+
+
+def _state_of_gpu(pynvml, index: int) -> dict:
+    state = {}
+    with suppress(Exception):  # not every GPU tells
+        limit_mW = _read_gpu(pynvml, index, "nvmlDeviceGetEnforcedPowerLimit")
+        state["limit_W"] = limit_mW / 1e3
+    with suppress(Exception):
+        share = _read_gpu(pynvml, index, "nvmlDeviceGetUtilizationRates").gpu
+        running = _read_gpu(pynvml, index, "nvmlDeviceGetComputeRunningProcesses")
+        state["is_busy"] = share > 0 or bool(running)
+    return state
 
 
 def visible_devices(gpus: list[dict], value: str | None) -> tuple[list[int], list[str]]:
@@ -379,6 +411,8 @@ class Sampler:
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.asked = ""  # the sensor that is being read; a driver may never answer
         self.faults: dict[str, str] = {}  # by sensor, the first in words
+        self.states: dict[str, dict] = {}  # as written last
+        self.looked_s = self.told_s = -math.inf
         self.file = open(path, "ab", buffering=0)
 
     def start(self) -> None:
@@ -412,6 +446,7 @@ class Sampler:
         header = {
             "header": "energynn-samples/1",
             "host": socket.gethostname(),
+            "boot_id": boot_id(),
             "period_s": self.period_s,
             "sensors": [sensor.describe() for sensor in self.inventory.sensors],
             "quota_cpus": quota_cpus(),
@@ -423,12 +458,30 @@ class Sampler:
         pause_s = 0.0
         while not self.stopping.wait(pause_s):
             began_s = time.monotonic()
+            self._tell()
             self._sample()
             self.has_begun.set()
             # Not in step, so that a load with the sampler's own rhythm cannot hide behind it.
             next_s = began_s + self.period_s * random.uniform(0.75, 1.25)
             pause_s = max(0.0, next_s - time.monotonic())
         self._sample()
+        self._tell(at_end=True)
+
+    def _tell(self, at_end: bool = False) -> None:
+        """Write limits and whether devices are busy: every ``TOLD_S``, and when one is or ends."""
+        now_s = time.monotonic()
+        if now_s - self.looked_s < LOOKED_S and not at_end:
+            return
+        self.looked_s = now_s
+        told = {each.id: each.tell() for each in self.inventory.sensors if each.tell}
+        states = {name: state for name, state in told.items() if state}
+        busy, was_busy = (
+            {name: state.get("is_busy") for name, state in some.items()}
+            for some in (states, self.states)
+        )
+        if states and (at_end or busy != was_busy or now_s - self.told_s >= TOLD_S):
+            self.states, self.told_s = states, now_s
+            self._write({"t": time.monotonic_ns(), "states": states})
 
     def _watch(self) -> None:
         """Note how often each sensor changes, and the faults of those that tell nothing."""

@@ -222,8 +222,7 @@ def driver(tmp_path, address, minor):
 
 def test_a_gpu_that_only_others_name_is_unaccounted(tmp_path, monkeypatch):
     pci(tmp_path, "0000:01:00.0", kind="0x020000")  # NVIDIA's network
-    pci(tmp_path, "0000:02:00.0", vendor="0x1002")  # AMD's GPU
-    assert look().unaccounted == [], "no NVIDIA GPU"
+    assert look().unaccounted == [], "no GPU"
     pci(tmp_path, "0000:03:00.0")
     (fault,) = look().unaccounted
     assert "0000:03:00.0" in fault and "--no-gpu" in fault and "nvidia-ml-py" in fault

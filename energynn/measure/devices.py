@@ -1,0 +1,195 @@
+"""Which devices there are: on the PCI bus, and in the starts and hosts of a run.
+
+A device is known by its UUID, a host by the boot id of its kernel; within one boot the monotonic
+clock gives the order, between boots the number of the start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+from energynn.measure import machine, sensors
+from energynn.measure.energy import COMPONENTS, may_leave_out, refusal
+from energynn.measure.samples import events_of_kind
+
+VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel", "0x1da3": "Habana"}
+DISPLAYS = "0x0300", "0x0302", "0x0380"
+ACCELERATOR = "0x1200"
+AMD_CPU = "0x1022"
+
+
+# ------------------------------------------------------------------------------------ on the bus
+
+
+def on_bus() -> dict[str, str]:
+    """Return vendors of the devices that may train, by PCI address.
+
+    A CPU's own graphics is none of them: its energy is in the package's. What this process may
+    not open, as in a container, is left out.
+    """
+    found = {}
+    own_graphics = []
+    for path in sorted(sensors.PCI_DEVICES.glob("*")):
+        vendor, kind = _told(path, "vendor"), _told(path, "class")[:6]
+        if vendor not in VENDORS or kind not in (*DISPLAYS, ACCELERATOR):
+            continue
+        if not _may_open(path) or vendor == "0x8086" and ":00:" in path.name:
+            continue
+        found[path.name] = VENDORS[vendor]
+        if vendor == "0x1002" and kind != ACCELERATOR:
+            own_graphics.append(path)
+    beside_cpu = [path for path in own_graphics if _is_beside_cpu(path)]
+    is_apu = "Radeon" in machine.cpu_name()
+    if not beside_cpu and is_apu and ACCELERATOR not in _kinds("0x1002"):
+        beside_cpu = own_graphics[-1:]  # cards stand before it
+    for path in beside_cpu:
+        del found[path.name]
+    return found
+
+
+def _kinds(vendor: str) -> set[str]:
+    paths = sensors.PCI_DEVICES.glob("*")
+    return {
+        _told(path, "class")[:6] for path in paths if _told(path, "vendor") == vendor
+    }
+
+
+def _told(path: Path, name: str) -> str:
+    try:
+        return (path / name).read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _may_open(path: Path) -> bool:
+    """Tell whether one of a device's files may be opened, where its driver made some."""
+    nodes = [Path("/dev/dri") / node.name for node in path.glob("drm/renderD*")]
+    return not nodes or any(os.access(node, os.R_OK | os.W_OK) for node in nodes)
+
+
+def _is_beside_cpu(path: Path) -> bool:
+    """Tell whether other functions of a device are those of an AMD CPU, as an APU has them."""
+    slot = path.name.rpartition(".")[0]
+    functions = path.parent.glob(f"{slot}.*")
+    return any(_told(function, "vendor") == AMD_CPU for function in functions)
+
+
+def without_sensor(read: Iterable[sensors.Sensor]) -> list[str]:
+    """Say in words which devices of the PCI bus none of these sensors reads.
+
+    NVIDIA's are held against NVML.
+    """
+    known = [sensor.notes for sensor in read if sensor.notes.get("vendor") == "AMD"]
+    told = {notes.get("pci") for notes in known}
+    mends = {"AMD": "install amdsmi, which ROCm brings, and perun; "}
+    return [
+        f"{vendor} device {address} has no sensor; {mends.get(vendor, '')}"
+        f"where nothing runs on it, say --no-gpu, or {may_leave_out(address)}"
+        for address, vendor in on_bus().items()
+        if vendor != "NVIDIA" and address not in told
+    ]
+
+
+# ------------------------------------------------------------------------------------ of a run
+
+
+def visible(intent: dict) -> dict[str, list[str]]:
+    """Give ``gpus``, UUIDs of those that a command of this process may see and that are read.
+
+    intent: of the run. Empty where that is not known: without NVML, for parts of a GPU, beside
+    AMD's; and where a run uses no GPUs.
+    """
+    if not intent.get("uses_gpus", True):
+        return {}
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    inventory = sensors.Inventory()
+    sensors.add_nvidia(inventory, value)
+    sensors.leave_out(inventory, intent.get("left_out", []))
+    found = {sensor.notes.get("uuid") for sensor in inventory.sensors}
+    is_told = found or value in sensors.NOTHING_VISIBLE
+    if not is_told or None in found or inventory.unaccounted:
+        return {}
+    return {} if "AMD" in on_bus().values() else {"gpus": sorted(found)}
+
+
+def used(events: list[dict]) -> set[str] | None:
+    """Give the UUIDs that the ranks of a host name or may see; None where one tells nothing."""
+    found: set[str] = set()
+    for event in events_of_kind(events, "rank_start"):
+        told = [event["gpu_uuid"]] if event.get("gpu_uuid") else event.get("gpus")
+        if told is None:
+            return None
+        found |= set(map(plain, told))
+    return found
+
+
+def plain(uuid: str | None) -> str | None:
+    """Write a GPU's UUID as torch does: NVML begins it with GPU-."""
+    return uuid.removeprefix("GPU-").lower() if uuid else None
+
+
+def differences(parts: list[list]) -> list[str]:
+    """D: hosts of a segment that are one machine, and what one start or host has and others lack.
+
+    parts: the ``account.Host`` of each segment. GPUs that ranks name one by one are those that
+    there should be; else each host has as many as any.
+    """
+    hosts = [host for part in parts for host in part]
+    reasons = []
+    for part in parts:
+        for names in (Counter(host.name for host in part), Counter(map(_boot, part))):
+            twice = [name for name, count in names.items() if name and count > 1]
+            reasons += [
+                f"two samples files of one machine ({name}): its energy counts twice"
+                for name in twice
+            ]
+    for component in COMPONENTS:
+        for host in hosts:
+            peers = [one for one in hosts if component != "gpu" or not one.is_named]
+            if component != "gpu":
+                peers = [one for one in peers if one.name == host.name]
+            elif host.is_named:
+                continue
+            most = max((_number(one, component) for one in peers), default=0)
+            number = _number(host, component)
+            if 0 < number < most:
+                where = f"{host.name} in segment {host.segment}"
+                text = f"{where} has {number} {component} sensors, another start or host {most}"
+                reasons.append(text)
+    return [refusal("D", text) for text in dict.fromkeys(reasons)]
+
+
+def _boot(host) -> str:
+    return host.boot_id
+
+
+def _number(host, component: str) -> float:
+    own = [sensor for sensor in host.primary if sensor["component"] == component]
+    is_estimate = any(sensor["kind"] == "busy" for sensor in own)
+    return 0 if is_estimate else len(own)
+
+
+def overlaps(parts: Iterable[list]) -> list[str]:
+    """D: two starts at once. Within one boot the monotonic clock tells, without boot ids the wall
+    clock.
+    """
+    for one, later in pairwise(parts):
+        ends = {host.boot_id: host.end_s for host in one}
+        if "" in ends or any(not host.boot_id for host in later):
+            apart_ns = _start_ns(later) - _start_ns(one)
+            is_over = apart_ns >= max(host.time_s for host in one) * 1e9
+        else:
+            is_over = all(
+                host.end_s - host.time_s >= ends.get(host.boot_id, -1) for host in later
+            )
+        if not is_over:
+            return [refusal("D", "two segments overlap: their energy counts twice")]
+    return []
+
+
+def _start_ns(hosts: list) -> float:
+    return min(host.start_wall_ns for host in hosts)
