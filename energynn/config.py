@@ -112,7 +112,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         numbers
     step_period_s: least seconds from one step of the optimizer to the next, so that samples and
         updates an hour vary independently; 0: as fast as it can
-    power_limit_W: of each GPU of the run, set where this user may, and set back; 0: as it is
+    power_limit_W: of older records; today `nvidia-smi -pl` sets it before a run
     threads_per_device: CPU threads of each rank
     sampling_period_s: seconds between two of our own power samples
     idle_baseline_s: seconds of idling before and after, to measure idle power
@@ -481,6 +481,11 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     config_class = _class(workload)
     given = {name: value for name, value in parameters.items() if value is not None}
     given = _validated(config_class, given)
+    if given.get("power_limit_W"):
+        raise ValueError(
+            "power_limit_W: a run changes nothing on the machine; leave it out and give "
+            f"`sudo nvidia-smi -pl {given['power_limit_W']:g}` before the run"
+        )
     values = {"global_batch_size": 1}  # until it is known
     if workload == "fourcastnet":
         values |= STAGES[given.get("stage", "pretrain")]

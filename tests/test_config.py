@@ -174,3 +174,15 @@ def test_every_parameter_is_listed_with_its_meaning_values_and_limits(capsys):
             assert text.count(f"\n{name}: ") >= 2 + (name in shared), (
                 "its meaning and its values"
             )
+
+
+def test_a_power_limit_is_refused_and_old_records_with_one_are_read():
+    for watts in (300, "300", 0.5):
+        with pytest.raises(ValueError, match=r"^power_limit_W: .*nvidia-smi -pl .*\Z"):
+            config.make(power_limit_W=watts)
+    plain = config.make()
+    assert "power_limit_W" not in config.to_dict(plain)
+    assert config.make(power_limit_W=0) == plain
+    old = config.to_dict(plain) | {"power_limit_W": 300.0}
+    assert config.to_dict(config.from_dict(old)) == old
+    assert config.run_id(config.from_dict(old)) != config.run_id(plain)

@@ -476,6 +476,28 @@ def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path, capsys)
     assert not start.warnings_of(intent)
 
 
+@pytest.mark.parametrize("name", ["", "a-machine" * 50, "with/slash and ä"])
+def test_a_host_is_one_across_network_namespaces(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(supervise.HOST_LOCK, name and f"{name}{tmp_path}")
+    (tmp_path / "boot_id").write_text(f"{tmp_path}\n")
+    monkeypatch.setattr(supervise, "BOOT_ID", tmp_path / "boot_id")
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    monkeypatch.setattr(supervise, "LOCKS", locks)
+    with supervise.take_host():
+        (path,) = locks.iterdir()
+        assert path.stat().st_mode & 0o777 == 0o444  # of every user
+        # the name of another network namespace is free
+        monkeypatch.setattr(supervise.socket.socket, "bind", lambda *_: None)
+        with pytest.raises(ValueError, match="another measured run has this machine"):
+            supervise.take_host()
+    supervise.take_host().close()
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    supervise.take_host().close()
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     made = config.make("fourcastnet")
     (tmp_path / "file").write_text("")

@@ -135,9 +135,6 @@ def measure(
     samples: Told = None,
     epochs: Told = None,
     local_batch_size: Told = None,
-    power_limit_W: Annotated[
-        float, typer.Option("--power-limit-W", min=0, help="of each GPU meanwhile")
-    ] = 0.0,
     name: Name = "",
     note: Note = "",
     as_json: Annotated[
@@ -146,20 +143,16 @@ def measure(
     ] = False,
 ) -> int:
     """Measure any command as our own trainers are measured."""
-    from energynn import launchers, records
+    from energynn import records
     from energynn.launch import command as launch
-    from energynn.measure import machine, power_limit
 
     told = {"devices": devices, "training_samples": samples}
     told |= {"epochs": epochs, "local_batch_size": local_batch_size}
     told = {key: value for key, value in told.items() if value}
     labels = records.labels(name, note)
-    if power_limit_W and launchers.rank_and_size():
-        raise ValueError("--power-limit-W: of a command without ranks only")
-    with power_limit.held(power_limit_W, [] if no_gpu else machine.gpus()):
-        record, status = launch.measure(
-            command, out, period, as_json, not no_gpu, labels, told
-        )
+    record, status = launch.measure(
+        command, out, period, as_json, not no_gpu, labels, told
+    )
     if record:
         folder = out or folder_of_runs(None) / "measured" / record["run_id"]
         with unread():

@@ -42,10 +42,7 @@ def run_study(
     missing = [run for run in runs if not _is_done(run, runs_dir)]
     begun = time.monotonic()
     # one of each kind, so that none is refused after hours
-    kinds = {
-        (run.dataset, run.device, run.devices, run.power_limit_W): run
-        for run in missing
-    }
+    kinds = {(run.dataset, run.device, run.devices): run for run in missing}
     for run in kinds.values():
         start.warnings_of(start.prepare(run, _folder(run, runs_dir)))
     if warm_up and len(missing) == len(runs):

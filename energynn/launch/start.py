@@ -29,7 +29,7 @@ from energynn.data import manifests
 from energynn.files import REPOSITORY, checkpoint_folder, is_locked, write_json
 from energynn.launch import command, supervise
 from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN
-from energynn.measure import machine, perun_adapter, power_limit
+from energynn.measure import machine, perun_adapter
 from energynn.measure.samples import events_of_kind, read_events, segments
 from energynn.progress import tell
 
@@ -77,11 +77,9 @@ def run(
         tell(f"energynn: warning: {warning}")
     run_dir.mkdir(parents=True, exist_ok=True)
     # before anything is moved: it may be started twice at once
-    held = records.hold(run_dir, records.START_LOCK)
-    limit = power_limit.held(config.power_limit_W, _gpus_of(intent))
-    with held, limit as files:
+    with records.hold(run_dir, records.START_LOCK) as held:
         begin(intent, run_dir)
-        _let_supervise(run_dir, [held.fileno(), *files])
+        _let_supervise(run_dir, held.fileno())
     record = records.read(run_dir)
     if record is None:
         remedy = f"`energynn check --recover {runs_dir}` says more"
@@ -95,11 +93,10 @@ def run(
     return run_dir
 
 
-def _let_supervise(run_dir: Path, files: list[int]) -> None:
+def _let_supervise(run_dir: Path, lock_file: int) -> None:
     """Start a supervisor, and print what its ranks write to the log.
 
-    files: numbers of the open files of lock and power limit, which it holds, too: it may outlive
-    us.
+    lock_file: number of the open lock, which it holds, too: it may outlive us.
     """
     words = [
         *processes.OWN_PYTHON,
@@ -112,7 +109,7 @@ def _let_supervise(run_dir: Path, files: list[int]) -> None:
     log = segments(run_dir)[-1] / "log.txt"
     with open(log, "w") as written:
         supervisor = subprocess.Popen(
-            words, stdout=written, pass_fds=files, env=environment, **APART
+            words, stdout=written, pass_fds=[lock_file], env=environment, **APART
         )
     is_over = False
     with open(log, errors="replace") as lines:
@@ -152,7 +149,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     path = machine.system_file(runs_dir, config.system)
     machine.write_usual(path)
     system = machine.load(path)
-    intent = supervise.facts(run_dir, system, described, on_gpu, uses_gpus=on_gpu) | {
+    return supervise.facts(run_dir, system, described, on_gpu, uses_gpus=on_gpu) | {
         "workload": config.workload,
         "system": config.system,
         "config": values,
@@ -164,12 +161,6 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         "git_commit": commit,
         "git_dirty": dirty,
     }
-    if config.power_limit_W:
-        if launchers.nodes() > 1:
-            raise ValueError("power_limit_W: on one node only; leave it out")
-        with power_limit.held(config.power_limit_W, _gpus_of(intent)):
-            pass  # it can be set
-    return intent
 
 
 def _gpus_of(intent: dict) -> list[dict]:

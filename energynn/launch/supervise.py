@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import signal
 import socket
 import subprocess
 import time
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,30 +19,63 @@ from energynn.measure import machine
 from energynn.measure.samples import events_of_kind, read_events, segments
 
 HOST_LOCK = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+LOCKS = Path("/tmp")  # not TMPDIR, which differs
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def take_host() -> socket.socket:
+def take_host() -> ExitStack:
     """Take what the one measured run of this host holds; ValueError while another one goes on.
 
-    It is a name without a file: it is free when its process ends. A batch job waits a minute for
-    the end of the one before.
+    It is free when its process ends, however it does. A batch job waits a minute for the end of the
+    one before.
     """
     until_s = time.monotonic() + (60 if "SLURM_JOB_ID" in os.environ else 0)
-    name = os.environ.get(HOST_LOCK, os.uname().nodename)
-    held = socket.socket(socket.AF_UNIX)
-    while True:
-        try:
-            held.bind(f"\0energynn-measured-run-on-{name}")
-            return held
-        except OSError as error:
-            if time.monotonic() > until_s:
-                held.close()
-                raise ValueError(
-                    "another measured run has this machine; `pgrep -af energynn` shows it; "
-                    "one at a time; in a batch job give sbatch --exclusive"
-                ) from error
+    name = ""
+    with suppress(
+        OSError
+    ):  # containers of one machine share it, whatever they call themselves
+        name = BOOT_ID.read_text().strip()
+    name = os.environ.get(HOST_LOCK) or name or os.uname().nodename
+    mark = hashlib.sha256(name.encode()).hexdigest()[:32]
+    while (held := _hold_host(f"energynn-measured-run-on-{mark}")) is None:
+        if time.monotonic() > until_s:
+            raise ValueError(
+                "another measured run has this machine; `pgrep -af energynn` shows it; "
+                "one at a time; in a batch job give sbatch --exclusive"
+            )
         time.sleep(1)
+    return held
+
+
+def _hold_host(name: str) -> ExitStack | None:
+    """Hold a name in this network namespace and a locked file in /tmp; None where one is held."""
+    with ExitStack() as held:
+        ours = held.enter_context(socket.socket(socket.AF_UNIX))
+        try:
+            ours.bind(f"\0{name}")
+        except OSError:
+            return None
+        try:
+            file = _lock_file(LOCKS / name)
+            held.callback(os.close, file)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except OSError:  # no such folder, or no locks in it: the name alone
+            pass
+        return held.pop_all()
+
+
+def _lock_file(path: Path) -> int:
+    """Open a file that every user may lock, and make it before; no link or pipe is waited for."""
+    reading = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    with suppress(FileExistsError):
+        made = os.open(path, reading | os.O_CREAT | os.O_EXCL)
+        os.fchmod(made, 0o444)
+        return made
+    # without O_CREAT, which the kernel refuses for another user's file in /tmp
+    return os.open(path, reading)
 
 
 def facts(

@@ -88,7 +88,8 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
     """From the command to the record, of 300 W a limit leaves 200 W: the energy is known from the
     training time.
     """
-    sizes = dict(sampling_period_s=0.02, idle_ready_s=0.5, power_limit_W=200)
+    sizes = dict(sampling_period_s=0.02, idle_ready_s=0.5)
+    (tmp_path / "limits").write_text("[0, 0, 200000]\n")
     done = start(
         tmp_path, RESNET50 | CHEAP | OF_IMAGES | sizes, ["tests/train/imagined"]
     )
@@ -106,7 +107,7 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
     )
     assert record["idle_power_gpu_ready_W"] == pytest.approx(200, rel=0.05)
     assert record["power_limit_gpu_W"] == 200
-    assert (tmp_path / "limits").read_text().endswith(" 0, 700000]\n")
+    assert (tmp_path / "limits").read_text() == "[0, 0, 200000]\n"
     lengths_s = {each["phase"]: each["time_s"] for each in record["energy_phases"][:-1]}
     assert (
         min(lengths_s[name] for name in ("forward", "backward", "host_to_device")) > 0

@@ -1,8 +1,8 @@
 """An NVML of GPUs with constant power, whose counters are its integral over the monotonic clock.
 
 FAKE_GPUS is a JSON list, one entry per GPU: high_W, update_s of the counter (null: no counter),
-averaged (its power is a mean over 1 s), is_ours (false: this user may set no power limit).
-FAKE_LIMITS names a file in which the limits lie that were set; none of these GPUs draws more.
+averaged (its power is a mean over 1 s). FAKE_LIMITS names a file of rows [moment, GPU, mW], the
+limits that others have set; none of these GPUs draws more.
 """
 
 import json
@@ -16,11 +16,6 @@ NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_CLOCK_GRAPHICS = 1, 2, 0
 
 class NVMLError(Exception):
     pass
-
-
-class NVMLError_NoPermission(NVMLError):
-    def __str__(self):
-        return "Insufficient Permissions"
 
 
 class NVMLError_Uninitialized(NVMLError):
@@ -57,12 +52,12 @@ def nvmlDeviceGetName(handle):
     )  # whose power is instantaneous
 
 
-RANGE_MW = (100_000, 700_000)
+LIMIT_MW = 700_000
 
 
 def _limits(handle):
     """Moment and mW of each limit that this GPU has had."""
-    limits = [(0.0, RANGE_MW[1])]
+    limits = [(0.0, LIMIT_MW)]
     if path := os.environ.get("FAKE_LIMITS"):
         with open(path, "a+") as file:
             file.seek(0)
@@ -89,18 +84,6 @@ def nvmlDeviceGetTotalEnergyConsumption(handle):
 
 def nvmlDeviceGetEnforcedPowerLimit(handle):
     return _limits(handle)[-1][1]
-
-
-nvmlDeviceGetPowerManagementLimit = nvmlDeviceGetEnforcedPowerLimit
-
-
-def nvmlDeviceSetPowerManagementLimit(handle, limit_mW):
-    if not handle[1].get("is_ours", True):
-        raise NVMLError_NoPermission()
-    if not RANGE_MW[0] <= limit_mW <= RANGE_MW[1]:
-        raise NVMLError("Invalid Argument")
-    with open(os.environ["FAKE_LIMITS"], "a") as file:
-        file.write(json.dumps([time.monotonic(), handle[0], limit_mW]) + "\n")
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):
