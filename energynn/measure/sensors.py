@@ -300,9 +300,11 @@ def nvidia_gpus() -> list[str]:
             addresses.append(path.parent.name)
     if NVIDIA_DRIVER.is_dir():
         return addresses
-    from energynn.measure import devices  # which knows this module
-
-    return [name for name, vendor in devices.on_bus().items() if vendor == "NVIDIA"]
+    for device in PCI_DEVICES.glob("*"):
+        facts = (device / "vendor").read_text() + (device / "class").read_text()
+        if facts.startswith("0x10de\n0x03"):
+            addresses.append(device.name)
+    return addresses
 
 
 def list_gpus():
@@ -411,7 +413,7 @@ class Sampler:
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.asked = ""  # the sensor that is being read; a driver may never answer
         self.faults: dict[str, str] = {}  # by sensor, the first in words
-        self.states: dict[str, dict] = {}  # as written last
+        self.busy: dict[str, bool | None] = {}  # as told last
         self.looked_s = self.told_s = -math.inf
         self.file = open(path, "ab", buffering=0)
 
@@ -475,12 +477,10 @@ class Sampler:
         self.looked_s = now_s
         told = {each.id: each.tell() for each in self.inventory.sensors if each.tell}
         states = {name: state for name, state in told.items() if state}
-        busy, was_busy = (
-            {name: state.get("is_busy") for name, state in some.items()}
-            for some in (states, self.states)
-        )
-        if states and (at_end or busy != was_busy or now_s - self.told_s >= TOLD_S):
-            self.states, self.told_s = states, now_s
+        busy = {name: state.get("is_busy") for name, state in states.items()}
+        has_changed = busy != self.busy
+        if states and (at_end or has_changed or now_s - self.told_s >= TOLD_S):
+            self.busy, self.told_s = busy, now_s
             self._write({"t": time.monotonic_ns(), "states": states})
 
     def _watch(self) -> None:
