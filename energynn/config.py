@@ -511,7 +511,8 @@ def types(config_class: type[RunConfig]) -> dict:
 def limits(kind) -> str:
     """Describe the allowed values of a type, in the words of JSON Schema."""
     schema = msgspec.json.schema(kind)
-    return ", ".join(f"{name} {schema[name]}" for name in schema if name != "pattern")
+    words = [f"{name} {schema[name]}" for name in schema if name != "pattern"]
+    return ", ".join(words).removeprefix("title ")
 
 
 def _validated(config_class: type[RunConfig], given: dict) -> dict:

@@ -28,6 +28,7 @@ from energynn import cli, config, studies
             "evaluate_training_set: must have type boolean",
         ),
         (dict(dataset="../photographs"), "dataset: .*up to 64 letters"),
+        (dict(system="a\nb"), "system: must have up to 64 letters"),
         (dict(preset="best"), "preset: .*fast.*paper.*smoke"),
         (
             dict(workload="alexnet"),

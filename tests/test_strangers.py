@@ -17,7 +17,6 @@ from energynn.cluster import systems
 from energynn.forecast import fit, runs
 from energynn.train import checkpoint
 from energynn.train.distributed import World
-from tests.conftest import write_run_dir
 from tests.processes import ENERGYNN, processes_of, wait_until
 
 
@@ -311,9 +310,3 @@ def test_a_foreign_binary_is_a_record_that_says_why(tmp_path):
         "cannot be started: Exec format"
         in records.read(tmp_path / "run")["status_reason"]
     )
-
-
-def test_two_systems_are_no_copies(tmp_path):
-    for system in ("local", "other"):
-        records.build(write_run_dir(tmp_path, system), "finished", "")
-    assert records.check(tmp_path) == [] and len(records.read_all(tmp_path)) == 2
