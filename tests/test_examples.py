@@ -201,8 +201,8 @@ def test_minutes_of_an_imagined_gpu_are_records_with_its_power(tmp_path):
         "FAKE_GPUS": json.dumps([dict(high_W=300.0, update_s=0.1, averaged=True)]),
         "ENERGYNN_RUNS": str(tmp_path),
     }
-    sizes = "local_batch_size=2,4 image_size=32 wait_s=0.1 idle_ready_s=0"
-    words = ["MINUTE_S=4", f"GPU_PYTHON={sys.executable}", f"MINUTES_OF={sizes}"]
+    sizes = "image_size=32 wait_s=0.1 idle_ready_s=0"
+    words = ["MINUTE_S=4", f"GPU_PYTHON={sys.executable}", f"MINUTES_WITH={sizes}"]
     done = subprocess.run(
         ["make", "gpu-minutes", *words],
         cwd=REPOSITORY,
@@ -213,7 +213,7 @@ def test_minutes_of_an_imagined_gpu_are_records_with_its_power(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     made = [records.read(folder) for folder in records.run_dirs(tmp_path)]
     kinds = [record["config"]["kind"] for record in made]
-    assert Counter(kinds) == dict(idle=1, simulated_collective=1, starved=2, work=2)
+    assert Counter(kinds) == dict(idle=1, simulated_collective=1, starved=1, work=3)
     for record in made:
         assert record["valid"], record["invalid_reasons"]
         assert record["mean_power_gpu_W"] == pytest.approx(300, rel=0.03)
