@@ -1,7 +1,7 @@
 # energynn: `make help` lists what there is.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: picture size wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-carry lock clean env train-env python needs
+.PHONY: picture size wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-minutes gpu-carry lock clean env train-env python needs
 SHELL := /bin/sh
 
 # The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
@@ -112,6 +112,17 @@ gpu-study: ## one NVIDIA GPU, nine minutes (or GPU_MINUTES=32), no network: reco
 	PYTHONPATH=.:build/packages timeout -s INT $$((60 * $(GPU_CALL_MINUTES) + 45)) $(GPU_PYTHON) -m energynn.cli study run $(GPU_STUDY) \
 	  --minutes $(GPU_CALL_MINUTES) --warm-up --runs-dir build/gpu-runs; status=$$?; mkdir -p $(or $(OUT),build); \
 	tar -czf $(or $(OUT),build)/gpu-study.tar.gz --exclude=checkpoint -C build/gpu-runs . ; exit $$status
+
+# MINUTES_WITH: parameters of all of them.
+MINUTE_S ?= 60
+MINUTE = $(GPU_PYTHON) -m energynn.cli run workload=gpu_minutes device=gpu seconds=$(MINUTE_S) $(MINUTES_WITH)
+gpu-minutes: export PYTHONPATH := .:examples:build/packages:$(PYTHONPATH)
+gpu-minutes: ## what a GPU draws idle, starved, in a simulated collective and at work: a minute each (8 min), records in runs/
+	$(MINUTE) kind=idle,simulated_collective local_batch_size=1
+	$(MINUTE) kind=starved
+	$(MINUTE) kind=work local_batch_size=32,128,256
+	if $(GPU_PYTHON) -c "import sys, torch; sys.exit(torch.cuda.device_count() < 2)"; then \
+	  $(MINUTE) kind=collective devices=2 local_batch_size=1; fi
 
 GPU_PYTHON_VERSION ?= 3.12
 gpu-carry: $(TRAIN) ## what a machine with a GPU needs of this one and git does not bring: build/data, build/commit, build/packages

@@ -30,6 +30,7 @@ from energynn.train import fourcastnet, resnet50
 from energynn.train.distributed import World
 from energynn.train.phases import PhaseTimer
 from tests.jpegs import as_jpegs
+from tests.peers import table
 from tests.saved_bytes import every_activation_kept
 
 PAIRS = 7
@@ -295,6 +296,19 @@ def alone_in_the_world():
     dist.destroy_process_group()
 
 
+def peers() -> list[dict]:
+    """Median errors of short windows by zeus over those by energynn."""
+    if not table.is_installed():
+        print("  zeus and codecarbon are not installed: pip install -e '.[peers]'")
+        return []
+    entries = []
+    for length_s, errors in table.compare().items():
+        ours, theirs = (statistics.median(errors[one]) for one in ("Energynn", "Zeus"))
+        name = f"error of a window of {length_s:g} s"
+        entries.append(entry(name, 100 * ours, "%", "zeus", theirs / ours))
+    return entries
+
+
 def entry(name: str, value: float, unit: str, baseline: str, ratio: float) -> dict:
     """A comparison as build/bench.json has it."""
     compared = {
@@ -327,7 +341,7 @@ def main() -> None:
         )
 
 
-USUAL = (measuring_costs, afno_against_published_code, image_loading)
+USUAL = (measuring_costs, afno_against_published_code, image_loading, peers)
 
 if __name__ == "__main__":
     main()

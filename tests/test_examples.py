@@ -5,6 +5,9 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -187,3 +190,39 @@ def test_resnet50_trains_on_ones_own_images(tmp_path, follow):
     record = follow("my-images")
     assert record["config"]["dataset"] == "my-images"
     assert record["dataset_samples"] == 400 and "top1_error" in record["metrics"]
+
+
+@pytest.mark.slow
+def test_minutes_of_an_imagined_gpu_are_records_with_its_power(tmp_path):
+    """`make gpu-minutes` with seconds for minutes, on a GPU of 300 W."""
+    fakes = ["tests/train/imagined", "tests/measure/fake_sensors", ""]
+    environment = {
+        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / fake) for fake in fakes),
+        "FAKE_GPUS": json.dumps([dict(high_W=300.0, update_s=0.1, averaged=True)]),
+        "ENERGYNN_RUNS": str(tmp_path),
+    }
+    sizes = "image_size=32 wait_s=0.1 idle_ready_s=0"
+    words = ["MINUTE_S=4", f"GPU_PYTHON={sys.executable}", f"MINUTES_WITH={sizes}"]
+    done = subprocess.run(
+        ["make", "gpu-minutes", *words],
+        cwd=REPOSITORY,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = [records.read(folder) for folder in records.run_dirs(tmp_path)]
+    kinds = [record["config"]["kind"] for record in made]
+    assert Counter(kinds) == dict(idle=1, simulated_collective=1, starved=1, work=3)
+    for record in made:
+        assert record["valid"], record["invalid_reasons"]
+        assert record["mean_power_gpu_W"] == pytest.approx(300, rel=0.03)
+    assert records.check(tmp_path) == []
+
+
+def test_a_collective_of_one_gpu_is_refused(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    alone = config.make("gpu_minutes", kind="collective")
+    with pytest.raises(ValueError, match="two GPUs or more; say devices=2"):
+        importlib.import_module("gpu_minutes").main(alone, tmp_path)
+    assert config.make("gpu_minutes", kind="collective", devices=2).devices == 2

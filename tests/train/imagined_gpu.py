@@ -204,6 +204,9 @@ def imagined(patch):
         answers[name] = None
     for name, answer in answers.items():
         patch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    patch.setattr(torch.cuda, "Stream", contextlib.nullcontext)
+    patch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    patch.setattr(torch.cuda, "_sleep", lambda cycles: time.sleep(cycles * 1e-10))
     with gpu:
         yield gpu
 
