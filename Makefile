@@ -115,12 +115,13 @@ gpu-study: ## one NVIDIA GPU, nine minutes (or GPU_MINUTES=32), no network: reco
 
 # MINUTES_WITH: parameters of all of them.
 MINUTE_S ?= 60
+WORK_SIZES ?= 32,128,256
 MINUTE = $(GPU_PYTHON) -m energynn.cli run workload=gpu_minutes device=gpu seconds=$(MINUTE_S) $(MINUTES_WITH)
 gpu-minutes: export PYTHONPATH := .:examples:build/packages:$(PYTHONPATH)
 gpu-minutes: ## what a GPU draws idle, starved, in a simulated collective and at work: a minute each (8 min), records in runs/
 	$(MINUTE) kind=idle,simulated_collective local_batch_size=1
 	$(MINUTE) kind=starved
-	$(MINUTE) kind=work local_batch_size=32,128,256
+	$(MINUTE) kind=work local_batch_size=$(WORK_SIZES)
 	if $(GPU_PYTHON) -c "import sys, torch; sys.exit(torch.cuda.device_count() < 2)"; then \
 	  $(MINUTE) kind=collective devices=2 local_batch_size=1; fi
 

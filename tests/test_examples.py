@@ -202,7 +202,8 @@ def test_minutes_of_an_imagined_gpu_are_records_with_its_power(tmp_path):
         "ENERGYNN_RUNS": str(tmp_path),
     }
     sizes = "image_size=32 wait_s=0.1 idle_ready_s=0"
-    words = ["MINUTE_S=4", f"GPU_PYTHON={sys.executable}", f"MINUTES_WITH={sizes}"]
+    words = ["MINUTE_S=4", "WORK_SIZES=2,4,8", f"GPU_PYTHON={sys.executable}"]
+    words.append(f"MINUTES_WITH={sizes}")
     done = subprocess.run(
         ["make", "gpu-minutes", *words],
         cwd=REPOSITORY,

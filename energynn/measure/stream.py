@@ -93,18 +93,19 @@ def _is_repeated(is_failed: np.ndarray) -> np.ndarray:
 
 
 def read_streams(
-    path: Path, header: dict, windows_s: list, asked_s=()
+    path: Path, header: dict, windows_s: list, asked_s=(), begin_B: int = 0
 ) -> tuple[list[Stream], list[str]]:
     """Read a samples file; returns its sensors, and what the sampler complained about.
 
-    windows_s: (begin, end) of each, in s of the monotonic clock; asked_s: further instants.
+    windows_s: (begin, end) of each, in s of the monotonic clock; asked_s: further instants;
+    begin_B: where to begin.
     """
     period_s = header["period_s"]
     streams = [
         Stream(sensor, period_s, windows_s, asked_s) for sensor in header["sensors"]
     ]
     problems: list[str] = []
-    for part in pieces(path):
+    for part in pieces(path, begin_B):
         problems += part.problems
         for stream, column in zip(streams, part.readings.T, strict=True):
             stream.hear(part.states_of(stream.sensor))

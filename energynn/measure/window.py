@@ -21,8 +21,10 @@ import psutil
 
 from energynn.files import write_json
 from energynn.measure import energy, machine
+from energynn.measure.evidence import Evidence
 from energynn.measure.sampler_process import start_sampler, until
-from energynn.measure.samples import read_samples
+from energynn.measure.samples import last_ns, read_header, read_samples
+from energynn.measure.stream import read_streams
 
 PERIOD_S = 0.04
 # of the samples file before a window: some seconds, with dozens of sensors
@@ -52,8 +54,7 @@ class Window:
 
     def __enter__(self) -> Window:
         sampler = _sampler(self.no_gpu)
-        if self.synchronize:
-            _wait_for_cuda()
+        _wait_for_cuda(self.synchronize)
         with _lock:
             if self._block and not self._block.end_ns:
                 raise ValueError(
@@ -65,18 +66,14 @@ class Window:
 
     def __exit__(self, *_error) -> None:
         try:
-            if self.synchronize:
-                _wait_for_cuda()
+            _wait_for_cuda(self.synchronize)
         finally:
             self._block.end_ns = time.monotonic_ns()
 
     @property
     def time_s(self) -> float:
         """Duration of the block in s, so far if it goes on."""
-        if self._block is None:
-            return 0.0
-        end_ns = self._block.end_ns or time.monotonic_ns()
-        return (end_ns - self._block.start_ns) / 1e9
+        return self._block.time_s if self._block else 0.0
 
     @property
     def energies(self) -> dict[str, float | str | list[str]]:
@@ -122,10 +119,10 @@ def window(
     return Window(name, no_gpu, synchronize)
 
 
-def _wait_for_cuda() -> None:
+def _wait_for_cuda(is_asked: bool) -> None:
     """Wait for the GPUs in use; another one would get a context, and memory, by waiting for it."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda and cuda.is_initialized():
+    if is_asked and cuda and cuda.is_initialized():
         try:
             used = list(filter(cuda.memory_reserved, range(cuda.device_count())))
         except RuntimeError:  # an allocator that is not torch's tells nothing
@@ -160,9 +157,9 @@ class Sampler:
         """Tell whether each sensor has had time to show what was at an instant."""
         if not self.file.exists():  # it goes with a parent
             return False
-        samples = read_samples(self.file, self.file.stat().st_size - MARGIN_B)
-        late_s = max(sensor["update_s"] or 0.0 for sensor in samples.header["sensors"])
-        return samples.t_ns.max(initial=0) > end_ns + late_s * 1e9
+        sensors = read_header(self.file)["sensors"]
+        late_s = max((one["update_s"] or 0.0 for one in sensors), default=0.0)
+        return last_ns(self.file) > end_ns + late_s * 1e9
 
 
 _lock = threading.Lock()
@@ -206,6 +203,10 @@ class Block:
         self.sampler, self.begin_B = sampler, begin_B
         self.start_ns, self.end_ns = time.monotonic_ns(), 0
 
+    @property
+    def time_s(self) -> float:
+        return ((self.end_ns or time.monotonic_ns()) - self.start_ns) / 1e9
+
     @cached_property
     def energies(self) -> dict[str, float | str | list[str]]:
         sampler = self.sampler
@@ -217,17 +218,27 @@ class Block:
         if not sampler.has_sampled(self.end_ns):
             died = "D: the sampler died before the end; the next window starts another"
             return {"doubts": [died], "remedy": []}
-        samples = read_samples(sampler.file, self.begin_B)
-        window_s = self.start_ns / 1e9, self.end_ns / 1e9
-        curves = [_on_beat(one, *window_s) for one in energy.curves(samples)]
+        found = self._evidence()
         limits = energy.THRESHOLDS | sampler.system["thresholds"]
-        unread = samples.header["unaccounted"]
-        doubts = energy.doubts(curves, *window_s, unread, limits)
+        doubts = energy.judge(found, read_header(sampler.file)["unaccounted"], limits)
         doubts = [text.replace("--no-gpu", "no_gpu=True") for text in doubts]
-        entries = energy.entries_of(curves, *window_s, limits)
-        found = {"doubts": doubts, "remedy": machine.remedy(doubts, sampler.path)}
-        time_s = (self.end_ns - self.start_ns) / 1e9
-        return energy.totals(entries, time_s) | found
+        totals = energy.totals(energy.entries(found, limits), self.time_s)
+        return totals | {
+            "doubts": doubts,
+            "remedy": machine.remedy(doubts, sampler.path),
+        }
+
+    def _evidence(self) -> list[Evidence]:
+        """Collect what each sensor says; of a long block in pieces, whose edges hardly count."""
+        file, window_s = self.sampler.file, (self.start_ns / 1e9, self.end_ns / 1e9)
+        if self.time_s > LONGEST_S:
+            header = read_header(file)
+            streams, _problems = read_streams(
+                file, header, [window_s], (), self.begin_B
+            )
+            return [stream.found[0] for stream in streams]
+        curves = energy.curves(read_samples(file, self.begin_B))
+        return [energy.evidence(_on_beat(one, *window_s), *window_s) for one in curves]
 
 
 def _on_beat(one: energy.Curve, begin_s: float, end_s: float) -> energy.Curve:
@@ -241,7 +252,7 @@ def _on_beat(one: energy.Curve, begin_s: float, end_s: float) -> energy.Curve:
     at_s = (one.t_s[new] + one.t_s[new - 1]) / 2
     near = (at_s > begin_s - AROUND_S) & (at_s < end_s + AROUND_S)
     is_slow = beat_s >= LEAST_BEAT * one.period_s and near.sum() >= FEWEST_BEATS
-    if one.sensor["kind"] != "energy" or not is_slow or end_s - begin_s > LONGEST_S:
+    if one.sensor["kind"] != "energy" or not is_slow:
         return one
     near_s, half_s = at_s[near], (one.t_s[new] - at_s)[near]
     beats_s = beat_s * BEATS

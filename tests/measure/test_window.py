@@ -101,20 +101,20 @@ def mean_W(parts):
 
 
 def test_a_window_entered_again_has_its_own_energy_each_time(told):
-    assert mean_W(told["again"]) == pytest.approx([sum(GPUS_W)] * 3, rel=0.06)
+    assert mean_W(told["again"]) == pytest.approx([sum(GPUS_W)] * 3, rel=0.12)
     assert told["each"] == told["again"]
 
 
 def test_a_window_within_itself_is_refused_and_one_of_its_own_is_not(told):
     assert len(told["refused"]) == 2
     assert all("energynn.window(...)" in text for text in told["refused"])
-    assert mean_W([told["inner"]]) == pytest.approx([sum(GPUS_W)], rel=0.06)
+    assert mean_W([told["inner"]]) == pytest.approx([sum(GPUS_W)], rel=0.12)
 
 
 def test_a_sampler_that_died_is_started_again(told):
     text, is_nan = told["died"]
     assert is_nan and "NOT valid: D: the sampler died" in text
-    assert mean_W([told["later"]]) == pytest.approx([sum(GPUS_W)], rel=0.06)
+    assert mean_W([told["later"]]) == pytest.approx([sum(GPUS_W)], rel=0.12)
 
 
 def test_a_fork_that_outlives_its_parent_has_a_sampler_and_without_gpus_as_said(told):
@@ -149,6 +149,17 @@ def test_what_speaks_against_a_window_names_the_remedy_of_a_window(sampled):
     assert block.energies["doubts"] == [
         "D: GPU 1: NVML does not start; say no_gpu=True"
     ]
+
+
+def test_a_long_block_is_read_in_pieces_and_has_the_same_energy(sampled, monkeypatch):
+    with energynn.window("block") as block:
+        time.sleep(0.2)
+    whole_J = block.energy_J
+    monkeypatch.setattr(window, "LONGEST_S", 0.1)
+    monkeypatch.setattr(window, "read_samples", None)
+    del block._block.energies
+    assert block.energy_J == pytest.approx(whole_J, rel=1e-9)
+    assert whole_J == pytest.approx(100 * block.time_s, rel=0.02)
 
 
 class Cuda(SimpleNamespace):

@@ -98,8 +98,7 @@ def nvmlDeviceGetName(handle):
 
 
 def nvmlDeviceGetArchitecture(handle):
-    # by it, zeus knows whether there is a counter
-    return NVML_DEVICE_ARCH_PASCAL if "no counter" in LIE else NVML_DEVICE_ARCH_AMPERE  # noqa: F821
+    return NVML_DEVICE_ARCH_AMPERE  # noqa: F821
 
 
 def nvmlDeviceGetPowerUsage(handle):
@@ -118,14 +117,6 @@ def nvmlDeviceGetTotalEnergyConsumption(handle):
     if handle == 0 and (is_silent or "no counter" in LIE):
         raise NVMLError(NVML_ERROR_NOT_SUPPORTED)  # noqa: F821
     return int(1e3 * (lying_J(t) if handle == 0 else counted_J(handle, t)))
-
-
-def nvmlDeviceGetFieldValues(handle, fields):
-    """The power of a whole GPU; that of its memory alone is not known."""
-    watts = SimpleNamespace(uiVal=nvmlDeviceGetPowerUsage(handle))
-    known = [scope != NVML_POWER_SCOPE_MEMORY for _, scope in fields]  # noqa: F821
-    answers = [NVML_SUCCESS if each else NVML_ERROR_NOT_SUPPORTED for each in known]  # noqa: F821
-    return [SimpleNamespace(nvmlReturn=each, value=watts) for each in answers]
 
 
 def nvmlDeviceGetEnforcedPowerLimit(handle):
@@ -171,6 +162,6 @@ def _unsupported(*_args):
 
 
 for _name in (
-    "C2cModeInfoV MigMode PowerManagementLimitConstraints PersistenceMode PciInfo"
+    "C2cModeInfoV MigMode FieldValues PowerManagementLimitConstraints PersistenceMode PciInfo"
 ).split():
     globals()[f"nvmlDeviceGet{_name}"] = _unsupported
