@@ -29,7 +29,7 @@ LIES = {  # true: from half of the window on
     "counter in uJ": False,
     "counter 10 % low": False,
     "counter 30 % high": False,
-    "counter adds 60 W": False,
+    "counter 2 s late, of a load that begins": True,
     "power stuck, no counter": True,
     "power in whole watts stuck, no counter": True,
     "one of two GPUs": False,
