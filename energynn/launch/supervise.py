@@ -15,11 +15,10 @@ from pathlib import Path
 
 from energynn import processes, records
 from energynn.files import utc_now
-from energynn.measure import machine
+from energynn.measure import machine, sensors
 from energynn.measure.samples import events_of_kind, read_events, segments
 
 HOST_LOCK = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LOCKS = Path("/tmp")  # not TMPDIR, which differs
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -31,12 +30,8 @@ def take_host() -> ExitStack:
     one before.
     """
     until_s = time.monotonic() + (60 if "SLURM_JOB_ID" in os.environ else 0)
-    name = ""
-    with suppress(
-        OSError
-    ):  # containers of one machine share it, whatever they call themselves
-        name = BOOT_ID.read_text().strip()
-    name = os.environ.get(HOST_LOCK) or name or os.uname().nodename
+    # containers of one machine share its boot id, whatever they call themselves
+    name = os.environ.get(HOST_LOCK) or sensors.boot_id() or os.uname().nodename
     mark = hashlib.sha256(name.encode()).hexdigest()[:32]
     while (held := _hold_host(f"energynn-measured-run-on-{mark}")) is None:
         if time.monotonic() > until_s:
@@ -57,8 +52,7 @@ def _hold_host(name: str) -> ExitStack | None:
         except OSError:
             return None
         try:
-            file = _lock_file(LOCKS / name)
-            held.callback(os.close, file)
+            file = held.enter_context(open(LOCKS / name, opener=_lock_file))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
@@ -67,7 +61,7 @@ def _hold_host(name: str) -> ExitStack | None:
         return held.pop_all()
 
 
-def _lock_file(path: Path) -> int:
+def _lock_file(path: str, _flags: int) -> int:
     """Open a file that every user may lock, and make it before; no link or pipe is waited for."""
     reading = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(FileExistsError):

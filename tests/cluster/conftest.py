@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from energynn.files import REPOSITORY
+from energynn.launch import supervise
 from tests import powercap
 
 NODE_W = 300.0  # of each simulated node
@@ -23,7 +24,7 @@ class Cluster:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        hidden = ("PYTEST_CURRENT_TEST", "ENERGYNN_IMAGENET")
+        hidden = ("PYTEST_CURRENT_TEST", "ENERGYNN_IMAGENET", supervise.HOST_LOCK)
         self.environment = {
             name: value for name, value in os.environ.items() if name not in hidden
         } | {

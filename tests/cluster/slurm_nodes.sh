@@ -3,7 +3,7 @@
 #
 # No systemd, no cgroups, no accounting. Each slurmd has a UTS namespace of its own, so that its jobs see a host named
 # n1 or n2: without it perun, MPI and our sampler would take both nodes for one. And a mount namespace with a
-# /etc/hosts that knows both names.
+# /etc/hosts that knows both names, and a boot id of its own.
 set -euo pipefail
 command=$1; D=$(readlink -m "$2"); node=${3:-}
 P=${SLURM_BASE_PORT:-17000}
@@ -11,8 +11,9 @@ export SLURM_CONF=$D/etc/slurm.conf
 H=$(hostname -s)
 
 node_up() {
-  unshare --uts --mount -- sh -c \
-    'hostname "$0" && mount --bind "$1/etc/hosts" /etc/hosts && exec slurmd -N "$0"' "$1" "$D"
+  cat /proc/sys/kernel/random/uuid > "$D/etc/boot-$1"
+  unshare --uts --mount -- sh -c 'hostname "$0" && mount --bind "$1/etc/hosts" /etc/hosts &&
+    mount --bind "$1/etc/boot-$0" /proc/sys/kernel/random/boot_id && exec slurmd -N "$0"' "$1" "$D"
 }
 
 case $command in

@@ -1,5 +1,5 @@
-"""Two ranks on two hosts under one mpirun: the second host is a UTS and time namespace of this
-machine.
+"""Two ranks on two hosts under one mpirun: the second host is a UTS, mount and time namespace of
+this machine.
 """
 
 import json
@@ -14,7 +14,9 @@ from tests.powercap import constant_power
 
 HOST_W = 300.0
 AHEAD_S = 5000
-UNSHARE = ["unshare", "--uts", "--time", "--fork"]
+UNSHARE = ["unshare", "--uts", "--mount", "--time", "--fork"]
+NAMED = """hostname "$0" && echo "$0" > "$1" && mount --bind "$1" /proc/sys/kernel/random/boot_id &&
+shift && MPI_LOCALNRANKS=1 exec "$@" """
 
 
 @pytest.fixture
@@ -43,8 +45,7 @@ def start_ranks(tmp_path, monkeypatch, powercap, hosts, **more):
     if hosts == 2:
         words, rank = command[: command.index("-n")], command[command.index("-n") + 2 :]
         for host, ahead_s in (("host-a", 0), ("host-b", AHEAD_S)):
-            script = 'hostname "$0" && MPI_LOCALNRANKS=1 exec "$@"'
-            name_it = ["sh", "-c", script, host]
+            name_it = ["sh", "-c", NAMED, host, str(tmp_path / host)]
             words += [
                 "-n",
                 "1",
