@@ -17,7 +17,7 @@ from energynn import cli, config, files, launchers, records
 from energynn.data import manifests
 from energynn.files import REPOSITORY
 from energynn.launch import start, supervise
-from energynn.measure import samples, sensors
+from energynn.measure import kernel, samples
 from energynn.measure.samples import read_events, read_samples
 from tests import powercap
 from tests.processes import ENERGYNN, processes_of, wait_until
@@ -480,7 +480,7 @@ def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path, capsys)
 def test_a_host_is_one_across_network_namespaces(tmp_path, monkeypatch, name):
     monkeypatch.setenv(supervise.HOST_LOCK, name and f"{name}{tmp_path}")
     (tmp_path / "boot_id").write_text(f"{tmp_path}\n")
-    monkeypatch.setattr(sensors, "BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr(kernel, "BOOT_ID", tmp_path / "boot_id")
     locks = tmp_path / "locks"
     locks.mkdir()
     monkeypatch.setattr(supervise, "LOCKS", locks)

@@ -160,7 +160,7 @@ def test_a_damaged_file_of_perun_holds_nobody_up(
     run_dir, monkeypatch, capsys, has_record
 ):
     """HDF5 goes round in it for ever; neither a record nor a checksum says that anybody read it."""
-    monkeypatch.setattr(perun_adapter, "READ_WITHIN_S", 2)
+    monkeypatch.setattr(perun_adapter, "READ_WITHIN_S", 4)
     if has_record:
         records.build(run_dir, "finished", "")
     (whole,) = REPOSITORY.glob(

@@ -100,8 +100,7 @@ def _sensor_findings() -> list[Finding]:
 def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
     if sensor.kind == "busy":
         said = "no counter that works; its energy will be estimated from busy time"
-        remedy = "none in a virtual machine; elsewhere sudo chmod a+r /sys/class/powercap/*/*"
-        return Finding("CPU", WEAK, said, remedy)
+        return Finding("CPU", WEAK, said, sensor.notes["measured_by"])
     use = "counts" if sensor.primary else "cross-check"
     facts = [f"{sensor.id}: {sensor.kind}", sensor.provenance, use]
     if sensor.kind == "power":
@@ -111,11 +110,12 @@ def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
 
 
 def _gpu_findings() -> list[Finding]:
-    findings = []
-    for gpu in machine.gpus():
+    findings, gpus = [], machine.gpus()
+    of_split = WEAK if any("fault" not in gpu for gpu in gpus) else BAD
+    for gpu in gpus:
         fault = gpu.get("fault", "")
         said = f"{gpu['index']}: {gpu['name']}, power limit {gpu.get('limit_W')} W"
-        findings.append(Finding("GPU", BAD if fault else GOOD, said, fault))
+        findings.append(Finding("GPU", of_split if fault else GOOD, said, fault))
     said = "none to be seen; one CPU core will stand for one device"
     return findings or [Finding("GPU", GOOD, said)]
 

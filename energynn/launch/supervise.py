@@ -15,7 +15,7 @@ from pathlib import Path
 
 from energynn import processes, records
 from energynn.files import utc_now
-from energynn.measure import machine, sensors
+from energynn.measure import kernel, machine
 from energynn.measure.samples import events_of_kind, read_events, segments
 
 HOST_LOCK = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
@@ -31,7 +31,7 @@ def take_host() -> ExitStack:
     """
     until_s = time.monotonic() + (60 if "SLURM_JOB_ID" in os.environ else 0)
     # containers of one machine share its boot id, whatever they call themselves
-    name = os.environ.get(HOST_LOCK) or sensors.boot_id() or os.uname().nodename
+    name = os.environ.get(HOST_LOCK) or kernel.boot_id() or os.uname().nodename
     mark = hashlib.sha256(name.encode()).hexdigest()[:32]
     while (held := _hold_host(f"energynn-measured-run-on-{mark}")) is None:
         if time.monotonic() > until_s:

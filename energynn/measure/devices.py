@@ -1,4 +1,4 @@
-"""Which devices there are: on the PCI bus, and in the starts and hosts of a run.
+"""Which devices count: those of the PCI bus, of ranks, and of the starts and hosts of a run.
 
 A device is known by its UUID, a host by the boot id of its kernel; within one boot the monotonic
 clock gives the order, between boots the number of the start.
@@ -10,72 +10,10 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
 
-from energynn.measure import machine, sensors
+from energynn.measure import kernel, sensors
 from energynn.measure.energy import COMPONENTS, may_leave_out, refusal
 from energynn.measure.samples import events_of_kind
-
-VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel", "0x1da3": "Habana"}
-DISPLAYS = "0x0300", "0x0302", "0x0380"
-ACCELERATOR = "0x1200"
-AMD_CPU = "0x1022"
-
-
-# ------------------------------------------------------------------------------------ on the bus
-
-
-def on_bus() -> dict[str, str]:
-    """Return vendors of the devices that may train, by PCI address.
-
-    A CPU's own graphics is none of them: its energy is in the package's. What this process may
-    not open, as in a container, is left out.
-    """
-    found = {}
-    own_graphics = []
-    for path in sorted(sensors.PCI_DEVICES.glob("*")):
-        vendor, kind = _told(path, "vendor"), _told(path, "class")[:6]
-        if vendor not in VENDORS or kind not in (*DISPLAYS, ACCELERATOR):
-            continue
-        if not _may_open(path) or vendor == "0x8086" and ":00:" in path.name:
-            continue
-        found[path.name] = VENDORS[vendor]
-        if vendor == "0x1002" and kind != ACCELERATOR:
-            own_graphics.append(path)
-    beside_cpu = [path for path in own_graphics if _is_beside_cpu(path)]
-    is_apu = "Radeon" in machine.cpu_name()
-    if not beside_cpu and is_apu and ACCELERATOR not in _kinds("0x1002"):
-        beside_cpu = own_graphics[-1:]  # cards stand before it
-    for path in beside_cpu:
-        del found[path.name]
-    return found
-
-
-def _kinds(vendor: str) -> set[str]:
-    paths = sensors.PCI_DEVICES.glob("*")
-    return {
-        _told(path, "class")[:6] for path in paths if _told(path, "vendor") == vendor
-    }
-
-
-def _told(path: Path, name: str) -> str:
-    try:
-        return (path / name).read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _may_open(path: Path) -> bool:
-    """Tell whether one of a device's files may be opened, where its driver made some."""
-    nodes = [Path("/dev/dri") / node.name for node in path.glob("drm/renderD*")]
-    return not nodes or any(os.access(node, os.R_OK | os.W_OK) for node in nodes)
-
-
-def _is_beside_cpu(path: Path) -> bool:
-    """Tell whether other functions of a device are those of an AMD CPU, as an APU has them."""
-    slot = path.name.rpartition(".")[0]
-    functions = path.parent.glob(f"{slot}.*")
-    return any(_told(function, "vendor") == AMD_CPU for function in functions)
 
 
 def without_sensor(read: Iterable[sensors.Sensor]) -> list[str]:
@@ -89,7 +27,7 @@ def without_sensor(read: Iterable[sensors.Sensor]) -> list[str]:
     return [
         f"{vendor} device {address} has no sensor; {mends.get(vendor, '')}"
         f"where nothing runs on it, say --no-gpu, or {may_leave_out(address)}"
-        for address, vendor in on_bus().items()
+        for address, vendor in kernel.training_devices().items()
         if vendor != "NVIDIA" and address not in told
     ]
 
@@ -113,7 +51,9 @@ def visible(intent: dict) -> dict[str, list[str]]:
     is_told = found or value in sensors.NOTHING_VISIBLE
     if not is_told or None in found or inventory.unaccounted:
         return {}
-    return {} if "AMD" in on_bus().values() else {"gpus": sorted(found)}
+    return (
+        {} if "AMD" in kernel.training_devices().values() else {"gpus": sorted(found)}
+    )
 
 
 def used(events: list[dict]) -> set[str] | None:

@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from energynn.files import IS_CHECKOUT, REPOSITORY, default_runs_dir
 from energynn.launchers import PYTHON_VARIABLE, python_of_ranks
-from energynn.measure import sensors
+from energynn.measure import kernel, sensors
 from energynn.measure.energy import THRESHOLDS
 from energynn.reading import toml_table
 
@@ -40,8 +40,6 @@ source = "assumption: 280 W / 32 cores at full load (thermal design power, AMD E
 third at idle"
 """
 CPU_MODEL = tomllib.loads(SYSTEM_TOML)["cpu_model"]
-CPU_INFO = Path("/proc/cpuinfo")
-CPUS = Path("/sys/devices/system/cpu")
 COMMIT = REPOSITORY / "build" / "commit"
 PACKAGES = (
     "torch torchvision perun mpi4py mpich openmpi numpy xarray papermill pillow".split()
@@ -59,20 +57,11 @@ def describe_machine() -> dict:
     """
     return {
         "hostname": platform.node(),
-        "cpu": cpu_name(),
+        "cpu": kernel.cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "sockets": len(
-            set(map(Path.read_text, CPUS.glob("*/topology/physical_package_id")))
-        )
-        or 1,
+        "sockets": kernel.sockets(),
         "gpus": gpus(),
     }
-
-
-def cpu_name() -> str:
-    """Return the model of the processor, as the kernel names it."""
-    model = re.search(r"model name\s*:\s*(.+)", CPU_INFO.read_text())
-    return model[1].strip() if model else platform.machine()
 
 
 def batch_job() -> dict:

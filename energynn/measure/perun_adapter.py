@@ -19,9 +19,8 @@ import numpy as np
 
 from energynn.files import is_locked
 from energynn.launchers import ranks_of_this_host, write_whole_lines
-from energynn.measure.machine import cpu_name
+from energynn.measure.kernel import POWERCAP, cpu_name
 from energynn.measure.sampler_process import begin
-from energynn.measure.sensors import POWERCAP
 from energynn.processes import end_forks_with_this, end_with_parent, require_an_end
 from energynn.reading import one_fault, require_file, require_plain_hdf5
 

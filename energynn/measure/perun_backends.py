@@ -32,6 +32,8 @@ def add_amd(inventory: Inventory) -> None:
             name = f"ROCM:{uuid}_POWER"
             read = partial(_power_W, backend.amdsmi, handle)
             sensor = Sensor(name, "gpu", str(number), "power", "measured", read)
+            if number % 2 and "MI250" in board["product_name"] and not _tells(read):
+                sensor.device = str(number - 1)  # whose power is that of both halves
             sensor.notes = {"uuid": uuid, "name": board["product_name"]}
             with suppress(Exception):  # an old amdsmi
                 address = backend.amdsmi.amdsmi_get_gpu_device_bdf(handle)
@@ -49,7 +51,14 @@ def _power_W(amdsmi, handle) -> int:
     """
     powers = amdsmi.amdsmi_get_power_info(handle)
     values = [powers.get(f"{kind}_socket_power") for kind in ("average", "current")]
-    power_W = next(int(value) for value in values if value != "N/A")
+    told = [int(value) for value in values if value not in (None, "N/A")]
+    power_W = told[0] if told else 0
     if not 0 < power_W < NO_POWER_W:
         raise ValueError(f"a failed reading: {power_W}")
     return power_W
+
+
+def _tells(read) -> bool:
+    with suppress(Exception):  # whatever a vendor's library throws
+        return bool(read())
+    return False

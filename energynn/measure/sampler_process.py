@@ -13,7 +13,7 @@ from pathlib import Path
 
 from energynn.files import lock
 from energynn.launchers import ranks_of_this_host, write_whole_lines
-from energynn.measure import devices, sensors
+from energynn.measure import devices, kernel, sensors
 from energynn.measure.perun_backends import add_amd
 from energynn.measure.samples import has_begun
 from energynn.processes import OWN_PYTHON, end_marked, own_environment
@@ -122,7 +122,7 @@ def find(
         sensors.add_nvidia(inventory, visible)
         add_amd(inventory)
         inventory.unaccounted += devices.without_sensor(inventory.sensors)
-    elif sensors.nvidia_gpus() or devices.on_bus():
+    elif kernel.training_devices():
         inventory.problems.append("the GPUs of this host are left out, as asked for")
     inventory.sensors.append(sensors.cpu_estimate(cpu_model))
     sensors.leave_out(inventory, left_out)

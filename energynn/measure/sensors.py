@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,17 +21,13 @@ import msgspec
 import numpy as np
 import psutil
 
-from energynn.measure import energy
+from energynn.measure import energy, kernel
 
-# another powercap tree, for tests and drills
-POWERCAP = Path(os.environ.get("ENERGYNN_POWERCAP") or "/sys/class/powercap")
 HWMON = Path("/sys/class/hwmon")
-NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
-PCI_DEVICES = Path(os.environ.get("ENERGYNN_PCI_DEVICES") or "/sys/bus/pci/devices")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-CGROUP = Path("/sys/fs/cgroup")
 PCI_ADDRESS = re.compile(r"[\da-f]+:[\da-f]{2}:[\da-f]{2}\.[\da-f]")
 LOOKED_S, TOLD_S = 1.0, 10.0  # between looks at what devices tell, and lines of it
+GRACE = re.compile(r"\bG[BH]\d")  # NVIDIA GH200, GB200
+MODULE_SHARE = 1.1  # of a GPU's power, that a counter of more than the GPU shows
 WATCH_S = 1.0  # before the first sample, to see which sensors work
 
 
@@ -132,6 +129,26 @@ def choose(inventory: Inventory, faults: dict[str, str]) -> None:
     inventory.sensors = working
 
 
+def count_modules_once(inventory: Inventory, watts: dict[str, float]) -> None:
+    """Of GPUs on one module with a Grace CPU, read nothing that counts the CPU a second time.
+
+    watts: mean power by sensor. A counter that shows more than the power is the module's. Where
+    both show the same, nobody knows whose it is, and the CPU is left out.
+    https://github.com/ml-energy/zeus/issues/172
+    """
+    for sensor in list(inventory.sensors):
+        if sensor.kind != "power" or not GRACE.search(sensor.notes.get("name", "")):
+            continue
+        counter = sensor.id.replace("power", "energy")
+        if watts.get(counter, 0.0) > MODULE_SHARE * watts.get(sensor.id, np.inf):
+            fault, what = "is the whole module's; the GPU's power is read", [counter]
+        else:
+            fault = f"is left out: {sensor.id} may be the whole module's"
+            what = [one.id for one in inventory.sensors if one.component == "cpu"]
+        inventory.problems += [f"{name} {fault}" for name in what]
+        inventory.sensors = [one for one in inventory.sensors if one.id not in what]
+
+
 # ------------------------------------------------------------------------------------------ CPU
 
 
@@ -140,32 +157,39 @@ def rapl_sensors() -> list[Sensor]:
 
     Counters outside of /sys are somebody's imitation of one: their provenance is ``simulated``.
     """
-    is_real = POWERCAP.resolve().is_relative_to("/sys")
+    is_real = kernel.POWERCAP.resolve().is_relative_to("/sys")
     provenance = "measured" if is_real else "simulated"
     sensors = []
-    for zone in sorted(POWERCAP.glob("intel-rapl:*")):
-        # intel-rapl-mmio shows the same counters again
-        package = zone.name.split(":")[1]
-        name = (zone / "name").read_text().strip()
-        component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
-        if component is None:
-            continue
-        limits_W = [
-            int(path.read_text()) / 1e6 for path in zone.glob("constraint_*_limit_uw")
-        ]
-        sensor = Sensor(
-            f"{component}_{package}_{name}",
-            component,
-            package,
-            "energy",
-            provenance,
-            read=partial(_read_file, zone / "energy_uj"),
-            to_SI=1e-6,
-            wraps_at=float((zone / "max_energy_range_uj").read_text()),
-            notes={"limit_W": max(limits_W)} if any(limits_W) else {},
-        )
-        sensors.append(sensor)
+    # intel-rapl-mmio shows the same counters again
+    for zone in sorted(kernel.POWERCAP.glob("intel-rapl:*")):
+        sensor = Sensor(zone.name, "cpu", zone.name, "energy", provenance, None, 1e-6)
+        sensor.read = partial(_read_file, zone / "energy_uj")
+        try:
+            component = _describe_zone(sensor, zone)
+        except (OSError, ValueError, OverflowError) as error:  # whatever stands there
+            component, sensor.read = "cpu", partial(_fail, error)
+        if component:
+            sensors.append(sensor)
     return sensors
+
+
+def _describe_zone(sensor: Sensor, zone: Path) -> str | None:
+    """Note what a zone tells of itself; returns its component, None if it is none of ours."""
+    name = (zone / "name").read_text().strip()
+    component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
+    wraps_at = float((zone / "max_energy_range_uj").read_text())
+    limits_uW = map(kernel.text, zone.glob("constraint_*_limit_uw"))
+    limits_W = [int(text) / 1e6 for text in limits_uW if text.isdecimal()]
+    if component:
+        package = zone.name.split(":")[1]
+        sensor.id, sensor.component = f"{component}_{package}_{name}", component
+        sensor.device, sensor.wraps_at = package, wraps_at
+        sensor.notes = {"limit_W": max(limits_W)} if any(limits_W) else {}
+    return component
+
+
+def _fail(error: Exception):
+    raise error
 
 
 def grace_sensors() -> list[Sensor]:
@@ -176,7 +200,7 @@ def grace_sensors() -> list[Sensor]:
     """
     sensors = []
     for path in sorted(HWMON.glob("*/device/power*_oem_info")):
-        label = path.read_text().strip()
+        label = kernel.text(path)
         if label.startswith("CPU Power Socket"):
             meter = path.with_name(path.name.replace("oem_info", "average"))
             sensor = Sensor(
@@ -195,7 +219,7 @@ def grace_sensors() -> list[Sensor]:
 def _read_file(path: Path) -> int:
     try:
         return int(path.read_text())
-    except OSError as error:
+    except PermissionError as error:
         raise ValueError(f"{error.strerror}; sudo chmod a+r {path}") from error
 
 
@@ -210,6 +234,7 @@ def cpu_estimate(model: dict) -> Sensor:
         "estimated",
         busy_core_seconds,
         model=model,
+        notes={"measured_by": kernel.way_to_cpu_counters()},
     )
 
 
@@ -218,28 +243,6 @@ def busy_core_seconds() -> float:
     # guest time is part of user; stolen time is somebody else's
     times = psutil.cpu_times()
     return round(times.user + times.nice + times.system + times.irq + times.softirq, 2)
-
-
-def boot_id() -> str:
-    """Name this machine since it was started, in whatever container; "" where it does not say."""
-    with suppress(OSError):
-        return BOOT_ID.read_text().strip()
-    return ""
-
-
-def quota_cpus() -> float | None:
-    """Return how many CPUs' time the cgroup of this container may use; None without such a quota.
-
-    https://docs.kernel.org/admin-guide/cgroup-v2.html, cpu.max; of version 1 cpu.cfs_quota_us.
-    """
-    texts = []
-    for name in ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"):
-        with suppress(OSError):
-            texts += (CGROUP / name).read_text().split()
-    with suppress(ValueError):  # "max"
-        quota_us, period_us = map(int, texts)
-        return quota_us / period_us if quota_us > 0 else None
-    return None
 
 
 # ------------------------------------------------------------------------------------------ GPUs
@@ -252,6 +255,14 @@ SPLIT = (
     "GPU {index} is split into parts (MIG), which have no energy each; "
     "`sudo nvidia-smi -i {index} -mig 0` makes it whole again"
 )
+NOT_WHOLE = (
+    "CUDA_VISIBLE_DEVICES names {entry}, no whole GPU of this host, or one that it names twice; "
+    "write a number, or a UUID of `nvidia-smi -L`, once"
+)
+PART = (
+    "CUDA_VISIBLE_DEVICES names {entry}, a part of a GPU, which has no energy of its own; "
+    "`sudo nvidia-smi -mig 0` makes all GPUs whole again"
+)
 NOTHING_VISIBLE = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES
 
 
@@ -262,7 +273,8 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
     """
     if visible in NOTHING_VISIBLE:
         return
-    there = nvidia_gpus()
+    vendors = kernel.training_devices()
+    there = [address for address, vendor in vendors.items() if vendor == "NVIDIA"]
     remedy = "look at nvidia-smi, install nvidia-ml-py, or say --no-gpu"
     try:
         pynvml, notes = list_gpus()
@@ -279,32 +291,14 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
         )
     chosen, unknown = visible_devices(notes, visible)
     for entry in unknown:
-        inventory.unaccounted.append(
-            f"CUDA_VISIBLE_DEVICES names {entry}, no whole GPU of this host; "
-            "write a number, or a UUID of `nvidia-smi -L`"
-        )
+        sentence = PART if entry.startswith("MIG-") else NOT_WHOLE
+        inventory.unaccounted.append(sentence.format(entry=entry))
+    split = [notes[index]["fault"] for index in chosen if "fault" in notes[index]]
+    # beside a whole GPU they count as wholes, too
+    is_none_whole = len(split) == len(chosen)
+    (inventory.unaccounted if is_none_whole else inventory.problems).extend(split)
     for index in chosen:
         inventory.sensors += _sensors_of_gpu(pynvml, index, notes[index])
-
-
-def nvidia_gpus() -> list[str]:
-    """List PCI addresses of this host's NVIDIA GPUs by witnesses that are not NVML.
-
-    Of a driver that is loaded count the GPUs whose device file this process may open: containers
-    and batch systems hide the others. Without a driver count those on the PCI bus.
-    """
-    addresses = []
-    for path in NVIDIA_DRIVER.glob("*/information"):
-        minor = re.search(r"Device Minor:\s*(\d+)", path.read_text())
-        if minor is None or os.access(f"/dev/nvidia{minor[1]}", os.R_OK | os.W_OK):
-            addresses.append(path.parent.name)
-    if NVIDIA_DRIVER.is_dir():
-        return addresses
-    for device in PCI_DEVICES.glob("*"):
-        facts = (device / "vendor").read_text() + (device / "class").read_text()
-        if facts.startswith("0x10de\n0x03"):
-            addresses.append(device.name)
-    return addresses
 
 
 def list_gpus():
@@ -371,17 +365,19 @@ def _state_of_gpu(pynvml, index: int) -> dict:
 
 
 def visible_devices(gpus: list[dict], value: str | None) -> tuple[list[int], list[str]]:
-    """Return the devices that a variable as CUDA_VISIBLE_DEVICES leaves, and unknown entries.
+    """Return the devices that a variable as CUDA_VISIBLE_DEVICES leaves, and what CUDA refuses.
 
-    An entry is a number or a UUID. None leaves all.
+    An entry is a number or a UUID; one that is unknown, or names a device again, is refused. None
+    leaves all.
     """
     known = {str(number): number for number in range(len(gpus))}
     if value is None:
         return list(known.values()), []
     known |= {gpu.get("uuid"): number for number, gpu in enumerate(gpus)}
-    entries = set(filter(None, map(str.strip, value.split(","))))
-    chosen = {known[entry] for entry in entries & known.keys()}
-    return sorted(chosen), sorted(entries - known.keys())
+    entries = list(filter(None, map(str.strip, value.split(","))))
+    named = Counter(known[entry] for entry in entries if entry in known)
+    refused = {entry for entry in entries if named[known.get(entry)] != 1}
+    return sorted(named), sorted(refused)
 
 
 def power_semantics(gpu_name: str) -> str:
@@ -448,10 +444,10 @@ class Sampler:
         header = {
             "header": "energynn-samples/1",
             "host": socket.gethostname(),
-            "boot_id": boot_id(),
+            "boot_id": kernel.boot_id(),
             "period_s": self.period_s,
             "sensors": [sensor.describe() for sensor in self.inventory.sensors],
-            "quota_cpus": quota_cpus(),
+            "quota_cpus": kernel.quota_cpus(),
             "problems": self.inventory.problems,
             "unaccounted": self.inventory.unaccounted,
         }
@@ -485,7 +481,7 @@ class Sampler:
 
     def _watch(self) -> None:
         """Note how often each sensor changes, and the faults of those that tell nothing."""
-        times_s, rows = [], []
+        times_s, rows, watts = [], [], {}
         end_s = time.monotonic() + WATCH_S
         while time.monotonic() < end_s:
             rows.append(self._read_all())
@@ -503,6 +499,12 @@ class Sampler:
                 self.faults[sensor.id] = (
                     f"does not move: it shows {column[good][0]:.0f}"
                 )
+            elif sensor.component == "gpu":
+                one = energy.curve(
+                    sensor.describe(), np.array(times_s), column, self.period_s
+                )
+                watts[sensor.id] = np.ptp(one.energy_J) / np.ptp(one.t_s)
+        count_modules_once(self.inventory, watts)
 
     def _sample(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""
@@ -525,7 +527,7 @@ class Sampler:
         self.asked = sensor.id
         try:
             value = sensor.read()
-            if math.isfinite(value) and value >= 0:
+            if math.isfinite(value) and 0 <= value < 2**63:  # what a file can hold
                 return value
             raise ValueError(f"it says {value}")
         except Exception as error:

@@ -3,7 +3,7 @@
 import pytest
 
 from energynn.launch import doctor
-from energynn.measure import energy, machine, sensors
+from energynn.measure import energy, kernel, machine, sensors
 from tests.measure.healthy_machines import (
     BUSES,
     DEFENDED,
@@ -64,7 +64,7 @@ def test_a_device_on_the_bus_is_missed_only_if_it_could_train(
     bus = BUSES[name]
     pci(tmp_path, *bus["device"])
     (tmp_path / "cpuinfo").write_text(f"model name\t: {bus['cpu']}\n")
-    monkeypatch.setattr(machine, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(kernel, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(doctor, "_mpi_finding", lambda devices: MPI)
     monkeypatch.setattr(doctor, "LOOK_S", 0.3)
     monkeypatch.setattr(sensors, "WATCH_S", 0.1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from energynn.launch import command
-from energynn.measure import samples, sensors, stream
+from energynn.measure import kernel, samples, stream
 from energynn.measure.account import account as account_of
 from energynn.measure.account import power_trace
 from energynn.measure.energy import THRESHOLDS
@@ -381,8 +381,8 @@ def test_a_quota_is_named_where_readings_are_missing(
     (tmp_path / "cpu").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(sensors, "CGROUP", tmp_path)
-    assert sensors.quota_cpus() == cpus
+    monkeypatch.setattr(kernel, "CGROUP", tmp_path)
+    assert kernel.quota_cpus() == cpus
     t_s = late(0.5, 2.0, 24.0)
     watts = 300.5 + np.sin(t_s)
     write_run(tmp_path, [(gpu("power"), watts)], t_s, SPAN, quota_cpus=cpus)

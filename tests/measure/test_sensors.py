@@ -1,6 +1,8 @@
 """Which sensor of each device counts, what is missing, and what the sampler writes."""
 
 import itertools
+import re
+import shutil
 import sys
 import threading
 import time
@@ -10,7 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from energynn.measure import energy, machine, perun_backends, sampler_process, sensors
+from energynn.launch import doctor
+from energynn.measure import (
+    energy,
+    kernel,
+    machine,
+    perun_backends,
+    sampler_process,
+    sensors,
+)
 from energynn.measure.samples import read_samples
 from energynn.measure.sensors import Inventory, Sensor
 from tests import powercap
@@ -21,12 +31,12 @@ MODEL = machine.CPU_MODEL
 @pytest.fixture(autouse=True)
 def no_gpu(tmp_path, monkeypatch):
     """A machine without a GPU, whatever runs these tests, and a short look at sensors."""
-    monkeypatch.setattr(sensors, "NVIDIA_DRIVER", tmp_path / "driver")
-    monkeypatch.setattr(sensors, "PCI_DEVICES", tmp_path / "pci")
+    monkeypatch.setattr(kernel, "NVIDIA_DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(kernel, "PCI_DEVICES", tmp_path / "pci")
     monkeypatch.setattr(sensors, "HWMON", tmp_path / "hwmon")
     monkeypatch.setattr(perun_backends, "AMD_DRIVER", tmp_path / "amdgpu")
     monkeypatch.setattr(sensors, "WATCH_S", 0.3)
-    monkeypatch.setattr(sensors, "POWERCAP", tmp_path / "powercap")
+    monkeypatch.setattr(kernel, "POWERCAP", tmp_path / "powercap")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
@@ -68,9 +78,9 @@ def nvml(monkeypatch):
     return fake
 
 
-def look(visible=None, gpus=True):
+def look(visible=None, gpus=True, left_out=()):
     """What counts on this machine, found by its sampler."""
-    inventory = sampler_process.find(MODEL, visible, gpus)
+    inventory = sampler_process.find(MODEL, visible, gpus, left_out)
     sampler = sensors.Sampler(Path("samples"), inventory, 0.05)
     sampler.start()
     sampler.stop()
@@ -90,7 +100,7 @@ def test_the_cpu_is_estimated_only_where_no_counter_moves(tmp_path, monkeypatch)
     dead = look()
     assert primary(dead) == ["cpu_estimate"] and dead.unaccounted == []
     assert "does not move" in dead.problems[0]
-    monkeypatch.setattr(sensors, "POWERCAP", tmp_path / "alive")
+    monkeypatch.setattr(kernel, "POWERCAP", tmp_path / "alive")
     writer = powercap.constant_power(tmp_path / "alive", 100.0)
     # The same counters by another way, which count once; and a limit.
     copy = tmp_path / "alive" / "intel-rapl-mmio:0"
@@ -110,19 +120,60 @@ def test_the_cpu_is_estimated_only_where_no_counter_moves(tmp_path, monkeypatch)
     assert package.notes == {"limit_W": 270.0}
 
 
-def test_one_of_two_sockets_that_cannot_be_read_is_unaccounted(tmp_path, monkeypatch):
-    powercap_tree(tmp_path / "powercap", packages=2)
-    broken = tmp_path / "powercap" / "intel-rapl:1" / "energy_uj"
-    broken.unlink()
-    broken.mkdir()  # reading it fails, for root too
-    counts, read = itertools.count(1), sensors._read_file
-    monkeypatch.setattr(
-        sensors, "_read_file", lambda path: next(counts) + 0 * read(path)
-    )
-    inventory = look()
-    assert primary(inventory) == ["cpu_0_package-0", "ram_0_dram", "ram_1_dram"]
-    (fault,) = inventory.unaccounted
-    assert "cpu_1_package-1 cannot be read" in fault and "sudo chmod" in fault
+@pytest.mark.parametrize(
+    "file, content",
+    [
+        ("energy_uj", b"7" * 400),  # more than any file of samples can hold
+        ("energy_uj", b"\xff\xfe"),
+        ("energy_uj", None),
+        ("name", b"package-\xff"),
+        ("name", None),
+        ("max_energy_range_uj", b"many"),
+        ("constraint_0_power_limit_uw", b"7" * 400),
+        ("", None),
+    ],
+)
+def test_a_foreign_value_is_the_fault_of_its_zone_alone(
+    tmp_path, monkeypatch, file, content
+):
+    tree = powercap_tree(tmp_path / "powercap", packages=2)
+    zone = tree / "intel-rapl:1"
+    if not file:
+        shutil.rmtree(zone)
+        zone.symlink_to("nowhere")
+    elif content is None:
+        (zone / file).unlink()
+    else:
+        (zone / file).write_bytes(content)
+    counts, read = itertools.count(), sensors._read_file
+    monkeypatch.setattr(sensors, "_read_file", lambda path: read(path) + next(counts))
+    (fault,) = look().unaccounted
+    assert "cannot be read: " in fault and "chmod" not in fault
+    without = look(left_out=[re.search(r'left_out = \["(.+)"\]', fault)[1]])
+    assert without.unaccounted == [] and primary(without)[0] == "cpu_0_package-0"
+
+
+def test_a_counter_that_only_root_may_read_names_the_command(tmp_path, monkeypatch):
+    powercap_tree(tmp_path / "powercap")
+
+    def forbid(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", forbid)
+    with pytest.raises(ValueError, match=r"^Permission denied; sudo chmod a\+r .*uj$"):
+        sensors._read_file(tmp_path / "powercap" / "intel-rapl:0" / "energy_uj")
+
+
+@pytest.mark.parametrize(
+    "info, way", [("", "modprobe"), ("flags : fpu hypervisor", "host")]
+)
+def test_an_estimate_says_what_would_make_it_measured(tmp_path, monkeypatch, info, way):
+    monkeypatch.setattr(kernel, "CPU_INFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(info)
+    (estimate,) = look().sensors
+    assert way in estimate.notes["measured_by"]
+    powercap_tree(tmp_path / "powercap")
+    assert "sudo chmod" in look().sensors[-1].notes["measured_by"]
 
 
 @pytest.fixture
@@ -199,6 +250,98 @@ def test_a_gpu_counts_by_its_counter_and_without_one_by_its_power(nvml):
     assert primary(old)[:2] == ["gpu_0_power", "gpu_1_power"] and old.unaccounted == []
 
 
+@pytest.mark.parametrize(
+    "counter_W, power_W, counts, said",
+    [
+        (450, 300, ["CPU Power Socket 0", "gpu_0_power"], "gpu_0_energy is the whole"),
+        (450, 450, ["gpu_0_energy"], "CPU Power Socket 0 is left out"),
+        (0, 450, ["gpu_0_power"], "CPU Power Socket 0 is left out"),
+    ],
+)
+def test_a_module_of_gpu_and_cpu_counts_once(
+    grace, nvml, counter_W, power_W, counts, said
+):
+    nvml.nvmlDeviceGetCount = lambda: 1
+    nvml.nvmlDeviceGetName = lambda gpu: "NVIDIA GH200 480GB"
+    nvml.nvmlDeviceGetPowerUsage = lambda gpu: power_W * 1000
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda gpu: (
+        int(time.monotonic() * 50) * counter_W * 20
+    )
+    inventory = look()
+    assert primary(inventory) == counts and inventory.unaccounted == []
+    assert said in inventory.problems[0]
+
+
+class Amdsmi:
+    """Two modules, of which each second half tells nothing, or one that tells its own."""
+
+    def __init__(self, powers):
+        self.powers = powers
+
+    def amdsmi_get_gpu_board_info(self, handle):
+        return {"product_name": "AMD INSTINCT MI250X"}
+
+    def amdsmi_get_gpu_device_bdf(self, handle):
+        return f"0000:0{handle}:00.0"
+
+    def amdsmi_get_power_info(self, handle):
+        return {"average_socket_power": self.powers[handle]}
+
+
+@pytest.mark.parametrize(
+    "powers, counts",
+    [
+        ([250, 0, 230, 0], [0, 2]),
+        ([250, "N/A", 230, "N/A"], [0, 2]),
+        ([250, 240], [0, 1]),
+        ([0, 250], None),
+    ],
+)
+def test_a_half_without_a_power_is_in_the_other_s(
+    tmp_path, monkeypatch, powers, counts
+):
+    for handle in range(len(powers)):
+        pci(tmp_path, f"0000:0{handle}:00.0", vendor="0x1002", kind="0x038000")
+    (tmp_path / "amdgpu").touch()
+    backend = types.ModuleType("perun.backend.rocmsmi")
+    facts = {
+        "_uuid_map": {
+            name: number for number, name in enumerate("abcd"[: len(powers)])
+        },
+        "amdsmi": Amdsmi(powers),
+    }
+    backend.ROCMBackend = lambda: types.SimpleNamespace(**facts)
+    monkeypatch.setitem(sys.modules, "perun.backend.rocmsmi", backend)
+    monkeypatch.setattr(perun_backends, "find_spec", lambda name: True)
+    inventory = look()
+    if counts is None:
+        assert "a failed reading: 0" in inventory.unaccounted[0]
+    else:
+        names = [f"ROCM:{'abcd'[number]}_POWER" for number in counts]
+        assert primary(inventory)[:-1] == names and inventory.unaccounted == []
+
+
+@pytest.mark.parametrize(
+    "visible, split, refused",
+    [
+        (None, [0], False),  # beside a whole one
+        ("0,1", [0], False),
+        ("0", [0], True),
+        ("1", [0], False),
+        (None, [0, 1], True),
+        ("MIG-77", [0], True),
+    ],
+)
+def test_a_gpu_in_parts_has_one_verdict(nvml, visible, split, refused, monkeypatch):
+    nvml.nvmlDeviceGetMigMode = lambda gpu: (int(gpu in split), 0)
+    inventory = look(visible)
+    assert bool(inventory.unaccounted) == refused
+    assert all("nvidia-smi" in text for text in inventory.unaccounted)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "0,1")
+    states = [finding.state for finding in doctor._gpu_findings()]
+    assert visible == "MIG-77" or (doctor.BAD in states) == refused
+
+
 def test_a_gpu_that_is_lost_is_unaccounted(nvml):
     nvml.nvmlDeviceGetHandleByIndex = lambda index: index if index == 0 else 1 / 0
     inventory = look()
@@ -250,6 +393,8 @@ GPUS = [{"uuid": "GPU-AA11"}, {"uuid": "GPU-AB22"}, {"uuid": "GPU-CC33"}]
         ("GPU-AB22", [1], []),
         ("GPU-A,GPU-CC33", [2], ["GPU-A"]),  # the beginning of a name is none
         ("MIG-77", [], ["MIG-77"]),
+        ("0,0,1", [0, 1], ["0"]),
+        ("1,GPU-AB22", [1], ["1", "GPU-AB22"]),
     ],
 )
 def test_visible_devices_are_those_of_the_runtime(value, chosen, unknown):
