@@ -123,7 +123,8 @@ def test_the_cpu_is_estimated_only_where_no_counter_moves(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     "file, content",
     [
-        ("energy_uj", b"7" * 400),  # more than any file of samples can hold
+        ("energy_uj", b"7" * 20),  # more than a file of samples can hold
+        ("energy_uj", b"7" * 400),
         ("energy_uj", b"\xff\xfe"),
         ("energy_uj", None),
         ("name", b"package-\xff"),
@@ -377,6 +378,27 @@ def test_a_gpu_that_only_others_name_is_unaccounted(tmp_path, monkeypatch):
     assert "NVML lists 0 of" in look().unaccounted[0]
     driver(tmp_path, "0000:03:00.0", minor=10**6)  # the device file is another job's
     assert look().unaccounted == []
+
+
+@pytest.mark.parametrize(
+    "name, functions, cards, counted",
+    [
+        ("AMD Ryzen 9 7950X", "0x1022", ["06"], []),
+        ("AMD Ryzen 9 7950X", "0x1022", ["03", "06"], ["03"]),
+        ("AMD Ryzen 7 with Radeon Graphics", "0x1002", ["03", "06"], ["03"]),
+        ("Intel Xeon", "0x1002", ["03", "06"], ["03", "06"]),
+    ],
+)
+def test_a_cpu_s_own_graphics_is_no_device(
+    tmp_path, monkeypatch, name, functions, cards, counted
+):
+    monkeypatch.setattr(kernel, "CPU_INFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(f"model name : {name}\n")
+    for card in cards:
+        pci(tmp_path, f"0000:{card}:00.0", vendor="0x1002")
+    pci(tmp_path, "0000:06:00.2", vendor=functions, kind="0x108000")
+    found = kernel.training_devices()
+    assert [address[5:7] for address in found] == counted
 
 
 GPUS = [{"uuid": "GPU-AA11"}, {"uuid": "GPU-AB22"}, {"uuid": "GPU-CC33"}]
