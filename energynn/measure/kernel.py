@@ -70,7 +70,7 @@ def way_to_cpu_counters() -> str:
     if any(POWERCAP.glob("intel-rapl:*")):
         return f"sudo chmod a+r {POWERCAP}/*/energy_uj"
     if re.search(r"^flags.*\bhypervisor\b", text(CPU_INFO), re.MULTILINE):
-        return "none in a virtual machine; measure on its host"
+        return "run on the host of this virtual machine"
     return "sudo modprobe intel_rapl_msr; in a container, --volume=/sys:/sys:ro"
 
 

@@ -217,7 +217,7 @@ def remedy(reasons: Iterable[str], path: Path) -> list[str]:
 
 
 def remarks(record: dict, runs_dir: Path | None = None) -> list[str]:
-    """Say by what thresholds of its own a record was judged, what it leaves out, and a remedy."""
+    """Say by what thresholds of its own a record was judged, what it leaves out, and remedies."""
     own = record.get("thresholds", {})
     lines = [
         f"judged by {name} = {own[name]}, usual is {usual}"
@@ -225,5 +225,8 @@ def remarks(record: dict, runs_dir: Path | None = None) -> list[str]:
         if own.get(name, usual) != usual
     ]
     lines += [f"left out by system.toml: {name}" for name in record.get("left_out", [])]
+    used = [sensor["notes"] for sensor in record["sensors"] if sensor["primary"]]
+    ways = {notes["measured_by"] for notes in used if "measured_by" in notes}
+    lines += [f"CPU: estimated; to have it measured, {way}" for way in sorted(ways)]
     path = system_file(runs_dir, record["system"])
     return lines + remedy(record.get("doubts", []), path)
