@@ -345,7 +345,7 @@ def power_trace(
         if first is None or len(first.t_ns) < 2:
             continue
         first_s, last_s = first.t_ns[0] / 1e9, last_ns(path) / 1e9
-        begin_s = starts_ns.get(first.host, first.t_ns[0]) / 1e9
+        begin_s = starts_ns.get(first.header["host"], first.t_ns[0]) / 1e9
         step_s = max(period_s, (last_s - first_s) / MOST_STEPS)
         steps = np.ceil((first_s - begin_s) / step_s) + np.arange(
             (last_s - first_s) // step_s + 1
@@ -357,7 +357,7 @@ def power_trace(
             watts = np.diff(stream.asked_J[is_known]) / step_s
             name = stream.sensor["id"]
             if len(paths) > 1:
-                name = f"{first.host}:{name}"
+                name = f"{first.header['host']}:{name}"
             middles_s = edges_s[is_known][:-1] - begin_s + step_s / 2
             traces[name] = (middles_s, watts)
     return traces

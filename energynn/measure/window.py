@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -21,21 +21,19 @@ import psutil
 
 from energynn.files import write_json
 from energynn.measure import energy, machine
-from energynn.measure.evidence import Evidence
 from energynn.measure.sampler_process import start_sampler, until
-from energynn.measure.samples import last_ns, read_header, read_samples
+from energynn.measure.samples import last_ns, read_header
 from energynn.measure.stream import read_streams
 
 PERIOD_S = 0.04
 # of the samples file before a window: some seconds, with dozens of sensors
 MARGIN_B = 2**18
-# Renewals of a counter around a window that tell its beat, if they are this many, and that slow;
-# how far a beat may be from what the sampler saw; and windows that are too long to notice.
+# Renewals of a counter around the edges of a window that tell its beat, if they are this many, and
+# that slow; and how far a beat may be from what the sampler saw.
 AROUND_S = 3.0
 FEWEST_BEATS = 5
 LEAST_BEAT = 1.5  # sampling periods
 BEATS = np.linspace(0.97, 1.03, 601)
-LONGEST_S = 60.0
 FIRST_S = 0.5  # of samples before the first window
 
 
@@ -218,9 +216,15 @@ class Block:
         if not sampler.has_sampled(self.end_ns):
             died = "D: the sampler died before the end; the next window starts another"
             return {"doubts": [died], "remedy": []}
-        found = self._evidence()
+        header = read_header(sampler.file)
+        window_s = self.start_ns / 1e9, self.end_ns / 1e9
+        make = partial(_sharp_curve, window_s)
+        streams, _ = read_streams(
+            sampler.file, header, [window_s], begin_B=self.begin_B, make=make
+        )
+        found = [stream.found[0] for stream in streams]
         limits = energy.THRESHOLDS | sampler.system["thresholds"]
-        doubts = energy.judge(found, read_header(sampler.file)["unaccounted"], limits)
+        doubts = energy.judge(found, header["unaccounted"], limits)
         doubts = [text.replace("--no-gpu", "no_gpu=True") for text in doubts]
         totals = energy.totals(energy.entries(found, limits), self.time_s)
         return totals | {
@@ -228,29 +232,21 @@ class Block:
             "remedy": machine.remedy(doubts, sampler.path),
         }
 
-    def _evidence(self) -> list[Evidence]:
-        """Collect what each sensor says; of a long block in pieces, whose edges hardly count."""
-        file, window_s = self.sampler.file, (self.start_ns / 1e9, self.end_ns / 1e9)
-        if self.time_s > LONGEST_S:
-            header = read_header(file)
-            streams, _problems = read_streams(
-                file, header, [window_s], (), self.begin_B
-            )
-            return [stream.found[0] for stream in streams]
-        curves = energy.curves(read_samples(file, self.begin_B))
-        return [energy.evidence(_on_beat(one, *window_s), *window_s) for one in curves]
+
+def _sharp_curve(window_s: tuple[float, float], *readings) -> energy.Curve:
+    return _on_beat(energy.curve(*readings), *window_s)
 
 
 def _on_beat(one: energy.Curve, begin_s: float, end_s: float) -> energy.Curve:
     """Put what a counter shows at the instants at which it was renewed, not at which it was read.
 
     Each lies between two readings, in the middle if nothing else is known. Where the renewals
-    around the window fit a regular beat, they lie on it: short windows end between them.
+    around the window's edges fit a regular beat, they lie on it: short windows end between them.
     """
     beat_s = one.sensor["update_s"] or 0.0
     new = np.flatnonzero(np.diff(one.values)) + 1
     at_s = (one.t_s[new] + one.t_s[new - 1]) / 2
-    near = (at_s > begin_s - AROUND_S) & (at_s < end_s + AROUND_S)
+    near = (abs(at_s - begin_s) < AROUND_S) | (abs(at_s - end_s) < AROUND_S)
     is_slow = beat_s >= LEAST_BEAT * one.period_s and near.sum() >= FEWEST_BEATS
     if one.sensor["kind"] != "energy" or not is_slow:
         return one
