@@ -89,9 +89,9 @@ def _sensor_findings() -> list[Finding]:
         sampler.stop()
         samples = next(pieces(sampler.path))
         window_s = samples.t_ns[[0, -1]] / 1e9
-        streams, _ = read_streams(sampler.path, samples.header, [window_s])
+        streams, _ = read_streams(sampler.path, samples.header, {"look": window_s})
     limits = energy.THRESHOLDS | system["thresholds"]
-    found = [stream.found[0] for stream in streams]
+    found = [stream.found["look"] for stream in streams]
     doubts = energy.judge(found, inventory.unaccounted, limits)
     reasons = [f"no record would be valid: {doubt}" for doubt in doubts]
     reasons += machine.remedy(doubts, path) + inventory.problems

@@ -159,28 +159,24 @@ def _read_host(
     path: Path, header: dict, events, number: int, phases: dict, limits: dict
 ) -> Host:
     """Account for one host: read its samples between the marks of its own ranks."""
-    name = header["host"]
-    host = Host(name, number, period_s=header["period_s"])
-    host.boot_id = header.get("boot_id", "")
+    name, boot_id = header["host"], header.get("boot_id", "")
+    host = Host(name, number, period_s=header["period_s"], boot_id=boot_id)
     events = [event for event in events if event["host"] == name]
     header["sensors"], unread = in_use(header["sensors"], events)
-    begin_s = min(times_of(events, "training_start").values(), default=np.inf) / 1e9
     # A run that died trained until its last sample.
     end_ns = last_ns(path)
-    end_s = max(times_of(events, "training_end").values(), default=end_ns) / 1e9
-    windows_s = {when: _idle_s(events, when) for when in IDLE}
-    windows_s["training"] = begin_s, end_s
-    windows_s = {when: span for when, span in windows_s.items() if span[0] < span[1]}
+    windows_s = _windows_s(events, end_ns)
     spans = _spans(events, phases, end_ns)
     asked_s = [spans_ns.ravel() / 1e9 for spans_ns, *_ in spans.values()]
     streams, host.problems = read_streams(
-        path, header, list(windows_s.values()), np.concatenate([[], *asked_s])
+        path, header, windows_s, np.concatenate([[], *asked_s])
     )
-    by_window = zip(*[stream.found for stream in streams], strict=True)
-    found = dict(zip(windows_s, map(list, by_window), strict=bool(streams)))
-    if trained := found.pop("training", []):
+    for when in windows_s.keys() & IDLE:
+        host.idle_W |= _idle_W([stream.found[when] for stream in streams], when)
+    if "training" in windows_s:
         named = set(_gpus_of_ranks(events).values())
         host.is_named = bool(named) and None not in named
+        trained = [stream.found["training"] for stream in streams]
         for one in trained:
             one.is_named = _uuid_of(one.sensor) in named
         where = {"segment": number, "host": name}
@@ -191,10 +187,24 @@ def _read_host(
         host.phases = _phases_of_ranks(name, events, spans, streams)
         starts = events_of_kind(events, "training_start")
         host.start_wall_ns = min(event["t_wall_ns"] for event in starts)
-        host.time_s, host.end_s = end_s - begin_s, end_s
-    for when, idle in found.items():
-        host.idle_W |= _idle_W(idle, when)
+        host.time_s, host.end_s = trained[0].length_s, trained[0].end_s
     return host
+
+
+def _windows_s(events: list[dict], end_ns: int) -> dict[str, np.ndarray]:
+    """Tell from when until when a host trained, and when all its ranks were idle."""
+    begin_ns = min(times_of(events, "training_start").values(), default=np.inf)
+    until_ns = max(times_of(events, "training_end").values(), default=end_ns)
+    spans_ns = {"training": (begin_ns, until_ns)}
+    for when in IDLE:
+        marks = [event for event in events if event.get("when") == when]
+        begin_ns = max(times_of(marks, "idle_start").values(), default=np.inf)
+        spans_ns[when] = begin_ns, min(times_of(marks, "idle_end").values(), default=0)
+    return {
+        when: np.divide(span_ns, 1e9)
+        for when, span_ns in spans_ns.items()
+        if span_ns[0] < span_ns[1]
+    }
 
 
 def in_use(sensors: list[dict], events: list[dict]) -> tuple[list[dict], list[str]]:
@@ -225,29 +235,23 @@ def _uuid_of(sensor: dict) -> str | None:
 # ------------------------------------------------------------------------------------------ idle
 
 
-def _idle_s(events: list[dict], when: str) -> tuple[float, float]:
-    """Tell from when until when all ranks of a host were idle."""
-    marks = [event for event in events if event.get("when") == when]
-    begin_s = max(times_of(marks, "idle_start").values(), default=np.inf) / 1e9
-    return begin_s, min(times_of(marks, "idle_end").values(), default=0) / 1e9
-
-
 def _idle_W(idle: list[Evidence], when: str) -> dict[str, float]:
     """Return the mean power of each component while a host was idle.
 
     It is absent where a sensor has too few readings.
     """
-    watts = {}
-    for component in COMPONENTS:
-        own = [
-            one
-            for one in idle
-            if one.sensor["primary"] and one.sensor["component"] == component
-        ]
-        if min((one.readings for one in own), default=0) >= FEWEST_IDLE_SAMPLES:
-            joules = sum(one.energy_J for one in own)
-            watts[f"idle_power_{component}_{when}_W"] = joules / own[0].length_s
-    return watts
+    entries = []
+    for one in idle:
+        entry = one.sensor | {"bound_J": one.bound_J}
+        if one.readings >= FEWEST_IDLE_SAMPLES:
+            entry["energy_J"] = one.energy_J
+        entries.append(entry)
+    found = energy.totals(entries, idle[0].length_s)
+    return {
+        f"idle_power_{component}_{when}_W": found[f"mean_power_{component}_W"]
+        for component in COMPONENTS
+        if f"mean_power_{component}_W" in found
+    }
 
 
 def _idle(parts: list[list[Host]]) -> dict:
@@ -266,7 +270,7 @@ def _spans(events: list[dict], phases: dict, end_ns: int) -> dict[int, tuple]:
     """Give the phases of each rank of a host that trained.
 
     Returns rank -> (spans in ns, phase index, names): (2, phases + 1) begin and end, of which the
-    last is the training itself; (phases,) of int; a list.
+    last is the training itself, as phase 0 with the name ``idle``; (phases + 1,) of int; a list.
     """
     starts_ns = times_of(events, "training_start")
     ends_ns = times_of(events, "training_end")
@@ -275,7 +279,8 @@ def _spans(events: list[dict], phases: dict, end_ns: int) -> dict[int, tuple]:
         kinds, begin_ns, until_ns, names = phases[rank]
         training_ns = starts_ns[rank], ends_ns.get(rank, end_ns)
         spans_ns = np.clip([begin_ns, until_ns], *training_ns)
-        spans[rank] = np.column_stack([spans_ns, training_ns]), kinds, names
+        spans_ns = np.column_stack([spans_ns, training_ns])
+        spans[rank] = spans_ns, np.append(kinds + 1, 0), ["idle", *names]
     return spans
 
 
@@ -302,9 +307,9 @@ def _phases_of_ranks(
                 continue
             columns.append((f"energy_{component}_J", joules))
         for name, amounts in columns:
-            of_phases = np.bincount(kinds, amounts[:-1], len(names))
-            idle = amounts[-1] - of_phases.sum()
-            for phase, amount in zip([*names, "idle"], [*of_phases, idle], strict=True):
+            of_phases = np.bincount(kinds, amounts, len(names))
+            of_phases[0] -= of_phases[1:].sum()
+            for phase, amount in zip(names, of_phases, strict=True):
                 sums[rank, host, gpus[rank] or "cpu", phase][name] += float(amount)
     return sums
 
@@ -350,7 +355,7 @@ def power_trace(
         steps = np.ceil((first_s - begin_s) / step_s) + np.arange(
             (last_s - first_s) // step_s + 1
         )
-        streams, _ = read_streams(path, first.header, [], begin_s + step_s * steps)
+        streams, _ = read_streams(path, first.header, {}, begin_s + step_s * steps)
         for stream in streams:
             edges_s = stream.asked_s
             is_known = (edges_s >= stream.first_s) & (edges_s <= stream.last_s)

@@ -21,25 +21,25 @@ MARGIN = 2**12  # readings around those that count, more than half a minute
 class Stream:
     """The readings of one sensor, as they come.
 
-    found: evidence of each window, in their order. asked_s, asked_J: instants and the energy from
-    the first reading until then. first_s, last_s: good readings.
+    found: evidence of each window, by its name. asked_s, asked_J: instants and the energy from the
+    first reading until then. first_s, last_s: good readings.
     """
 
-    def __init__(self, sensor: dict, period_s: float, windows_s: list, asked_s, make):
+    def __init__(self, sensor: dict, period_s: float, windows_s: dict, asked_s, make):
         self.sensor = self._sensor = sensor
         self.period_s, self.make = period_s, make
-        self.found = [Evidence(sensor, *window_s, period_s) for window_s in windows_s]
+        self.found = {
+            name: Evidence(sensor, *window_s, period_s)
+            for name, window_s in windows_s.items()
+        }
         self.asked_s = np.unique(asked_s)
         self.asked_J = np.full(len(self.asked_s), np.nan)
-        self.first_s, self.last_s = np.inf, -np.inf
+        self.first_s = np.inf
         self._t_s = self._readings = np.zeros(0)
         self._done_s, self._done_J = -np.inf, 0.0
 
     def take(self, t_s: np.ndarray, readings: np.ndarray) -> None:
         """Take further readings, NaN where one failed; shapes (samples,)."""
-        good_s = t_s[np.isfinite(readings)]
-        self.first_s = good_s.min(initial=self.first_s)
-        self.last_s = good_s.max(initial=self.last_s)
         t_s, readings = np.append(self._t_s, t_s), np.append(self._readings, readings)
         # of several that failed one after the other, one is as good as a thousand
         is_failed = np.isnan(readings)
@@ -56,7 +56,8 @@ class Stream:
         one = self.make(self._sensor, self._t_s, self._readings, self.period_s)
         # what the first piece tells of the sensor holds for all
         self._sensor = one.sensor
-        for found in self.found:
+        self.first_s, self.last_s = min(self.first_s, one.t_s[0]), one.t_s[-1]
+        for found in self.found.values():
             found.add(one, self._done_s, until_s)
         before_J = self._done_J - one.at(self._done_s)
         is_next = (self.asked_s > self._done_s) & (self.asked_s <= until_s)
@@ -74,14 +75,14 @@ class Stream:
 def read_streams(
     path: Path,
     header: dict,
-    windows_s: list,
+    windows_s: dict,
     asked_s=(),
     begin_B: int = 0,
     make: Callable[..., Curve] = curve,
 ) -> tuple[list[Stream], list[str]]:
     """Read a samples file; returns its sensors, and what the sampler complained about.
 
-    windows_s: (begin, end) of each, in s of the monotonic clock; asked_s: further instants;
+    windows_s: (begin, end) by name, in s of the monotonic clock; asked_s: further instants;
     begin_B: where to begin; make: curves, as ``energy.curve`` does.
     """
     sensors = header["sensors"]
@@ -93,7 +94,7 @@ def read_streams(
     for part in pieces(path, begin_B):
         problems = problems + part.problems
         for stream, column in zip(streams, part.readings.T, strict=True):
-            for found in stream.found:
+            for found in stream.found.values():
                 for state in part.states_of(stream.sensor):
                     found.hear(*state)
             stream.take(part.t_ns / 1e9, column)

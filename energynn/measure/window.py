@@ -220,9 +220,9 @@ class Block:
         window_s = self.start_ns / 1e9, self.end_ns / 1e9
         make = partial(_sharp_curve, window_s)
         streams, _ = read_streams(
-            sampler.file, header, [window_s], begin_B=self.begin_B, make=make
+            sampler.file, header, {"block": window_s}, begin_B=self.begin_B, make=make
         )
-        found = [stream.found[0] for stream in streams]
+        found = [stream.found["block"] for stream in streams]
         limits = energy.THRESHOLDS | sampler.system["thresholds"]
         doubts = energy.judge(found, header["unaccounted"], limits)
         doubts = [text.replace("--no-gpu", "no_gpu=True") for text in doubts]

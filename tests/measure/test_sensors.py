@@ -167,8 +167,8 @@ def test_grace_that_shows_no_power_is_doubted(grace, tmp_path):
     look()
     samples = next(pieces(tmp_path / "samples"))
     window_s = samples.t_ns[[0, -1]] / 1e9
-    streams, _ = read_streams(tmp_path / "samples", samples.header, [window_s])
-    (fault,) = energy.judge([stream.found[0] for stream in streams])
+    streams, _ = read_streams(tmp_path / "samples", samples.header, {"look": window_s})
+    (fault,) = energy.judge([stream.found["look"] for stream in streams])
     assert fault.startswith("S: CPU Power Socket 0 showed 0 W")
 
 
