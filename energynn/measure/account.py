@@ -6,10 +6,11 @@ Each host is accounted on its own clock, between the marks that its own ranks wr
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from energynn.measure import devices, energy
@@ -34,28 +35,27 @@ PLACE = ("rank", "host", "device", "phase")
 MOST_STEPS = 10**6  # of a trace
 
 
-@dataclass
-class Host:
+class Host(msgspec.Struct):
     """What one host did in one segment, a start of the run.
 
     time_s: of its training; 0 if none began; end_s: of its monotonic clock. is_named: each rank
-    names its GPU. sensors: with their energies. doubts: reasons against
-    them. idle_W: by the names of a record. phases: times and energies by PLACE.
+    names its GPU. sensors: with their energies. doubts: reasons against them. idle_W: by the names
+    of a record. phases: (PLACE, name, amount) of times and energies.
     """
 
     name: str
     segment: int
-    doubts: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    doubts: list[str] = []
+    problems: list[str] = []
     period_s: float = 0.0
     start_wall_ns: float = np.inf
     time_s: float = 0.0
     boot_id: str = ""
     end_s: float = 0.0
     is_named: bool = False
-    sensors: list[dict] = field(default_factory=list)
-    idle_W: dict[str, float] = field(default_factory=dict)
-    phases: dict[tuple, Counter] = field(default_factory=dict)
+    sensors: list[dict] = []
+    idle_W: dict[str, float] = {}
+    phases: list[tuple] = []
 
     @property
     def primary(self) -> list[dict]:
@@ -184,7 +184,7 @@ def _read_host(
         unread += header.get("unaccounted", [])
         quota_cpus = header.get("quota_cpus")
         host.doubts = energy.judge(trained, unread, limits, quota_cpus)
-        host.phases = _phases_of_ranks(name, events, spans, streams)
+        host.phases = list(_phases_of_ranks(name, events, spans, streams))
         starts = events_of_kind(events, "training_start")
         host.start_wall_ns = min(event["t_wall_ns"] for event in starts)
         host.time_s, host.end_s = trained[0].length_s, trained[0].end_s
@@ -286,14 +286,14 @@ def _spans(events: list[dict], phases: dict, end_ns: int) -> dict[int, tuple]:
 
 def _phases_of_ranks(
     host: str, events: list[dict], spans: dict, streams: list[Stream]
-) -> dict:
-    """Give time and energy of each phase of each rank; ``idle`` is what lies in no phase.
+) -> Iterator[tuple]:
+    """Give time and energies of each phase of each rank; ``idle`` is what lies in no phase.
 
+    Yields (PLACE, name, amount).
     A rank has all of its GPU's energy and an equal part of its host's CPU and RAM. Phases shorter
     than a sampling period get the mean power around them.
     """
     gpus = _gpus_of_ranks(events)
-    sums: dict[tuple, Counter] = defaultdict(Counter)
     for rank, (spans_ns, kinds, names) in spans.items():
         columns = [("time_s", np.diff(spans_ns, axis=0)[0] / 1e9)]
         for stream in streams:
@@ -310,15 +310,14 @@ def _phases_of_ranks(
             of_phases = np.bincount(kinds, amounts, len(names))
             of_phases[0] -= of_phases[1:].sum()
             for phase, amount in zip(names, of_phases, strict=True):
-                sums[rank, host, gpus[rank] or "cpu", phase][name] += float(amount)
-    return sums
+                yield (rank, host, gpus[rank] or "cpu", phase), name, float(amount)
 
 
 def _phases(hosts: list[Host], totals: dict) -> list[dict]:
     """Give energy by PLACE, and what belongs to no rank; together the totals."""
     sums: dict[tuple, Counter] = defaultdict(Counter)
-    for place, amounts in chain.from_iterable(host.phases.items() for host in hosts):
-        sums[place].update(amounts)
+    for place, name, amount in chain.from_iterable(host.phases for host in hosts):
+        sums[place][name] += amount
     entries = [
         dict(zip(PLACE, place, strict=True)) | sums[place] for place in sorted(sums)
     ]
@@ -349,8 +348,10 @@ def power_trace(
         first = next(pieces(path), None)
         if first is None or len(first.t_ns) < 2:
             continue
+        host = first.header["host"]
+        prefix = f"{host}:" if len(paths) > 1 else ""
         first_s, last_s = first.t_ns[0] / 1e9, last_ns(path) / 1e9
-        begin_s = starts_ns.get(first.header["host"], first.t_ns[0]) / 1e9
+        begin_s = starts_ns.get(host, first.t_ns[0]) / 1e9
         step_s = max(period_s, (last_s - first_s) / MOST_STEPS)
         steps = np.ceil((first_s - begin_s) / step_s) + np.arange(
             (last_s - first_s) // step_s + 1
@@ -360,9 +361,6 @@ def power_trace(
             edges_s = stream.asked_s
             is_known = (edges_s >= stream.first_s) & (edges_s <= stream.last_s)
             watts = np.diff(stream.asked_J[is_known]) / step_s
-            name = stream.sensor["id"]
-            if len(paths) > 1:
-                name = f"{first.header['host']}:{name}"
             middles_s = edges_s[is_known][:-1] - begin_s + step_s / 2
-            traces[name] = (middles_s, watts)
+            traces[prefix + stream.sensor["id"]] = middles_s, watts
     return traces

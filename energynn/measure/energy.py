@@ -83,8 +83,7 @@ class Curve:
         them, so that years without readings cost nothing.
         """
         whole = np.ceil((end_s - begin_s) / step_s) - 1
-        at = np.floor((self.t_s[is_new] - begin_s) / step_s).clip(0.0)
-        at = at[np.append(True, np.diff(at) > 0)[: len(at)]]
+        at = np.unique(np.floor((self.t_s[is_new] - begin_s) / step_s).clip(0.0))
         steps = np.append(at, at + 1)
         steps = steps[steps < whole]
         apart_s = (begin_s + step_s) - begin_s  # as np.arange does, to the last digit
@@ -193,7 +192,7 @@ def judge(
             reasons.append(refusal("D", text))
     for one in primary:
         reasons += impossible(one, limits) + _gaps(one, limits, quota_cpus)
-        for power in _checks(one, found, limits):
+        for power in _checks(one, found):
             reasons += _disagreement(one, power, limits)
     return reasons
 
@@ -306,14 +305,12 @@ def _remedy(one: Evidence, quota_cpus: float | None) -> str:
     return text
 
 
-def _checks(one: Evidence, found: list[Evidence], limits: dict) -> list[Evidence]:
+def _checks(one: Evidence, found: list[Evidence]) -> list[Evidence]:
     """List the powers that check a counter and can tell: read, and not too slow."""
     return [
         other
         for other in found
-        if other.sensor.get("checks") == one.sensor["id"]
-        and not other.sensor["primary"]
-        and other.late_s < SLOW_S
+        if other.sensor.get("checks") == one.sensor["id"] and other.late_s < SLOW_S
     ]
 
 
@@ -337,9 +334,8 @@ def _are_one(one: Evidence, other: Evidence) -> bool:
     if uuids[0] and uuids[0] == uuids[1]:
         return True
     are_counters = one.sensor["kind"] == other.sensor["kind"] == "energy"
-    if not are_counters or one.head is None or other.head is None:
-        return False
-    return len(one.head) == len(other.head) and np.mean(one.head == other.head) > 0.5
+    are_long = are_counters and len(one.head) == len(other.head)
+    return are_long and np.mean(one.head == other.head) > 0.5
 
 
 # ------------------------------------------------------------------------------------------- sums
@@ -353,7 +349,7 @@ def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[dict]:
     described = []
     for one in found:
         energy_J, bound_J = one.energy_J, one.bound_J
-        for other in _checks(one, found, limits):
+        for other in _checks(one, found):
             bound_J = max(bound_J, abs(other.energy_J - energy_J))
         entry = one.sensor | {"samples": one.readings, "coverage": one.coverage}
         if not impossible(one, limits) and np.isfinite(energy_J):

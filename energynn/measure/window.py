@@ -38,7 +38,12 @@ FIRST_S = 0.5  # of samples before the first window
 
 
 class Window:
-    """What one block of code took: ``time_s``, and ``energies`` of this whole host meanwhile.
+    """Measure a block: ``with energynn.window("epoch") as measured: ...; print(measured)``.
+
+    ``time_s`` is what the block took, ``energies`` those of this whole host meanwhile. The first
+    window of a process starts a sampler, which takes about two seconds and goes on until the
+    process ends; it costs about 1 % of one core. no_gpu: the GPUs of this host do not matter.
+    synchronize: where torch uses CUDA, a block begins and ends when the GPUs have done their work.
 
     GPUs, CPU sockets and RAM count for all that ran on this host in that time. Of several ranks on
     one host each sees the same energy: take one of them. Windows may lie within each other, and in
@@ -46,7 +51,9 @@ class Window:
     and what each ``as`` names of that one.
     """
 
-    def __init__(self, name: str, no_gpu: bool = False, synchronize: bool = True):
+    def __init__(
+        self, name: str = "window", no_gpu: bool = False, synchronize: bool = True
+    ):
         self.name, self.no_gpu, self.synchronize = name, no_gpu, synchronize
         self._block: Block | None = None
 
@@ -105,16 +112,7 @@ class Window:
         return "\n  ".join([text, *self.energies["remedy"]])
 
 
-def window(
-    name: str = "window", no_gpu: bool = False, synchronize: bool = True
-) -> Window:
-    """Measure a block: ``with energynn.window("epoch") as measured: ...; print(measured)``.
-
-    The first window of a process starts a sampler, which takes about two seconds and goes on until
-    the process ends; it costs about 1 % of one core. no_gpu: the GPUs of this host do not matter.
-    synchronize: where torch uses CUDA, a block begins and ends when the GPUs have done their work.
-    """
-    return Window(name, no_gpu, synchronize)
+window = Window  # as it is written in a with statement
 
 
 def _wait_for_cuda(is_asked: bool) -> None:
@@ -218,7 +216,7 @@ class Block:
             return {"doubts": [died], "remedy": []}
         header = read_header(sampler.file)
         window_s = self.start_ns / 1e9, self.end_ns / 1e9
-        make = partial(_sharp_curve, window_s)
+        make = partial(_curve_on_beat, window_s)
         streams, _ = read_streams(
             sampler.file, header, {"block": window_s}, begin_B=self.begin_B, make=make
         )
@@ -233,20 +231,18 @@ class Block:
         }
 
 
-def _sharp_curve(window_s: tuple[float, float], *readings) -> energy.Curve:
-    return _on_beat(energy.curve(*readings), *window_s)
-
-
-def _on_beat(one: energy.Curve, begin_s: float, end_s: float) -> energy.Curve:
-    """Put what a counter shows at the instants at which it was renewed, not at which it was read.
+def _curve_on_beat(window_s: tuple[float, float], *readings) -> energy.Curve:
+    """Make a curve as ``energy.curve`` does, but put what a counter shows at the instants at which
+    it was renewed, not at which it was read.
 
     Each lies between two readings, in the middle if nothing else is known. Where the renewals
     around the window's edges fit a regular beat, they lie on it: short windows end between them.
     """
+    one = energy.curve(*readings)
     beat_s = one.sensor["update_s"] or 0.0
     new = np.flatnonzero(np.diff(one.values)) + 1
     at_s = (one.t_s[new] + one.t_s[new - 1]) / 2
-    near = (abs(at_s - begin_s) < AROUND_S) | (abs(at_s - end_s) < AROUND_S)
+    near = (abs(np.subtract.outer(window_s, at_s)) < AROUND_S).any(axis=0)
     is_slow = beat_s >= LEAST_BEAT * one.period_s and near.sum() >= FEWEST_BEATS
     if one.sensor["kind"] != "energy" or not is_slow:
         return one
@@ -259,6 +255,6 @@ def _on_beat(one: energy.Curve, begin_s: float, end_s: float) -> energy.Curve:
     if (abs(fitted_s - near_s) < half_s + one.period_s / 4).all():
         at_s[near] = fitted_s
     # the first reading is of a renewal before it
-    at_s = np.concatenate([[at_s[0] - beat_s], at_s, one.t_s[-1:]])
-    joules = one.energy_J[np.concatenate([[0], new, [-1]])]
+    at_s = np.r_[at_s[0] - beat_s, at_s, one.t_s[-1]]
+    joules = one.energy_J[np.r_[0, new, -1]]
     return replace(one, energy_J=np.interp(one.t_s, at_s, joules))

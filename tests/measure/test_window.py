@@ -226,8 +226,8 @@ def errors(length_s, beat_s, jitter_s=0.0, draws=60):
 
         t_s = worlds.instants_s(random, begin_s - 5, length_s + 10, window.PERIOD_S)
         one = worlds.sensor("counter", "energy", update_s=beat_s)
-        plain = energy.curve(one, t_s, shown_J(t_s), window.PERIOD_S)
-        ours = window._on_beat(plain, *edges_s)
+        read = one, t_s, shown_J(t_s), window.PERIOD_S
+        plain, ours = energy.curve(*read), window._curve_on_beat(edges_s, *read)
         assert (np.diff(ours.energy_J) >= 0).all()
         shown = [each(edges_s) for each in (shown_J, plain.at, ours.at)]
         found.append(np.diff(shown)[:, 0] / np.diff(load.energy_J(edges_s)) - 1)
