@@ -144,10 +144,9 @@ def _read_segment(
             if header := read_header(path):
                 hosts.append(_read_host(path, header, events, number, phases, limits))
         # what else is known of the run is worth its record
-        reasons = [refusal("D", f"samples cannot be read: {text}") for text in faults]
-        hosts += [Host(path.stem.removeprefix("samples-"), number, reasons)] * len(
-            faults
-        )
+        for text in faults:
+            reason = refusal("D", f"samples cannot be read: {text}")
+            hosts.append(Host(path.stem.removeprefix("samples-"), number, [reason]))
     names = {event["host"] for event in events} - {None}
     for name in sorted(names - {host.name for host in hosts}):
         text = f"no samples of {name}: its energy is missing"
@@ -162,7 +161,7 @@ def _read_host(
     name, boot_id = header["host"], header.get("boot_id", "")
     host = Host(name, number, period_s=header["period_s"], boot_id=boot_id)
     events = [event for event in events if event["host"] == name]
-    header["sensors"], unread = in_use(header["sensors"], events)
+    unread = _leave_out_unused(header["sensors"], events)
     # A run that died trained until its last sample.
     end_ns = last_ns(path)
     windows_s = _windows_s(events, end_ns)
@@ -207,20 +206,19 @@ def _windows_s(events: list[dict], end_ns: int) -> dict[str, np.ndarray]:
     }
 
 
-def in_use(sensors: list[dict], events: list[dict]) -> tuple[list[dict], list[str]]:
+def _leave_out_unused(sensors: list[dict], events: list[dict]) -> list[str]:
     """Take GPUs that no rank uses out of the sums, if every rank tells which it may use.
 
-    Returns the sensors, and in words the GPUs of ranks that none of them reads.
+    Returns, in words, the GPUs of ranks that none of the sensors reads.
     """
     used = devices.used(events)
     if used is None:
-        return sensors, []
-    marked = []
+        return []
     for one in sensors:
-        is_used = one["component"] != "gpu" or _uuid_of(one) in used
-        marked.append(one if is_used else one | {"primary": False, "checks": None})
+        if one["component"] == "gpu" and _uuid_of(one) not in used:
+            one.update(primary=False, checks=None)
     unread = sorted(used - set(map(_uuid_of, sensors)))
-    return marked, [f"no sensor of GPU {uuid}, which a rank uses" for uuid in unread]
+    return [f"no sensor of GPU {uuid}, which a rank uses" for uuid in unread]
 
 
 def _gpus_of_ranks(events: list[dict]) -> dict[int, str | None]:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -105,9 +105,11 @@ class Window:
         if not (self._block and self._block.end_ns):
             return f"{text} so far"
         if "energy_total_J" in self.energies:
-            bound_J = self.energies["energy_total_bound_J"]
-            text += f", {self.energy_J:.2f} +- {bound_J:.2f} J"
-            text += f" {self.energies['energy_total_provenance']}"
+            told = (
+                ", {energy_total_J:.2f} +- {energy_total_bound_J:.2f} J "
+                "{energy_total_provenance}"
+            )
+            text += told.format(**self.energies)
         text = "\n  NOT valid: ".join([text, *self.energies["doubts"]])
         return "\n  ".join([text, *self.energies["remedy"]])
 
@@ -192,12 +194,14 @@ def _end(process: int, folder: Path, stop_sampler: Callable) -> None:
 # ---------------------------------------------------------------------------------- the energy
 
 
+@dataclass
 class Block:
     """A block of code that a window was entered for; ``begin_B``: samples from there on count."""
 
-    def __init__(self, sampler: Sampler, begin_B: int):
-        self.sampler, self.begin_B = sampler, begin_B
-        self.start_ns, self.end_ns = time.monotonic_ns(), 0
+    sampler: Sampler
+    begin_B: int
+    start_ns: int = field(default_factory=time.monotonic_ns)
+    end_ns: int = 0
 
     @property
     def time_s(self) -> float:
