@@ -59,8 +59,6 @@ INTERFACE = """
 .. automodule:: energynn.interface
    :members: load, trace, compare
 
-.. autofunction:: energynn.window
-
 .. autoclass:: energynn.measure.window.Window
    :members: time_s, energies, energy_J
 ```

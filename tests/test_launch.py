@@ -18,7 +18,7 @@ from energynn.data import manifests
 from energynn.files import REPOSITORY
 from energynn.launch import start, supervise
 from energynn.measure import kernel, samples
-from energynn.measure.samples import read_events, read_samples
+from energynn.measure.samples import pieces, read_events
 from tests import powercap
 from tests.processes import ENERGYNN, processes_of, wait_until
 
@@ -190,7 +190,7 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_it(
     record = records.read(only_run(runs_dir))
     assert record["status"] == status and words in record["status_reason"]
     assert not record["valid"] and records.check(runs_dir) == []
-    kept = read_samples(next(only_run(runs_dir).glob("samples-*.jsonl")))
+    kept = next(pieces(next(only_run(runs_dir).glob("samples-*.jsonl"))))
     assert kept.t_ns[-1] > killed_at - 0.3e9, "samples were lost"
     assert record["energy_cpu_J"] > 0
 
@@ -277,7 +277,7 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(
     record = records.read(only_run(tmp_path))
     assert record["status"] == "failed" and words in record["status_reason"]
     assert record["energy_cpu_J"] > 0 and record["history"][-1]["epoch"] == 4
-    kept = read_samples(next(only_run(tmp_path).glob("samples-*.jsonl")))
+    kept = next(pieces(next(only_run(tmp_path).glob("samples-*.jsonl"))))
     assert kept.t_ns[-1] > ended_at - 6e9 and records.check(tmp_path) == []
 
 

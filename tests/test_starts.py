@@ -250,7 +250,7 @@ def kill_one(folder, started, before, drawn):
         # it may have been one that is not missed, as a loader's worker at the end of an epoch
     )
     last_ns = max(
-        samples.read_samples(path).t_ns[-1] for path in segment.glob("samples-*.jsonl")
+        next(samples.pieces(path)).t_ns[-1] for path in segment.glob("samples-*.jsonl")
     )
     ends = samples.events_of_kind(samples.read_events(segment), "rank_end")
     had_ended = [

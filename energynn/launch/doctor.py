@@ -18,7 +18,8 @@ from energynn.files import INSTALL
 from energynn.measure import energy, machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION
 from energynn.measure.sampler_process import find
-from energynn.measure.samples import read_samples
+from energynn.measure.samples import pieces
+from energynn.measure.stream import read_streams
 from energynn.processes import OWN_PYTHON
 from energynn.progress import entry
 
@@ -86,11 +87,12 @@ def _sensor_findings() -> list[Finding]:
             return [Finding("sensor", BAD, *str(error).split("; "))]
         time.sleep(LOOK_S)
         sampler.stop()
-        samples = read_samples(sampler.path)
-    first_s, last_s = samples.t_ns[[0, -1]] / 1e9
+        samples = next(pieces(sampler.path))
+        window_s = samples.t_ns[[0, -1]] / 1e9
+        streams, _ = read_streams(sampler.path, samples.header, {"look": window_s})
     limits = energy.THRESHOLDS | system["thresholds"]
-    curves = energy.curves(samples)
-    doubts = energy.doubts(curves, first_s, last_s, inventory.unaccounted, limits)
+    found = [stream.found["look"] for stream in streams]
+    doubts = energy.judge(found, inventory.unaccounted, limits)
     reasons = [f"no record would be valid: {doubt}" for doubt in doubts]
     reasons += machine.remedy(doubts, path) + inventory.problems
     findings = [_finding_of_sensor(sensor) for sensor in inventory.sensors]

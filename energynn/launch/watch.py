@@ -42,7 +42,7 @@ def look(run_dir: Path) -> str:
         host, now_s = header["host"], last_ns(path) / 1e9
         begin_s, end_s = (times.get(host, math.inf) / 1e9 for times in (starts, ends))
         asked_s = [begin_s, end_s, now_s - 1.0, now_s]
-        for one in read_streams(path, header, [], asked_s)[0]:
+        for one in read_streams(path, header, {}, asked_s)[0]:
             if not one.sensor["primary"]:
                 continue
             # beyond the last reading the energy stays the same

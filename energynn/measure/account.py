@@ -6,10 +6,11 @@ Each host is accounted on its own clock, between the marks that its own ranks wr
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from energynn.measure import devices, energy
@@ -34,28 +35,27 @@ PLACE = ("rank", "host", "device", "phase")
 MOST_STEPS = 10**6  # of a trace
 
 
-@dataclass
-class Host:
+class Host(msgspec.Struct):
     """What one host did in one segment, a start of the run.
 
     time_s: of its training; 0 if none began; end_s: of its monotonic clock. is_named: each rank
-    names its GPU. sensors: with their energies. doubts: reasons against
-    them. idle_W: by the names of a record. phases: times and energies by PLACE.
+    names its GPU. sensors: with their energies. doubts: reasons against them. idle_W: by the names
+    of a record. phases: (PLACE, name, amount) of times and energies.
     """
 
     name: str
     segment: int
-    doubts: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    doubts: list[str] = []
+    problems: list[str] = []
     period_s: float = 0.0
     start_wall_ns: float = np.inf
     time_s: float = 0.0
     boot_id: str = ""
     end_s: float = 0.0
     is_named: bool = False
-    sensors: list[dict] = field(default_factory=list)
-    idle_W: dict[str, float] = field(default_factory=dict)
-    phases: dict[tuple, Counter] = field(default_factory=dict)
+    sensors: list[dict] = []
+    idle_W: dict[str, float] = {}
+    phases: list[tuple] = []
 
     @property
     def primary(self) -> list[dict]:
@@ -144,10 +144,9 @@ def _read_segment(
             if header := read_header(path):
                 hosts.append(_read_host(path, header, events, number, phases, limits))
         # what else is known of the run is worth its record
-        reasons = [refusal("D", f"samples cannot be read: {text}") for text in faults]
-        hosts += [Host(path.stem.removeprefix("samples-"), number, reasons)] * len(
-            faults
-        )
+        for text in faults:
+            reason = refusal("D", f"samples cannot be read: {text}")
+            hosts.append(Host(path.stem.removeprefix("samples-"), number, [reason]))
     names = {event["host"] for event in events} - {None}
     for name in sorted(names - {host.name for host in hosts}):
         text = f"no samples of {name}: its energy is missing"
@@ -159,28 +158,24 @@ def _read_host(
     path: Path, header: dict, events, number: int, phases: dict, limits: dict
 ) -> Host:
     """Account for one host: read its samples between the marks of its own ranks."""
-    name = header["host"]
-    host = Host(name, number, period_s=header["period_s"])
-    host.boot_id = header.get("boot_id", "")
+    name, boot_id = header["host"], header.get("boot_id", "")
+    host = Host(name, number, period_s=header["period_s"], boot_id=boot_id)
     events = [event for event in events if event["host"] == name]
-    header["sensors"], unread = in_use(header["sensors"], events)
-    begin_s = min(times_of(events, "training_start").values(), default=np.inf) / 1e9
+    unread = _leave_out_unused(header["sensors"], events)
     # A run that died trained until its last sample.
     end_ns = last_ns(path)
-    end_s = max(times_of(events, "training_end").values(), default=end_ns) / 1e9
-    windows_s = {when: _idle_s(events, when) for when in IDLE}
-    windows_s["training"] = begin_s, end_s
-    windows_s = {when: span for when, span in windows_s.items() if span[0] < span[1]}
+    windows_s = _windows_s(events, end_ns)
     spans = _spans(events, phases, end_ns)
     asked_s = [spans_ns.ravel() / 1e9 for spans_ns, *_ in spans.values()]
     streams, host.problems = read_streams(
-        path, header, list(windows_s.values()), np.concatenate([[], *asked_s])
+        path, header, windows_s, np.concatenate([[], *asked_s])
     )
-    by_window = zip(*[stream.found for stream in streams], strict=True)
-    found = dict(zip(windows_s, map(list, by_window), strict=bool(streams)))
-    if trained := found.pop("training", []):
+    for when in windows_s.keys() & IDLE:
+        host.idle_W |= _idle_W([stream.found[when] for stream in streams], when)
+    if "training" in windows_s:
         named = set(_gpus_of_ranks(events).values())
         host.is_named = bool(named) and None not in named
+        trained = [stream.found["training"] for stream in streams]
         for one in trained:
             one.is_named = _uuid_of(one.sensor) in named
         where = {"segment": number, "host": name}
@@ -188,29 +183,42 @@ def _read_host(
         unread += header.get("unaccounted", [])
         quota_cpus = header.get("quota_cpus")
         host.doubts = energy.judge(trained, unread, limits, quota_cpus)
-        host.phases = _phases_of_ranks(name, events, spans, streams)
+        host.phases = list(_phases_of_ranks(name, events, spans, streams))
         starts = events_of_kind(events, "training_start")
         host.start_wall_ns = min(event["t_wall_ns"] for event in starts)
-        host.time_s, host.end_s = end_s - begin_s, end_s
-    for when, idle in found.items():
-        host.idle_W |= _idle_W(idle, when)
+        host.time_s, host.end_s = trained[0].length_s, trained[0].end_s
     return host
 
 
-def in_use(sensors: list[dict], events: list[dict]) -> tuple[list[dict], list[str]]:
+def _windows_s(events: list[dict], end_ns: int) -> dict[str, np.ndarray]:
+    """Tell from when until when a host trained, and when all its ranks were idle."""
+    begin_ns = min(times_of(events, "training_start").values(), default=np.inf)
+    until_ns = max(times_of(events, "training_end").values(), default=end_ns)
+    spans_ns = {"training": (begin_ns, until_ns)}
+    for when in IDLE:
+        marks = [event for event in events if event.get("when") == when]
+        begin_ns = max(times_of(marks, "idle_start").values(), default=np.inf)
+        spans_ns[when] = begin_ns, min(times_of(marks, "idle_end").values(), default=0)
+    return {
+        when: np.divide(span_ns, 1e9)
+        for when, span_ns in spans_ns.items()
+        if span_ns[0] < span_ns[1]
+    }
+
+
+def _leave_out_unused(sensors: list[dict], events: list[dict]) -> list[str]:
     """Take GPUs that no rank uses out of the sums, if every rank tells which it may use.
 
-    Returns the sensors, and in words the GPUs of ranks that none of them reads.
+    Returns, in words, the GPUs of ranks that none of the sensors reads.
     """
     used = devices.used(events)
     if used is None:
-        return sensors, []
-    marked = []
+        return []
     for one in sensors:
-        is_used = one["component"] != "gpu" or _uuid_of(one) in used
-        marked.append(one if is_used else one | {"primary": False, "checks": None})
+        if one["component"] == "gpu" and _uuid_of(one) not in used:
+            one.update(primary=False, checks=None)
     unread = sorted(used - set(map(_uuid_of, sensors)))
-    return marked, [f"no sensor of GPU {uuid}, which a rank uses" for uuid in unread]
+    return [f"no sensor of GPU {uuid}, which a rank uses" for uuid in unread]
 
 
 def _gpus_of_ranks(events: list[dict]) -> dict[int, str | None]:
@@ -225,29 +233,23 @@ def _uuid_of(sensor: dict) -> str | None:
 # ------------------------------------------------------------------------------------------ idle
 
 
-def _idle_s(events: list[dict], when: str) -> tuple[float, float]:
-    """Tell from when until when all ranks of a host were idle."""
-    marks = [event for event in events if event.get("when") == when]
-    begin_s = max(times_of(marks, "idle_start").values(), default=np.inf) / 1e9
-    return begin_s, min(times_of(marks, "idle_end").values(), default=0) / 1e9
-
-
 def _idle_W(idle: list[Evidence], when: str) -> dict[str, float]:
     """Return the mean power of each component while a host was idle.
 
     It is absent where a sensor has too few readings.
     """
-    watts = {}
-    for component in COMPONENTS:
-        own = [
-            one
-            for one in idle
-            if one.sensor["primary"] and one.sensor["component"] == component
-        ]
-        if min((one.readings for one in own), default=0) >= FEWEST_IDLE_SAMPLES:
-            joules = sum(one.energy_J for one in own)
-            watts[f"idle_power_{component}_{when}_W"] = joules / own[0].length_s
-    return watts
+    entries = []
+    for one in idle:
+        entry = one.sensor | {"bound_J": one.bound_J}
+        if one.readings >= FEWEST_IDLE_SAMPLES:
+            entry["energy_J"] = one.energy_J
+        entries.append(entry)
+    found = energy.totals(entries, idle[0].length_s)
+    return {
+        f"idle_power_{component}_{when}_W": found[f"mean_power_{component}_W"]
+        for component in COMPONENTS
+        if f"mean_power_{component}_W" in found
+    }
 
 
 def _idle(parts: list[list[Host]]) -> dict:
@@ -266,7 +268,7 @@ def _spans(events: list[dict], phases: dict, end_ns: int) -> dict[int, tuple]:
     """Give the phases of each rank of a host that trained.
 
     Returns rank -> (spans in ns, phase index, names): (2, phases + 1) begin and end, of which the
-    last is the training itself; (phases,) of int; a list.
+    last is the training itself, as phase 0 with the name ``idle``; (phases + 1,) of int; a list.
     """
     starts_ns = times_of(events, "training_start")
     ends_ns = times_of(events, "training_end")
@@ -275,20 +277,21 @@ def _spans(events: list[dict], phases: dict, end_ns: int) -> dict[int, tuple]:
         kinds, begin_ns, until_ns, names = phases[rank]
         training_ns = starts_ns[rank], ends_ns.get(rank, end_ns)
         spans_ns = np.clip([begin_ns, until_ns], *training_ns)
-        spans[rank] = np.column_stack([spans_ns, training_ns]), kinds, names
+        spans_ns = np.column_stack([spans_ns, training_ns])
+        spans[rank] = spans_ns, np.append(kinds + 1, 0), ["idle", *names]
     return spans
 
 
 def _phases_of_ranks(
     host: str, events: list[dict], spans: dict, streams: list[Stream]
-) -> dict:
-    """Give time and energy of each phase of each rank; ``idle`` is what lies in no phase.
+) -> Iterator[tuple]:
+    """Give time and energies of each phase of each rank; ``idle`` is what lies in no phase.
 
+    Yields (PLACE, name, amount).
     A rank has all of its GPU's energy and an equal part of its host's CPU and RAM. Phases shorter
     than a sampling period get the mean power around them.
     """
     gpus = _gpus_of_ranks(events)
-    sums: dict[tuple, Counter] = defaultdict(Counter)
     for rank, (spans_ns, kinds, names) in spans.items():
         columns = [("time_s", np.diff(spans_ns, axis=0)[0] / 1e9)]
         for stream in streams:
@@ -302,18 +305,17 @@ def _phases_of_ranks(
                 continue
             columns.append((f"energy_{component}_J", joules))
         for name, amounts in columns:
-            of_phases = np.bincount(kinds, amounts[:-1], len(names))
-            idle = amounts[-1] - of_phases.sum()
-            for phase, amount in zip([*names, "idle"], [*of_phases, idle], strict=True):
-                sums[rank, host, gpus[rank] or "cpu", phase][name] += float(amount)
-    return sums
+            of_phases = np.bincount(kinds, amounts, len(names))
+            of_phases[0] -= of_phases[1:].sum()
+            for phase, amount in zip(names, of_phases, strict=True):
+                yield (rank, host, gpus[rank] or "cpu", phase), name, float(amount)
 
 
 def _phases(hosts: list[Host], totals: dict) -> list[dict]:
     """Give energy by PLACE, and what belongs to no rank; together the totals."""
     sums: dict[tuple, Counter] = defaultdict(Counter)
-    for place, amounts in chain.from_iterable(host.phases.items() for host in hosts):
-        sums[place].update(amounts)
+    for place, name, amount in chain.from_iterable(host.phases for host in hosts):
+        sums[place][name] += amount
     entries = [
         dict(zip(PLACE, place, strict=True)) | sums[place] for place in sorted(sums)
     ]
@@ -344,20 +346,19 @@ def power_trace(
         first = next(pieces(path), None)
         if first is None or len(first.t_ns) < 2:
             continue
+        host = first.header["host"]
+        prefix = f"{host}:" if len(paths) > 1 else ""
         first_s, last_s = first.t_ns[0] / 1e9, last_ns(path) / 1e9
-        begin_s = starts_ns.get(first.host, first.t_ns[0]) / 1e9
+        begin_s = starts_ns.get(host, first.t_ns[0]) / 1e9
         step_s = max(period_s, (last_s - first_s) / MOST_STEPS)
         steps = np.ceil((first_s - begin_s) / step_s) + np.arange(
             (last_s - first_s) // step_s + 1
         )
-        streams, _ = read_streams(path, first.header, [], begin_s + step_s * steps)
+        streams, _ = read_streams(path, first.header, {}, begin_s + step_s * steps)
         for stream in streams:
             edges_s = stream.asked_s
             is_known = (edges_s >= stream.first_s) & (edges_s <= stream.last_s)
             watts = np.diff(stream.asked_J[is_known]) / step_s
-            name = stream.sensor["id"]
-            if len(paths) > 1:
-                name = f"{first.host}:{name}"
             middles_s = edges_s[is_known][:-1] - begin_s + step_s / 2
-            traces[name] = (middles_s, watts)
+            traces[prefix + stream.sensor["id"]] = middles_s, watts
     return traces

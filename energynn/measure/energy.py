@@ -1,26 +1,23 @@
 """From the readings of a sensor to the energy of a window, its bound, and reasons against it.
 
     curve(sensor, t_s, readings, period_s) -> Curve  cumulative energy of one sensor
-    evidence(curve, begin_s, end_s) -> Evidence      what it says about a window
-    window(evidence) -> Window                       energy_J, bound_J, coverage
     judge(evidence, unaccounted)                     the six tests; empty: no reason against it
+    entries(evidence) -> list[dict]                  sensors with their energies and bounds
     totals(entries, window_s) -> dict                sums by component, named as in a record
 
-Times are seconds of one host's monotonic clock. Nothing here repairs a reading. What is too long
-for a memory comes in pieces (``stream.py``).
+Times are seconds of one host's monotonic clock. Nothing here repairs a reading. What curves say
+about windows is ``evidence.py``'s; what is too long for a memory comes in pieces (``stream.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 
-from energynn.measure.evidence import Evidence
-from energynn.measure.samples import Samples
+from energynn.measure.evidence import THRESHOLDS, Evidence
 
 JOULE_PER_KWH = 3.6e6
 SECOND_PER_HOUR = 3600.0
@@ -32,28 +29,6 @@ PROVENANCES = ("measured", "published", "estimated", "simulated")
 # are those of another CPU. A simulated sensor is what it says.
 SYSTEMATIC = {"measured": 0.05, "published": 0.05, "estimated": 0.5, "simulated": 0.0}
 
-# What the tests hold against a sensor; a table [thresholds] in system.toml may override each.
-THRESHOLDS = {
-    "least_gpu_W": 5.0,  # in the mean of a window, of a device that is used
-    "least_cpu_W": 1.0,
-    "least_ram_W": 0.1,
-    "least_share": 0.01,  # or that share of its power limit
-    "most_gpu_W": 3000.0,  # of a device that states no limit
-    "most_cpu_W": 2000.0,
-    "most_ram_W": 1000.0,
-    "over_limit_gpu": 1.2,
-    "over_limit_cpu": 1.5,  # of half a minute: RAPL's limits are means
-    "over_limit_ram": 1.5,
-    "peak_over_limit": 8.0,  # of a second, where limits are means
-    "counter_still_s": 0.4,  # or three times as long as it usually shows the same
-    "power_still_s": 3.0,
-    "power_zero_s": 0.4,
-    "gap_s": 0.5,
-    "gap_share": 0.01,
-    "disagreement": 0.05,
-}
-# of a power, in its mean: a constant one, too, is read at odd instants
-LEAST_RANGE = 0.25
 AVERAGED_S = 1.0  # NVML's mean power
 # times the least power of a device that is used: no load is below that
 LEAST_LOAD = 5.0
@@ -70,22 +45,13 @@ def may_leave_out(name: str) -> str:
     return f'left_out = ["{name}"] leaves it out'
 
 
-class Window(NamedTuple):
-    """Energy between two instants; the error is below ``bound_J`` if the sensor is right."""
-
-    energy_J: float
-    bound_J: float
-    coverage: float
-
-
 @dataclass(frozen=True, eq=False)
 class Curve:
     """Cumulative energy of one sensor, NaN if it has fewer than two readings.
 
     t_s, values, energy_J: (readings,) of good readings, the values in J, W or core-seconds;
     missed_J2: (readings,) squared energy that may lie between readings, cumulative;
-    gaps_s: (gaps, 2) from and to; late_s: how old what is shown may be; states: what the
-    device told of itself, as ``Evidence.hear`` takes it.
+    gaps_s: (gaps, 2) from and to; late_s: how old what is shown may be.
     """
 
     sensor: dict
@@ -96,15 +62,16 @@ class Curve:
     gaps_s: np.ndarray
     period_s: float
     late_s: float
-    states: list[tuple] = field(default_factory=list)
 
     def at(self, t_s) -> np.ndarray:
         """Energy in J since the first reading, linear between readings."""
         return np.interp(t_s, self.t_s, self.energy_J)
 
     @property
-    def steps_J(self) -> np.ndarray:
-        """(readings,): what a counter has added since its last reading."""
+    def amounts(self) -> np.ndarray:
+        """(readings,) that are never negative: a power, or what a counter has added each time."""
+        if self.sensor["kind"] == "power":
+            return self.values
         return np.append(0.0, _steps_J(self.sensor, self.values))
 
     def powers_W(
@@ -116,16 +83,12 @@ class Curve:
         them, so that years without readings cost nothing.
         """
         whole = np.ceil((end_s - begin_s) / step_s) - 1
-        at = np.floor((self.t_s[is_new] - begin_s) / step_s).clip(0.0)
-        at = at[np.append(True, np.diff(at) > 0)[: len(at)]]
+        at = np.unique(np.floor((self.t_s[is_new] - begin_s) / step_s).clip(0.0))
         steps = np.append(at, at + 1)
         steps = steps[steps < whole]
         apart_s = (begin_s + step_s) - begin_s  # as np.arange does, to the last digit
         joules = self.at(begin_s + apart_s * (steps + 1))
         return (joules - self.at(begin_s + apart_s * steps)) / step_s
-
-    def window(self, begin_s: float, end_s: float) -> Window:
-        return window(evidence(self, begin_s, end_s))
 
 
 def curve(
@@ -136,26 +99,16 @@ def curve(
     if len(good) < 2:
         good, t_s, readings = np.arange(2), np.zeros(2), np.full(2, np.nan)
     read_s, values = t_s[good], readings[good] * sensor["to_SI"]
-    is_gap = (np.diff(read_s) > max(2 * period_s, 0.2)) | (np.diff(good) > 1)
-    begins_s = np.concatenate([[-np.inf], read_s[:-1][is_gap], read_s[-1:]])
-    ends_s = np.concatenate([read_s[:1], read_s[1:][is_gap], [np.inf]])
-    gaps_s = np.stack([begins_s, ends_s], axis=1)
-    renewed_s = sensor.get("update_s") or update_s(read_s, values) or 0.0
+    edges_s = np.concatenate([[-np.inf], read_s, [np.inf]])
+    is_gap = np.diff(edges_s) > max(2 * period_s, 0.2)
+    is_gap[1:-1] |= np.diff(good) > 1
+    gaps_s = np.stack([edges_s[:-1], edges_s[1:]], axis=1)[is_gap]
+    renewed_s = sensor.get("update_s") or update_s(read_s, values)
+    sensor = sensor | {"update_s": renewed_s}
     make = {"energy": _count, "power": _integrate, "busy": _estimate}[sensor["kind"]]
-    energy_J, missed_J2, late_s = make(sensor, read_s, values, period_s, renewed_s)
+    renewal_s = renewed_s or 0.0
+    energy_J, missed_J2, late_s = make(sensor, read_s, values, period_s, renewal_s)
     return Curve(sensor, read_s, values, energy_J, missed_J2, gaps_s, period_s, late_s)
-
-
-def curves(samples: Samples) -> list[Curve]:
-    """Make the energies of all sensors of a host."""
-    made = []
-    for sensor, column in zip(
-        samples.header["sensors"], samples.readings.T, strict=True
-    ):
-        one = curve(sensor, samples.t_ns / 1e9, column, samples.period_s)
-        one.states.extend(samples.states_of(sensor))
-        made.append(one)
-    return made
 
 
 def _count(sensor, t_s, values, period_s, renewed_s):
@@ -164,7 +117,7 @@ def _count(sensor, t_s, values, period_s, renewed_s):
     is_new = np.append(True, np.diff(values) != 0)
     is_new[-1] = True
     energy_J = np.interp(t_s, t_s[is_new], energy_J[is_new])
-    return energy_J, np.zeros(len(values)), period_s + renewed_s
+    return energy_J, 0 * energy_J, period_s + renewed_s
 
 
 def _steps_J(sensor: dict, values: np.ndarray) -> np.ndarray:
@@ -206,36 +159,7 @@ def _estimate(sensor, t_s, core_s, period_s, _renewed_s):
     more_W = model["full_W_per_core"] - model["idle_W_per_core"]
     idle_W = model["idle_W_per_core"] * model["cores"]
     energy_J = more_W * (core_s - core_s[0]) + idle_W * (t_s - t_s[0])
-    return energy_J, np.zeros(len(core_s)), period_s + TICK_S
-
-
-# ---------------------------------------------------------------------------------------- a window
-
-
-def evidence(one: Curve, begin_s: float, end_s: float) -> Evidence:
-    """Collect what all readings of a sensor say about a window."""
-    found = Evidence(one.sensor, begin_s, end_s, one.period_s)
-    for state in one.states:
-        found.hear(*state)
-    found.add(one)
-    return found
-
-
-def window(found: Evidence) -> Window:
-    """Energy at the end minus energy at the beginning.
-
-    Its bound: at the edges what the sensor shows late, in gaps all that its power varies, and
-    between the readings of a power half of each step, and half a watt if it tells whole ones. In a
-    gap a counter goes on: only those at the edges count.
-    """
-    most_W = THRESHOLDS[f"most_{found.sensor['component']}_W"]
-    range_W = found.highest_W - found.lowest_W if found.steps > 2 else most_W
-    range_W = max(range_W, LEAST_RANGE * found.energy_J / found.length_s)
-    lost_s = found.edge_lost_s if found.is_counter else found.lost_s
-    bound_J = range_W * (1.5 * found.late_s + lost_s) + 2 * np.sqrt(found.missed_J2)
-    if not found.is_counter and found.is_whole:
-        bound_J += 0.5 * found.length_s  # it is told in whole watts
-    return Window(found.energy_J, float(bound_J), found.coverage)
+    return energy_J, 0 * energy_J, period_s + TICK_S
 
 
 # ---------------------------------------------------------------------------------- the six tests
@@ -244,17 +168,6 @@ def window(found: Evidence) -> Window:
 def refusal(test: str, text: str, *thresholds: str) -> str:
     """Say what a test found, and the thresholds that it went by: all refusals are made here."""
     return f"{test}: {text}" + (f" ({', '.join(thresholds)})" if thresholds else "")
-
-
-def doubts(
-    curves: list[Curve],
-    begin_s: float,
-    end_s: float,
-    unaccounted: Iterable[str] = (),
-    limits: dict = THRESHOLDS,
-) -> list[str]:
-    """Test the sensors of one host in a window by their curves, as ``judge`` does."""
-    return judge([evidence(one, begin_s, end_s) for one in curves], unaccounted, limits)
 
 
 def judge(
@@ -279,7 +192,7 @@ def judge(
             reasons.append(refusal("D", text))
     for one in primary:
         reasons += impossible(one, limits) + _gaps(one, limits, quota_cpus)
-        for power in _checks(one, found, limits):
+        for power in _checks(one, found):
             reasons += _disagreement(one, power, limits)
     return reasons
 
@@ -291,7 +204,7 @@ def impossible(one: Evidence, limits: dict = THRESHOLDS) -> list[str]:
     if one.falls:
         text = f"{one.sensor['id']} fell or was negative {one.falls} times"
         reasons.append(refusal("M", text))
-    if one.sensor["kind"] == "busy" or np.isinf(one.near_s):
+    if one.sensor["kind"] == "busy" or one.most < one.least:
         return reasons
     if one.is_used:
         reasons += _movement(one, limits)
@@ -338,16 +251,15 @@ def _power(one: Evidence, limits: dict) -> list[str]:
     """
     component = one.sensor["component"]
     by = f"most_{component}_W"
-    highest_W = max(one.step_W, one.second_W)
-    tests = [(highest_W, limits[by], by)]
+    tests = [(one.peak_W, limits[by], by)]
     if 0 < one.limit_W < limits[by]:
         by = f"over_limit_{component}"
         limit_W = limits[by] * one.limit_W
         peak_W = limits["peak_over_limit"] * one.limit_W
         if component == "gpu":
-            tests = [(highest_W, limit_W, by)]
+            tests = [(one.peak_W, limit_W, by)]
         else:
-            tests += [(highest_W, peak_W, "peak_over_limit")]
+            tests += [(one.peak_W, peak_W, "peak_over_limit")]
             tests += [(one.half_minute_W, limit_W, by)]
     for shown_W, most_W, by in tests:
         if shown_W > most_W:
@@ -393,26 +305,24 @@ def _remedy(one: Evidence, quota_cpus: float | None) -> str:
     return text
 
 
-def _checks(one: Evidence, found: list[Evidence], limits: dict) -> list[Evidence]:
+def _checks(one: Evidence, found: list[Evidence]) -> list[Evidence]:
     """List the powers that check a counter and can tell: read, and not too slow."""
     return [
         other
         for other in found
-        if other.sensor.get("checks") == one.sensor["id"]
-        and not other.sensor["primary"]
-        and other.late_s < SLOW_S
+        if other.sensor.get("checks") == one.sensor["id"] and other.late_s < SLOW_S
     ]
 
 
 def _disagreement(counter: Evidence, power: Evidence, limits: dict) -> list[str]:
     """C: counter and power of a device agree within 5 %, or what that power's lag allows."""
-    counted, drawn = window(counter), window(power)
+    counted_J, drawn_J = counter.energy_J, power.energy_J
     lag_s = AVERAGED_S / 2 if _is_averaged(power.sensor) else 1.5 * power.late_s
-    lag_J = lag_s * max(counted.energy_J, drawn.energy_J) / counter.length_s
-    lag_J = min(lag_J, counted.bound_J + drawn.bound_J)
-    open_J = max(limits["disagreement"] * counted.energy_J, lag_J)
-    if abs(drawn.energy_J - counted.energy_J) > open_J:
-        says = f"{drawn.energy_J:.0f} J, not {counted.energy_J:.0f} J"
+    lag_J = lag_s * max(counted_J, drawn_J) / counter.length_s
+    lag_J = min(lag_J, counter.bound_J + power.bound_J)
+    open_J = max(limits["disagreement"] * counted_J, lag_J)
+    if abs(drawn_J - counted_J) > open_J:
+        says = f"{drawn_J:.0f} J, not {counted_J:.0f} J"
         text = f"{power.sensor['id']} says {says} as {counter.sensor['id']}"
         return [refusal("C", text, "disagreement")]
     return []
@@ -424,19 +334,11 @@ def _are_one(one: Evidence, other: Evidence) -> bool:
     if uuids[0] and uuids[0] == uuids[1]:
         return True
     are_counters = one.sensor["kind"] == other.sensor["kind"] == "energy"
-    if not are_counters or one.head is None or other.head is None:
-        return False
-    return len(one.head) == len(other.head) and np.mean(one.head == other.head) > 0.5
+    are_long = are_counters and len(one.head) == len(other.head)
+    return are_long and np.mean(one.head == other.head) > 0.5
 
 
 # ------------------------------------------------------------------------------------------- sums
-
-
-def entries_of(
-    curves: list[Curve], begin_s: float, end_s: float, limits: dict = THRESHOLDS
-) -> list[dict]:
-    """Describe each sensor in a window by its curve, as ``entries`` does."""
-    return entries([evidence(one, begin_s, end_s) for one in curves], limits)
 
 
 def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[dict]:
@@ -446,10 +348,10 @@ def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[dict]:
     """
     described = []
     for one in found:
-        energy_J, bound_J, coverage = window(one)
-        for other in _checks(one, found, limits):
+        energy_J, bound_J = one.energy_J, one.bound_J
+        for other in _checks(one, found):
             bound_J = max(bound_J, abs(other.energy_J - energy_J))
-        entry = one.sensor | {"samples": one.readings, "coverage": coverage}
+        entry = one.sensor | {"samples": one.readings, "coverage": one.coverage}
         if not impossible(one, limits) and np.isfinite(energy_J):
             entry |= {"energy_J": energy_J, "bound_J": bound_J}
         described.append(entry)

@@ -6,9 +6,9 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -27,16 +27,6 @@ LONGEST_LINE_B = 2**24
 Instant = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
 
 
-class Sample(msgspec.Struct):
-    """One line of readings; its wall clock is for people."""
-
-    t: Instant
-    v: list[float | None]
-
-
-_decode_sample = msgspec.json.Decoder(Sample).decode
-
-
 class DeviceState(msgspec.Struct):
     """What a device tells of itself: its power limit, and whether it works."""
 
@@ -44,14 +34,15 @@ class DeviceState(msgspec.Struct):
     is_busy: bool | None = None
 
 
-class States(msgspec.Struct):
-    """One line of states, by sensor."""
+class Line(msgspec.Struct):
+    """One line: readings, or the states of devices, by sensor; its wall clock is for people."""
 
     t: Instant
-    states: dict[str, DeviceState]
+    v: list[float | None] = []
+    states: dict[str, DeviceState] = {}
 
 
-_decode_states = msgspec.json.Decoder(States).decode
+_decode = msgspec.json.Decoder(Line).decode
 
 
 @dataclass
@@ -66,66 +57,35 @@ class Samples:
     t_ns: np.ndarray
     readings: np.ndarray
     problems: list[str]
-    states: list[States] = field(default_factory=list)
+    states: list[Line]
 
-    @property
-    def host(self) -> str:
-        return self.header["host"]
-
-    @property
-    def period_s(self) -> float:
-        return self.header["period_s"]
-
-    def states_of(self, sensor: dict) -> Iterator[tuple]:
-        """Give time in s, power limit in W and activity of a sensor's device, None if untold."""
-        place = sensor["component"], sensor["device"]
-        sensors = self.header["sensors"]
-        names = {
-            one["id"] for one in sensors if (one["component"], one["device"]) == place
-        }
+    def states_of(self, sensor: dict) -> Iterator[tuple[float, DeviceState]]:
+        """Give what a sensor's device told of itself, and when in s."""
+        device_of = itemgetter("component", "device")
         for line in self.states:
-            for name in names & line.states.keys():
-                told = line.states[name]
-                yield line.t / 1e9, told.limit_W, told.is_busy
-
-
-def read_samples(path: Path, begin_B: int = 0) -> Samples | None:
-    """Read a samples file, of its samples only those from a byte on; None without a header.
-
-    It must fit into the memory: for a file of any length there are ``pieces``.
-    """
-    parts = list(pieces(path, begin_B))
-    if not parts:
-        return None
-    return Samples(
-        header=parts[0].header,
-        t_ns=np.concatenate([part.t_ns for part in parts]),
-        readings=np.concatenate([part.readings for part in parts]),
-        problems=list(chain.from_iterable(part.problems for part in parts)),
-        states=list(chain.from_iterable(part.states for part in parts)),
-    )
+            for one in self.header["sensors"]:
+                if one["id"] in line.states and device_of(one) == device_of(sensor):
+                    yield line.t / 1e9, line.states[one["id"]]
 
 
 def pieces(path: Path, begin_B: int = 0) -> Iterator[Samples]:
     """Read a samples file of any length, ``PIECE`` samples at once; nothing without a header.
 
-    What is no whole line, as at the end of a file that is being written, is skipped. Problems of
-    the header are those of the first piece.
+    Of its samples only those from a byte on. What is no whole line, as at the end of a file that
+    is being written, is skipped.
     """
     header = read_header(path)
     if header is None:
         return
-    problems = header.get("problems", [])
     with open(path, "rb") as file:
         file.readline()
         file.seek(max(begin_B, file.tell()))
         lines = iter(partial(file.readline, LONGEST_LINE_B), b"")
         while True:
-            part = _read_piece(lines, header, problems)
+            part = _read_piece(lines, header)
             yield part
             if len(part.t_ns) < PIECE:
                 return
-            problems = []
 
 
 def read_header(path: Path) -> dict | None:
@@ -136,43 +96,38 @@ def read_header(path: Path) -> dict | None:
     return msgspec.json.decode(first) if first.endswith(b"\n") else None
 
 
-def _read_piece(lines: Iterator[bytes], header: dict, problems: list[str]) -> Samples:
-    samples, states, problems = [], [], list(problems)
+def _read_piece(lines: Iterator[bytes], header: dict) -> Samples:
+    times_ns, rows, states, problems = [], [], [], []
     for line in lines:
         with suppress(ValueError):
             if line.startswith(b'{"problem"'):
                 problems.append(msgspec.json.decode(line)["problem"])
-            elif b'"states"' in line:
-                states.append(_decode_states(line))
-            else:
-                sample = _decode_sample(line)
-                if len(sample.v) == len(header["sensors"]):
-                    samples.append(sample)
-        if len(samples) == PIECE:
+                continue
+            told = _decode(line)
+            if told.states:
+                states.append(told)
+            elif len(told.v) == len(header["sensors"]):
+                times_ns.append(told.t)
+                rows.append(told.v)
+        if len(rows) == PIECE:
             break
-    readings = np.array([sample.v for sample in samples], dtype=float)
-    return Samples(
-        header=header,
-        t_ns=np.array([sample.t for sample in samples], dtype=np.int64),
-        readings=readings.reshape(len(samples), len(header["sensors"])),
-        problems=problems,
-        states=states,
-    )
+    readings = np.array(rows, dtype=float).reshape(len(rows), len(header["sensors"]))
+    t_ns = np.array(times_ns, dtype=np.int64)
+    return Samples(header, t_ns, readings, problems, states)
 
 
 def last_ns(path: Path) -> int:
     """Tell when the last sample of a file was taken, of the monotonic clock; 0 without one."""
-    back_B, length_B = 2**16, path.stat().st_size
-    while True:
+    for back_B in (2**16, LONGEST_LINE_B):
         with open(path, "rb") as file:
-            file.seek(max(0, length_B - back_B))
-            lines = file.read(back_B).splitlines()
+            file.seek(max(0, path.stat().st_size - back_B))
+            lines = file.read().splitlines()
         for line in reversed(lines):
             with suppress(ValueError):
-                return _decode_sample(line).t
-        if back_B >= min(length_B, LONGEST_LINE_B):
-            return 0
-        back_B *= 8
+                told = _decode(line)
+                if told.v:
+                    return told.t
+    return 0
 
 
 def samples_files(folder: Path) -> list[Path]:
@@ -219,7 +174,7 @@ def write_host(
 def has_begun(folder: Path, host: str) -> bool:
     """Tell whether the sampler of a host has written its first sample."""
     path = folder / f"samples-{host}.jsonl"
-    return path.exists() and b'"v":[' in path.read_bytes()
+    return path.exists() and last_ns(path) > 0
 
 
 # -------------------------------------------------------------------------------- events and phases

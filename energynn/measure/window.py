@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -21,26 +21,29 @@ import psutil
 
 from energynn.files import write_json
 from energynn.measure import energy, machine
-from energynn.measure.evidence import Evidence
 from energynn.measure.sampler_process import start_sampler, until
-from energynn.measure.samples import last_ns, read_header, read_samples
+from energynn.measure.samples import last_ns, read_header
 from energynn.measure.stream import read_streams
 
 PERIOD_S = 0.04
 # of the samples file before a window: some seconds, with dozens of sensors
 MARGIN_B = 2**18
-# Renewals of a counter around a window that tell its beat, if they are this many, and that slow;
-# how far a beat may be from what the sampler saw; and windows that are too long to notice.
+# Renewals of a counter around the edges of a window that tell its beat, if they are this many, and
+# that slow; and how far a beat may be from what the sampler saw.
 AROUND_S = 3.0
 FEWEST_BEATS = 5
 LEAST_BEAT = 1.5  # sampling periods
 BEATS = np.linspace(0.97, 1.03, 601)
-LONGEST_S = 60.0
 FIRST_S = 0.5  # of samples before the first window
 
 
 class Window:
-    """What one block of code took: ``time_s``, and ``energies`` of this whole host meanwhile.
+    """Measure a block: ``with energynn.window("epoch") as measured: ...; print(measured)``.
+
+    ``time_s`` is what the block took, ``energies`` those of this whole host meanwhile. The first
+    window of a process starts a sampler, which takes about two seconds and goes on until the
+    process ends; it costs about 1 % of one core. no_gpu: the GPUs of this host do not matter.
+    synchronize: where torch uses CUDA, a block begins and ends when the GPUs have done their work.
 
     GPUs, CPU sockets and RAM count for all that ran on this host in that time. Of several ranks on
     one host each sees the same energy: take one of them. Windows may lie within each other, and in
@@ -48,7 +51,9 @@ class Window:
     and what each ``as`` names of that one.
     """
 
-    def __init__(self, name: str, no_gpu: bool = False, synchronize: bool = True):
+    def __init__(
+        self, name: str = "window", no_gpu: bool = False, synchronize: bool = True
+    ):
         self.name, self.no_gpu, self.synchronize = name, no_gpu, synchronize
         self._block: Block | None = None
 
@@ -100,23 +105,16 @@ class Window:
         if not (self._block and self._block.end_ns):
             return f"{text} so far"
         if "energy_total_J" in self.energies:
-            bound_J = self.energies["energy_total_bound_J"]
-            text += f", {self.energy_J:.2f} +- {bound_J:.2f} J"
-            text += f" {self.energies['energy_total_provenance']}"
+            told = (
+                ", {energy_total_J:.2f} +- {energy_total_bound_J:.2f} J "
+                "{energy_total_provenance}"
+            )
+            text += told.format(**self.energies)
         text = "\n  NOT valid: ".join([text, *self.energies["doubts"]])
         return "\n  ".join([text, *self.energies["remedy"]])
 
 
-def window(
-    name: str = "window", no_gpu: bool = False, synchronize: bool = True
-) -> Window:
-    """Measure a block: ``with energynn.window("epoch") as measured: ...; print(measured)``.
-
-    The first window of a process starts a sampler, which takes about two seconds and goes on until
-    the process ends; it costs about 1 % of one core. no_gpu: the GPUs of this host do not matter.
-    synchronize: where torch uses CUDA, a block begins and ends when the GPUs have done their work.
-    """
-    return Window(name, no_gpu, synchronize)
+window = Window  # as it is written in a with statement
 
 
 def _wait_for_cuda(is_asked: bool) -> None:
@@ -196,12 +194,14 @@ def _end(process: int, folder: Path, stop_sampler: Callable) -> None:
 # ---------------------------------------------------------------------------------- the energy
 
 
+@dataclass
 class Block:
     """A block of code that a window was entered for; ``begin_B``: samples from there on count."""
 
-    def __init__(self, sampler: Sampler, begin_B: int):
-        self.sampler, self.begin_B = sampler, begin_B
-        self.start_ns, self.end_ns = time.monotonic_ns(), 0
+    sampler: Sampler
+    begin_B: int
+    start_ns: int = field(default_factory=time.monotonic_ns)
+    end_ns: int = 0
 
     @property
     def time_s(self) -> float:
@@ -218,9 +218,15 @@ class Block:
         if not sampler.has_sampled(self.end_ns):
             died = "D: the sampler died before the end; the next window starts another"
             return {"doubts": [died], "remedy": []}
-        found = self._evidence()
+        header = read_header(sampler.file)
+        window_s = self.start_ns / 1e9, self.end_ns / 1e9
+        make = partial(_curve_on_beat, window_s)
+        streams, _ = read_streams(
+            sampler.file, header, {"block": window_s}, begin_B=self.begin_B, make=make
+        )
+        found = [stream.found["block"] for stream in streams]
         limits = energy.THRESHOLDS | sampler.system["thresholds"]
-        doubts = energy.judge(found, read_header(sampler.file)["unaccounted"], limits)
+        doubts = energy.judge(found, header["unaccounted"], limits)
         doubts = [text.replace("--no-gpu", "no_gpu=True") for text in doubts]
         totals = energy.totals(energy.entries(found, limits), self.time_s)
         return totals | {
@@ -228,29 +234,19 @@ class Block:
             "remedy": machine.remedy(doubts, sampler.path),
         }
 
-    def _evidence(self) -> list[Evidence]:
-        """Collect what each sensor says; of a long block in pieces, whose edges hardly count."""
-        file, window_s = self.sampler.file, (self.start_ns / 1e9, self.end_ns / 1e9)
-        if self.time_s > LONGEST_S:
-            header = read_header(file)
-            streams, _problems = read_streams(
-                file, header, [window_s], (), self.begin_B
-            )
-            return [stream.found[0] for stream in streams]
-        curves = energy.curves(read_samples(file, self.begin_B))
-        return [energy.evidence(_on_beat(one, *window_s), *window_s) for one in curves]
 
-
-def _on_beat(one: energy.Curve, begin_s: float, end_s: float) -> energy.Curve:
-    """Put what a counter shows at the instants at which it was renewed, not at which it was read.
+def _curve_on_beat(window_s: tuple[float, float], *readings) -> energy.Curve:
+    """Make a curve as ``energy.curve`` does, but put what a counter shows at the instants at which
+    it was renewed, not at which it was read.
 
     Each lies between two readings, in the middle if nothing else is known. Where the renewals
-    around the window fit a regular beat, they lie on it: short windows end between them.
+    around the window's edges fit a regular beat, they lie on it: short windows end between them.
     """
+    one = energy.curve(*readings)
     beat_s = one.sensor["update_s"] or 0.0
     new = np.flatnonzero(np.diff(one.values)) + 1
     at_s = (one.t_s[new] + one.t_s[new - 1]) / 2
-    near = (at_s > begin_s - AROUND_S) & (at_s < end_s + AROUND_S)
+    near = (abs(np.subtract.outer(window_s, at_s)) < AROUND_S).any(axis=0)
     is_slow = beat_s >= LEAST_BEAT * one.period_s and near.sum() >= FEWEST_BEATS
     if one.sensor["kind"] != "energy" or not is_slow:
         return one
@@ -263,6 +259,6 @@ def _on_beat(one: energy.Curve, begin_s: float, end_s: float) -> energy.Curve:
     if (abs(fitted_s - near_s) < half_s + one.period_s / 4).all():
         at_s[near] = fitted_s
     # the first reading is of a renewal before it
-    at_s = np.concatenate([[at_s[0] - beat_s], at_s, one.t_s[-1:]])
-    joules = one.energy_J[np.concatenate([[0], new, [-1]])]
+    at_s = np.r_[at_s[0] - beat_s, at_s, one.t_s[-1]]
+    joules = one.energy_J[np.r_[0, new, -1]]
     return replace(one, energy_J=np.interp(one.t_s, at_s, joules))

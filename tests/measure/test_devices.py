@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from energynn.measure import account, devices
-from energynn.measure.samples import read_samples
+from energynn.measure.samples import pieces
 from tests.measure.test_sensors import fake_nvml, look, no_gpu, nvml, pci  # noqa: F401
 
 S = 10**9
@@ -120,10 +120,12 @@ def test_samples_tell_limits_and_whether_a_gpu_is_busy(nvml):  # noqa: F811
     nvml.nvmlDeviceGetUtilizationRates = lambda gpu: type("", (), {"gpu": 90 * gpu})
     nvml.nvmlDeviceGetComputeRunningProcesses = lambda gpu: []
     look()
-    samples = read_samples(look.__globals__["Path"]("samples"))
+    samples = next(pieces(look.__globals__["Path"]("samples")))
     assert samples.header["boot_id"]
     told = {
-        sensor["id"]: {state[1:] for state in samples.states_of(sensor)}
+        sensor["id"]: {
+            (state.limit_W, state.is_busy) for _, state in samples.states_of(sensor)
+        }
         for sensor in samples.header["sensors"]
         if sensor["component"] == "gpu"
     }

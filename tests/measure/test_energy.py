@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from energynn.measure import energy
 from tests.measure import worlds
-from tests.measure.worlds import sensor
+from tests.measure.worlds import found, sensor
 
 T = np.arange(0, 30.05, 0.1)
 WRAPS = 262_143_328_850.0
@@ -34,20 +34,20 @@ def test_a_wrap_around_while_the_load_changes_loses_nothing():
         update_s=0.001,
         notes={"limit_W": 40_950.0},  # RAPL's word for none
     )
-    assert rapl.window(1.0, 1.9).energy_J == pytest.approx(120.0, rel=1e-3)
-    assert rapl.window(0.0, 30.0).energy_J == pytest.approx(3030.0, rel=1e-6)
-    assert not energy.doubts([rapl], 0.0, 30.0)
+    assert found([rapl], 1.0, 1.9)[0].energy_J == pytest.approx(120.0, rel=1e-3)
+    assert found([rapl], 0.0, 30.0)[0].energy_J == pytest.approx(3030.0, rel=1e-6)
+    assert not energy.judge(found([rapl], 0.0, 30.0))
 
 
 def test_failed_and_late_readings_are_gaps_not_zeros():
     power = curve_of("power", np.where((T > 4) & (T < 5), np.nan, 100.0))
-    window = power.window(0.0, 10.0)
+    window = found([power], 0.0, 10.0)[0]
     assert window.energy_J == pytest.approx(
         1000.0
     ) and window.coverage == pytest.approx(0.9)
     t_s = np.arange(0, 20.02, 0.04)
     one = curve_of("power", np.where(t_s == t_s[100], np.nan, 100.0), t_s, 0.04)
-    assert one.window(0.0, 20.0).coverage == pytest.approx(1 - 0.08 / 20)
+    assert found([one], 0.0, 20.0)[0].coverage == pytest.approx(1 - 0.08 / 20)
 
 
 def test_one_short_gap_is_no_reason_against_a_long_window():
@@ -56,19 +56,18 @@ def test_one_short_gap_is_no_reason_against_a_long_window():
     is_lost = (t_s > 50) & (t_s < 50.3)
     watts = 100 + np.sin(t_s)
     one = curve_of("power", np.where(is_lost, np.nan, watts), t_s, 0.04)
-    assert energy.doubts([one], 0.5, 99.0) == []
+    assert energy.judge(found([one], 0.5, 99.0)) == []
     is_late = (t_s > 50) & (t_s < 50.1)  # a reading 0.14 s after the one before it
     late = curve_of("power", watts[~is_late], t_s[~is_late], 0.04)
-    assert late.window(1.0, 99.0).coverage == 1
+    assert found([late], 1.0, 99.0)[0].coverage == 1
 
 
 def test_a_window_beyond_the_readings_is_not_covered():
-    assert curve_of("power", np.full(len(T), 100.0)).window(
-        25.0, 35.0
-    ).coverage == pytest.approx(0.5)
+    power = curve_of("power", np.full(len(T), 100.0))
+    assert found([power], 25.0, 35.0)[0].coverage == pytest.approx(0.5)
     nothing = curve_of("power", np.full(len(T), np.nan))
-    assert np.isnan(nothing.window(0.0, 10.0).energy_J)
-    assert energy.doubts([nothing], 0.0, 10.0)[0].startswith("G: ")
+    assert np.isnan(found([nothing], 0.0, 10.0)[0].energy_J)
+    assert energy.judge(found([nothing], 0.0, 10.0))[0].startswith("G: ")
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -89,9 +88,9 @@ def test_the_bound_holds_and_nothing_is_doubted(
     assume("mean" not in machine or load.shape == "constant" or load.rhythm_s > 2)
     curves = worlds.curves(machine, load, t_s, random, period_s, periods * period_s)
     true_J = load.energy_J(end_s) - load.energy_J(begin_s)
-    found = curves[0].window(begin_s, end_s)
-    assert abs(found.energy_J - true_J) <= found.bound_J + 0.0005 * true_J
-    assert energy.doubts(curves, begin_s, end_s) == []
+    each = found(curves, begin_s, end_s)
+    assert abs(each[0].energy_J - true_J) <= each[0].bound_J + 0.0005 * true_J
+    assert energy.judge(each) == []
 
 
 def test_the_bound_is_that_of_the_edges():
@@ -99,7 +98,7 @@ def test_the_bound_is_that_of_the_edges():
     watts = np.where((T > 10) & (T < 20), 400.0, 100.0)
     joules = np.append(0.0, np.cumsum(np.diff(T) * watts[1:]))
     counter = curve_of("energy", joules, update_s=0.05)
-    assert counter.window(10.0, 20.0).bound_J == pytest.approx(
+    assert found([counter], 10.0, 20.0)[0].bound_J == pytest.approx(
         300 * 1.5 * 0.15, rel=0.01
     )
 
@@ -130,9 +129,9 @@ LIMIT = {"limit_W": 300.0, "uuid": "GPU-1"}
 )
 def test_each_test_doubts_a_sensor(letter, kind, values, more):
     one = curve_of(kind, values, **more)
-    reasons = energy.doubts([one], 5.0, 25.0)
+    reasons = energy.judge(found([one], 5.0, 25.0))
     assert letter in {reason[0] for reason in reasons}
-    entry = energy.entries_of([one], 5.0, 25.0)[0]
+    entry = energy.entries(found([one], 5.0, 25.0))[0]
     assert ("energy_J" in entry) == (letter == "G")
 
 
@@ -141,7 +140,9 @@ def test_each_test_doubts_a_sensor(letter, kind, values, more):
 )
 def test_counter_and_power_of_a_device_agree(factor, agrees):
     power = curve_of("power", factor * POWER, primary=False, checks="e", id="p")
-    reasons = energy.doubts([curve_of("energy", COUNTER, id="e"), power], 5.0, 25.0)
+    reasons = energy.judge(
+        found([curve_of("energy", COUNTER, id="e"), power], 5.0, 25.0)
+    )
     assert [reason[0] for reason in reasons] == ([] if agrees else ["C"])
 
 
@@ -150,15 +151,15 @@ def test_every_device_is_accounted_for_and_none_twice():
         curve_of("energy", COUNTER, id="a"),
         curve_of("energy", COUNTER, id="b"),
     )
-    assert energy.doubts([one], 5.0, 25.0, ["GPU 1 has no sensor"]) == [
+    assert energy.judge(found([one], 5.0, 25.0), ["GPU 1 has no sensor"]) == [
         "D: GPU 1 has no sensor"
     ]
-    (reason,) = energy.doubts([one, other], 5.0, 25.0)
+    (reason,) = energy.judge(found([one, other], 5.0, 25.0))
     assert reason.startswith("D: a and b")
     shifted = curve_of("energy", COUNTER + 1, id="b")
-    assert energy.doubts([one, shifted], 5.0, 25.0) == []
+    assert energy.judge(found([one, shifted], 5.0, 25.0)) == []
     gpus = [curve_of("power", POWER + n, id=str(n), notes=LIMIT) for n in range(2)]
-    assert energy.doubts(gpus, 5.0, 25.0)[0].startswith("D: 0 and 1")
+    assert energy.judge(found(gpus, 5.0, 25.0))[0].startswith("D: 0 and 1")
 
 
 def test_a_sum_is_no_better_than_its_weakest_part_and_absent_where_a_part_is():

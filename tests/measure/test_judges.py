@@ -116,7 +116,7 @@ def test_a_file_read_in_pieces_gives_what_it_gives_at_once(
     whole, traces = account(tmp_path), power_trace(tmp_path)
     monkeypatch.setattr(samples, "PIECE", piece)
     monkeypatch.setattr(stream, "PIECE", piece)
-    monkeypatch.setattr(stream, "MARGIN_S", 3.0)
+    monkeypatch.setattr(stream, "MARGIN", 100)
     parts = account(tmp_path)
     # of the power every 50th reading fails
     assert parts["sensors"][1]["coverage"] == pytest.approx(0.96, abs=0.01)

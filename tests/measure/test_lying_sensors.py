@@ -147,9 +147,9 @@ def judge(machine, fault, shape, period_s=0.04):
         period_s,
         fault=(HEALTHY | faults_of(machine))[fault],
     )
-    entries = energy.entries_of(curves, BEGIN_S, END_S)
+    entries = energy.entries(worlds.found(curves, BEGIN_S, END_S))
     true_J = float(np.diff(LOADS[shape].energy_J(np.array([BEGIN_S, END_S])))[0])
-    doubts = energy.doubts(curves, BEGIN_S, END_S)
+    doubts = energy.judge(worlds.found(curves, BEGIN_S, END_S))
     return energy.totals(entries, END_S - BEGIN_S), doubts, true_J
 
 

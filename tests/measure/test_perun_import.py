@@ -14,7 +14,7 @@ from energynn import cli, files, records
 from energynn.files import REPOSITORY
 from energynn.launch import perun_import
 from energynn.measure import perun_adapter
-from energynn.measure.samples import read_samples
+from energynn.measure.samples import pieces
 
 HOREKA = REPOSITORY.parent / "shared" / "data" / "perun_horeka_0.8.hdf5"
 RANGE_UJ = 262143328850
@@ -113,7 +113,7 @@ def imported(path):
     return (
         found,
         folders[0],
-        [read_samples(one) for one in sorted(folders[0].rglob("samples-*"))],
+        [next(pieces(one)) for one in sorted(folders[0].rglob("samples-*"))],
     )
 
 
@@ -131,7 +131,7 @@ def test_counters_of_0_8_are_differenced_over_their_wrap_around(tmp_path):
     of_components = {"energy_perun_gpu_J": 100, "energy_perun_ram_J": 7}
     assert perun.pop("device_hours_perun") == pytest.approx(20.5 / 3600)
     assert perun == of_components | {"energy_perun_total_J": 107, "perun_time_s": 20.5}
-    assert samples.period_s == 1.0
+    assert samples.header["period_s"] == 1.0
     assert samples.t_ns[:2].tolist() == [0, 10**9]
     cpu, gpu, ram = samples.header["sensors"]
     assert (cpu["kind"], cpu["wraps_at"], cpu["to_SI"]) == ("energy", RANGE_UJ, 1e-6)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energynn.measure.samples import read_events, read_phases, read_samples
+from energynn.measure.samples import pieces, read_events, read_phases
 
 HEADER = {
     "header": "energynn-samples/1",
@@ -30,12 +30,8 @@ def write(path, lines):
 
 
 def test_samples_are_read_and_a_failed_reading_is_no_number(tmp_path):
-    found = read_samples(
-        write(
-            tmp_path / "s",
-            [*LINES, b'{"problem":"a cannot be read"}', b'{"t":4,"perun":{}}'],
-        )
-    )
+    lines = [*LINES, b'{"problem":"a cannot be read"}', b'{"t":4,"perun":{}}']
+    found = next(pieces(write(tmp_path / "s", lines)))
     assert found.t_ns.tolist() == [1, 2, 3]
     assert np.array_equal(
         found.readings[:2], [[1.5, 2], [np.nan, -300]], equal_nan=True
@@ -43,7 +39,7 @@ def test_samples_are_read_and_a_failed_reading_is_no_number(tmp_path):
     assert found.readings[2].tolist() == [1764000000123456789.0, 9007199254740992.0]
     assert found.problems == ["a cannot be read"]
     (tmp_path / "s").write_text("")
-    assert read_samples(tmp_path / "s") is None
+    assert not list(pieces(tmp_path / "s"))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -58,7 +54,7 @@ def test_samples_are_read_and_a_failed_reading_is_no_number(tmp_path):
 def test_a_damaged_line_is_counted_and_costs_no_other(tmp_path_factory, damaged, place):
     folder = tmp_path_factory.mktemp("s")
     lines = [*LINES[:place], damaged.replace(b"\n", b""), *LINES[place:]]
-    found = read_samples(write(folder / "s", lines))
+    found = next(pieces(write(folder / "s", lines)))
     assert set(found.t_ns.tolist()) >= {1, 2, 3} and found.readings.shape == (
         len(found.t_ns),
         2,
@@ -75,7 +71,7 @@ def test_a_damaged_line_is_counted_and_costs_no_other(tmp_path_factory, damaged,
     ],
 )
 def test_readings_of_other_sensors_or_types_are_no_samples(tmp_path, line):
-    found = read_samples(write(tmp_path / "s", [*LINES, line.encode()]))
+    found = next(pieces(write(tmp_path / "s", [*LINES, line.encode()])))
     assert len(found.t_ns) == 3
 
 
@@ -83,9 +79,9 @@ def test_the_end_of_a_file_that_is_being_written_is_read(tmp_path):
     path = write(tmp_path / "s", LINES)
     text = path.read_bytes()
     path.write_bytes(text[:-9])
-    assert read_samples(path).t_ns.tolist() == [1, 2]
+    assert next(pieces(path)).t_ns.tolist() == [1, 2]
     path.write_bytes(text)
-    assert read_samples(path, len(text) - 90).t_ns.tolist() == [3]
+    assert next(pieces(path, len(text) - 90)).t_ns.tolist() == [3]
 
 
 def test_events_follow_the_monotonic_clock_and_infinity_is_none(tmp_path):

@@ -21,8 +21,9 @@ from energynn.measure import (
     sampler_process,
     sensors,
 )
-from energynn.measure.samples import read_samples
+from energynn.measure.samples import pieces
 from energynn.measure.sensors import Inventory, Sensor
+from energynn.measure.stream import read_streams
 from tests import powercap
 
 MODEL = machine.CPU_MODEL
@@ -216,9 +217,10 @@ def test_grace_that_cannot_be_read_is_unaccounted(grace, text):
 def test_grace_that_shows_no_power_is_doubted(grace, tmp_path):
     grace["CPU"].write_text("0\n")
     look()
-    samples = read_samples(tmp_path / "samples")
-    begin_s, end_s = samples.t_ns[[0, -1]] / 1e9
-    (fault,) = energy.doubts(energy.curves(samples), begin_s, end_s)
+    samples = next(pieces(tmp_path / "samples"))
+    window_s = samples.t_ns[[0, -1]] / 1e9
+    streams, _ = read_streams(tmp_path / "samples", samples.header, {"look": window_s})
+    (fault,) = energy.judge([stream.found["look"] for stream in streams])
     assert fault.startswith("S: CPU Power Socket 0 showed 0 W")
 
 
@@ -441,7 +443,7 @@ def sample(path, *found, seconds=0.5, period_s=0.02):
     sampler.start()
     time.sleep(seconds)
     sampler.stop()
-    return read_samples(path)
+    return next(pieces(path))
 
 
 def test_the_sampler_writes_as_it_reads(tmp_path):

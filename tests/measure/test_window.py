@@ -14,7 +14,7 @@ import pytest
 
 import energynn
 from energynn.files import REPOSITORY
-from energynn.measure import energy, machine, samples, window
+from energynn.measure import energy, machine, samples, stream, window
 from tests.measure import worlds
 
 GPUS_W = 300.0, 200.0
@@ -155,8 +155,9 @@ def test_a_long_block_is_read_in_pieces_and_has_the_same_energy(sampled, monkeyp
     with energynn.window("block") as block:
         time.sleep(0.2)
     whole_J = block.energy_J
-    monkeypatch.setattr(window, "LONGEST_S", 0.1)
-    monkeypatch.setattr(window, "read_samples", None)
+    monkeypatch.setattr(samples, "PIECE", 60)
+    monkeypatch.setattr(stream, "PIECE", 60)
+    monkeypatch.setattr(stream, "MARGIN", 25)
     del block._block.energies
     assert block.energy_J == pytest.approx(whole_J, rel=1e-9)
     assert whole_J == pytest.approx(100 * block.time_s, rel=0.02)
@@ -225,8 +226,8 @@ def errors(length_s, beat_s, jitter_s=0.0, draws=60):
 
         t_s = worlds.instants_s(random, begin_s - 5, length_s + 10, window.PERIOD_S)
         one = worlds.sensor("counter", "energy", update_s=beat_s)
-        plain = energy.curve(one, t_s, shown_J(t_s), window.PERIOD_S)
-        ours = window._on_beat(plain, *edges_s)
+        read = one, t_s, shown_J(t_s), window.PERIOD_S
+        plain, ours = energy.curve(*read), window._curve_on_beat(edges_s, *read)
         assert (np.diff(ours.energy_J) >= 0).all()
         shown = [each(edges_s) for each in (shown_J, plain.at, ours.at)]
         found.append(np.diff(shown)[:, 0] / np.diff(load.energy_J(edges_s)) - 1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from energynn.measure import energy
+from energynn.measure.evidence import Evidence
 
 GOLDEN = 0.6180339887
 AVERAGED_S = 1.0  # NVML's power on Ampere and newer
@@ -187,6 +188,14 @@ def curves(
         else:
             values = fault(values, t)
         made.append(energy.curve(about, t, values / about["to_SI"], period_s))
+    return made
+
+
+def found(curves, begin_s, end_s):
+    """Collect what curves say about a window."""
+    made = [Evidence(one.sensor, begin_s, end_s, one.period_s) for one in curves]
+    for one, curve in zip(made, curves, strict=True):
+        one.add(curve)
     return made
 
 
