@@ -45,11 +45,8 @@ class Variables:
 
     def are_set(self) -> bool:
         """Tell whether this launcher has started this process as one of several, or says so."""
-        if self is SRUN and "SLURM_STEP_ID" not in os.environ:
-            # the batch script itself is one process, whatever the number of tasks
-            return False
-        if self.size == SRUN.size and os.environ.get("SLURM_STEP_NUM_TASKS") == "1":
-            return False  # the number is the job's, in which a person has one process
+        if self.size == SRUN.size and _is_alone():
+            return False  # the number is the job's
         return {self.rank, self.size} <= os.environ.keys()
 
     def place(self) -> tuple[int, int]:
@@ -90,6 +87,12 @@ TOLD = re.compile(
 INTERACTIVE_STEP = "4294967290"  # of salloc: a shell, not a task
 
 
+def _is_alone() -> bool:
+    """Whether Slurm has started one process here: a batch script, or a step of one task."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS")
+    return "SLURM_STEP_ID" not in os.environ or tasks == "1"
+
+
 def started_by_mpi() -> bool:
     """Whether a launcher of MPI has started this process."""
     return any(variables.are_set() for variables in OF_MPI)
@@ -97,15 +100,15 @@ def started_by_mpi() -> bool:
 
 def rank() -> int:
     """The number of this process among the ranks of its run; 0 where no launcher has started it."""
-    return (rank_and_size() or (0, 1))[0]
+    return rank_and_size()[0]
 
 
-def rank_and_size() -> tuple[int, int] | None:
-    """The number of this process and the number of all ranks; None where no launcher has started
+def rank_and_size() -> tuple[int, int]:
+    """The number of this process and the number of all ranks; (0, 1) where no launcher has started
     it.
     """
     variables = launcher()
-    return variables.place() if variables else None
+    return variables.place() if variables else (0, 1)
 
 
 def launcher() -> Variables | None:

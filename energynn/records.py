@@ -61,8 +61,9 @@ COUNTS = (
     "samples_evaluated",
     "optimizer_steps",
     "forward_backward_passes",
+    "dataset_samples",
+    "memory_gpu_peak_B",
 )
-COUNTS += ("dataset_samples", "memory_gpu_peak_B")
 # of a run, as a person gives it: no path, and no option
 NAME = r"(?!last$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
 # that `energynn status` shows beside the settings, or that are long
@@ -348,12 +349,12 @@ def _read(path: Path, kind: type[msgspec.Struct]) -> dict:
     return values
 
 
-def read(run_dir: Path) -> dict | None:
-    """Read the record of a run; None if it has none or it cannot be read."""
+def read(run_dir: Path) -> dict:
+    """Read the record of a run; empty if it has none or it cannot be read."""
     try:
         return read_record(run_dir)
     except (OSError, ValueError):
-        return None
+        return {}
 
 
 def reason(record: dict) -> str:
@@ -363,7 +364,7 @@ def reason(record: dict) -> str:
 
 def is_made(run_dir: Path) -> bool:
     """Tell whether a run has a valid record, of a run that somebody made."""
-    record = read(run_dir) or {}
+    record = read(run_dir)
     return record.get("valid", False) and record.get("launcher") != "simulated"
 
 

@@ -180,5 +180,6 @@ def doctor(
     from energynn.launch import doctor
 
     findings = doctor.examine(devices)
-    reply(as_json, doctor.as_json(findings), doctor.report(findings))
+    table = {"findings": [finding._asdict() for finding in findings]}
+    reply(as_json, table, doctor.report(findings))
     return doctor.exit_status(findings)

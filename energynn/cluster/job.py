@@ -52,7 +52,7 @@ def _judge(
     last_line: str,
 ) -> tuple[int, str]:
     """Decide how a start has ended: exit status and outcome in words; CAN_GO_ON: to start again."""
-    record = records.read(run_dir) or {}
+    record = records.read(run_dir)
     if record.get("valid"):
         return 0, "finished"
     if record.get("ended_at", "") < start["started_at"]:

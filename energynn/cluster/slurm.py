@@ -78,11 +78,6 @@ def _one_line(answer: str) -> str:
     return " ".join(answer.split())[:200]
 
 
-def cancel(jobs: list[str]) -> None:
-    """Cancel jobs."""
-    call("scancel", *jobs)
-
-
 def this_task() -> str:
     """Name the array task that this process belongs to; empty outside of one."""
     number, task = (

@@ -117,6 +117,13 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
     return [path for path in known if path in wanted or not names]
 
 
+def queued(folders: list[Path]) -> dict[Path, str]:
+    """Return the jobs that Slurm has of runs, by their folders."""
+    jobs = {folder: read_submission(folder).job_id for folder in folders}
+    queue = slurm.queue(jobs.values())
+    return {folder: job for folder, job in jobs.items() if job in queue}
+
+
 def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     """Return one entry for each run, and notes for the reader."""
     queue, rows, notes = None, [], []

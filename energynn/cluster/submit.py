@@ -118,10 +118,13 @@ def _table(runs: list[RunConfig], site: Site) -> str:
     rows = []
     for run in runs:
         cost = costs.expect(run, site.gpu)
-        row = {"training": f"{run.workload} {getattr(run, 'stage', '')}"}
-        row |= {"nodes": _nodes(run, site), "runs": 1}
-        row["GPU hours"] = _node_hours(run, site) if cost.gpu_hours else math.nan
-        row["kWh"] = cost.energy_kWh or math.nan
+        row = {
+            "training": f"{run.workload} {getattr(run, 'stage', '')}",
+            "nodes": _nodes(run, site),
+            "runs": 1,
+            "GPU hours": _node_hours(run, site) if cost.gpu_hours else math.nan,
+            "kWh": cost.energy_kWh or math.nan,
+        }
         rows.append(row)
     table = pd.DataFrame(rows).groupby(["training", "nodes"]).sum(min_count=1)
     table.loc[("total", ""), :] = table.sum(min_count=1)
@@ -160,9 +163,8 @@ def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
 def _queued(system_dir: Path) -> set[Path]:
     """List the folders of runs that are running, or whose jobs are queued."""
     folders = [path.parent for path in system_dir.glob("*/job")]
-    jobs = {folder: status.read_submission(folder).job_id for folder in folders}
-    queue = slurm.queue(jobs.values())
-    return {path for path in folders if jobs[path] in queue or records.is_running(path)}
+    queued = status.queued(folders)
+    return {path for path in folders if path in queued or records.is_running(path)}
 
 
 def plan(
@@ -292,10 +294,9 @@ def submit(
 
 def cancel(folders: list[Path]) -> int:
     """Cancel the jobs of runs; returns how many. What is running can leave a checkpoint."""
-    jobs = {status.read_submission(folder).job_id for folder in folders}
-    queued = sorted(jobs & slurm.queue(jobs).keys())
+    queued = status.queued(folders)
     if queued:
-        slurm.cancel(queued)
+        slurm.call("scancel", *queued.values())
     return len(queued)
 
 
@@ -318,7 +319,7 @@ def check(system: str) -> int:
     while status.rows([folder])[0][0]["state"] in status.UNFINISHED:
         time.sleep(2)
     print(status.text(*status.rows([folder])))
-    record = records.read(folder) or {}
+    record = records.read(folder)
     expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node)
     found = {name: record.get(name) for name in expected}
     is_right = found == expected

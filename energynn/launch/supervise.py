@@ -74,16 +74,16 @@ def _lock_file(path: str, _flags: int) -> int:
 
 def facts(
     run_dir: Path,
-    system: dict,
+    system_file: Path,
     described: dict,
-    on_gpu: bool,
     uses_gpus: bool,
 ) -> dict:
     """Return what run.json tells of the place and the time of a run or a measured command."""
+    on_gpu = uses_gpus and bool(described["gpus"])
     return {
         "run_id": run_dir.name,
         "started_at": utc_now(),
-        **system,
+        **machine.load(system_file),
         "uses_gpus": uses_gpus,
         "job": machine.batch_job(),
         "device_kind": "gpu" if on_gpu else "cpu core",

@@ -1,21 +1,26 @@
 """A private Slurm of two nodes, for the tests that need a real one."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from energynn import cli
+from energynn.cluster import slurm
 from energynn.files import REPOSITORY
 from energynn.launch import supervise
 from tests import powercap
 
 NODE_W = 300.0  # of each simulated node
 HERE = Path(__file__).parent
+TWO_NODES = str(HERE / "two-nodes.toml")
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare")
 
 
@@ -99,3 +104,62 @@ def cluster():
         counter.kill()
         counter.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class FakeSlurm:
+    """Stands for the programs of Slurm, as slurm.py starts them.
+
+    queue: state and reason of each task; room: for so many. answers: what a program says, in place
+    of what it would; None: it fails. given, variables: words and environment of its last call.
+    """
+
+    def __init__(self, runs_dir):
+        self.runs_dir, self.queue, self.room, self.answers = runs_dir, {}, 99, {}
+        self.given, self.variables = {}, {}
+
+    def run(self, command, env, **_more):
+        name, *words = command
+        self.given[name], self.variables[name] = words, env
+        own = getattr(self, name)
+        said = self.answers[name] if name in self.answers else own(*words)
+        return subprocess.CompletedProcess(
+            command, 1 if said is None else 0, said, "no"
+        )
+
+    def sbatch(self, *words):
+        last = re.search(r"--array=0-(\d+)", " ".join(words))[1]
+        number = 41 + len(self.queue)
+        if len(self.queue) >= self.room:
+            return None
+        for task in range(int(last) + 1):
+            self.queue[f"{number}_{task}"] = ("PENDING", "None")
+        return f"{number}\n"
+
+    def squeue(self, *_words):
+        return "".join(f"{task}|{'|'.join(at)}\n" for task, at in self.queue.items())
+
+    def scancel(self, *tasks):
+        for task in tasks:
+            del self.queue[task]
+        return ""
+
+    def energynn(self, command, *more):
+        return cli.main([command, "--runs-dir", str(self.runs_dir), *more])
+
+    def submit(self, *more):
+        words = ["--system", TWO_NODES, "-p", "workload", "fourcastnet"]
+        return self.energynn("submit", *words, *more)
+
+    def submission(self):
+        (path,) = self.runs_dir.glob("*/*/job/submission.json")
+        return path
+
+
+@pytest.fixture
+def fake_slurm(tmp_path, monkeypatch):
+    fake = FakeSlurm(tmp_path / "runs")
+    late = subprocess.TimeoutExpired
+    programs = SimpleNamespace(run=fake.run, TimeoutExpired=late)
+    monkeypatch.setattr(slurm, "subprocess", programs)
+    monkeypatch.setattr(slurm, "shutil", SimpleNamespace(which=str))
+    return fake

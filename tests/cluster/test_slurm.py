@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import textwrap
-import time
 
 import msgspec
 import psutil
@@ -21,6 +20,7 @@ from energynn.cluster import status, submit, systems
 from energynn.files import REPOSITORY
 from energynn.measure.samples import read_events, segments
 from tests.cluster.conftest import NODE_W
+from tests.processes import processes_of, wait_until
 
 # All in one process of `pytest -n`, because they share one Slurm.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -84,29 +84,10 @@ class Study:
         """Wait for the records; all are valid, follow from the raw files, and nothing is left."""
         self.wait("finished")
         assert records.check(self.runs_dir) == []
-        wait_until_nothing_is_left(self.runs_dir)
+        wait_until(lambda: not processes_of(self.runs_dir), 60)
         found = [records.read(path) for path in self.run_dirs()]
         assert all(record["valid"] and record["launcher"] == "srun" for record in found)
         return found
-
-
-def wait_until_nothing_is_left(folder):
-    deadline = time.monotonic() + 60
-    while left := processes_of(folder):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
-
-
-def processes_of(folder):
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if (
-                str(folder) in " ".join(process.cmdline())
-                and process.pid != os.getpid()
-            ):
-                found.append(process)
-    return found
 
 
 def code_of_guide(title):
@@ -209,7 +190,7 @@ def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(
         in cluster.energynn("cancel", "--all", *run.place[2:]).stdout
     )
     run.wait("stopped")
-    wait_until_nothing_is_left(run.runs_dir)
+    wait_until(lambda: not processes_of(run.runs_dir), 60)
     assert records.read(run.run_dirs()[0])["status"] == "interrupted"
     assert records.check(run.runs_dir) == []
     assert "0 of 1 runs are made or queued; 1 to make" in run.submit()

@@ -1,6 +1,5 @@
 """What people are told of their runs, from files and a Slurm that answers or does not."""
 
-import json
 import re
 
 import pytest
@@ -26,141 +25,97 @@ def submitted(runs_dir, name, job, **texts):
     return folder
 
 
-@pytest.fixture
-def queue(monkeypatch):
-    """Slurm as squeue answers; without a queue nobody answers."""
-    states = {}
-
-    def answer(command, *words):
-        if command == "squeue" and None not in states:
-            return "".join(
-                f"{job}|{state}|{reason}\n" for job, (state, reason) in states.items()
-            )
-        raise ValueError(f"{command}: no")
-
-    monkeypatch.setattr(slurm, "call", answer)
-    return states
-
-
 def states_of(runs_dir):
     rows, notes = status.rows(status.folders(runs_dir, []))
     return {row["run_id"]: (row["state"], row["reason"]) for row in rows}, notes
 
 
-def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    queue |= {
-        "1_0": ("RUNNING", "None"),
-        "2_0": ("PENDING", "Resources"),
-        "3_0": ("SUSPENDED", "None"),
-    }
-    queue |= {
-        "4_0": ("PENDING", "Dependency"),
-        "5_0": ("PENDING", "BeginTime"),
-        "9_0": ("RUNNING", "None"),
-    }
-    bad = {
-        "valid": False,
-        "status": "failed",
-        "status_reason": "rank 1 ended",
-        "invalid_reasons": [],
-    }
-    stopped = {"submission": "t", "ended_at": "u", "outcome": "asked to stop"}
-    marks = {"t_mono_ns": 1, "t_wall_ns": 1, "event": "epoch"}
-    told = json.dumps(marks | {"epoch": 3, "epochs": 9})
-    (submitted(tmp_path, "running", "1_0") / "events-rank0.jsonl").write_text(told)
-    submitted(tmp_path, "queued", "2_0")
-    submitted(tmp_path, "suspended", "3_0")
-    submitted(tmp_path, "waits", "4_0")
-    submitted(tmp_path, "again", "5_0", start=stopped)
-    submitted(tmp_path, "stopped", "6_0", start=stopped)
-    submitted(
-        tmp_path,
+EPOCH = '{"t_mono_ns": 1, "t_wall_ns": 1, "event": "epoch", "epoch": 3, "epochs": 9}'
+STOPPED = {"submission": "t", "ended_at": "u", "outcome": "asked to stop"}
+FAILED = STOPPED | {"outcome": "failed: rank 1 ended"}
+OF_ANOTHER = {"submission": "an earlier one", "outcome": "failed: x"}
+BAD = dict(valid=False, status="failed", status_reason="rank 1 ended")
+GONE = "its job is gone; `sacct -j 76_0` and job/log.txt say more"
+DIED = "its launcher died; `energynn check --recover` says more"
+# state and reason of the job in the queue, files of the run, what is told of it
+RUNS = {
+    "running": ("RUNNING", "None", {}, "running", "3 of 9 epochs done"),
+    "queued": ("PENDING", "Resources", {}, "queued", "Resources"),
+    "suspended": ("SUSPENDED", "None", {}, "running", "no epoch reported"),
+    "again": ("PENDING", "BeginTime", dict(start=STOPPED), "queued", "BeginTime"),
+    "stopped": ("", "", dict(start=STOPPED), "stopped", "asked to stop"),
+    "failed": (
+        "",
+        "",
+        dict(start=FAILED, record=minimal_record(invalid_reasons=[], **BAD)),
         "failed",
-        "7_0",
-        start=stopped | {"outcome": "failed: rank 1 ended"},
-        record=minimal_record(**bad),
-    )
-    submitted(tmp_path, "finished", "9_0", record=minimal_record(valid=True))
-    submitted(
-        tmp_path,
-        "lost",
-        "76_0",
-        start={"submission": "an earlier one", "outcome": "failed: x"},
-    )
-    submitted(tmp_path, "died", "", run={})
+        "rank 1 ended",
+    ),
+    "finished": (
+        "RUNNING",
+        "None",
+        dict(record=minimal_record(valid=True)),
+        "finished",
+        "",
+    ),
+    "lost": ("", "", dict(start=OF_ANOTHER), "stopped", GONE),
+    "died": ("", "", dict(run={}), "failed", DIED),
+}
+
+
+def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    for number, (name, (state, reason, texts, *_)) in enumerate(RUNS.items()):
+        job = "" if name == "died" else f"{69 + number}_0"
+        folder = submitted(tmp_path, name, job, **texts)
+        if state:
+            fake_slurm.queue[job] = (state, reason)
+        if name == "running":
+            (folder / "events-rank0.jsonl").write_text(EPOCH)
     found, notes = states_of(tmp_path)
-    assert not notes and found == {
-        "running": ("running", "3 of 9 epochs done"),
-        "queued": ("queued", "Resources"),
-        "suspended": ("running", "no epoch reported"),
-        "waits": ("queued", "Dependency"),
-        "again": ("queued", "BeginTime"),
-        "stopped": ("stopped", "asked to stop"),
-        "failed": ("failed", "rank 1 ended"),
-        "finished": ("finished", ""),
-        "lost": (
-            "stopped",
-            "its job is gone; `sacct -j 76_0` and job/log.txt say more",
-        ),
-        "died": ("failed", "its launcher died; `energynn check --recover` says more"),
-    }
+    assert found == {name: (state, why) for name, (*_, state, why) in RUNS.items()}
     shown = status.text(*status.rows(status.folders(tmp_path, [])))
-    assert re.search(r"running +running +3 of 9 epochs done; job 1_0\n", shown)
-    assert all(len(line) <= 100 for line in shown.splitlines()) and shown.splitlines()[
-        -1
-    ].startswith("runs: 10; ")
+    assert re.search(r"running +running +3 of 9 epochs done; job 69_0\n", shown)
+    *table, last = shown.splitlines()
+    assert all(len(line) <= 100 for line in table) and last.startswith("runs: 9; ")
     with lock(tmp_path / "slurm" / "died" / "run.json"):  # its launcher lives
-        assert states_of(tmp_path)[0]["died"][0] == "running"
+        assert states_of(tmp_path)[0]["died"][0] == "running" and not notes
 
 
-def test_without_an_answer_the_files_tell_what_they_can(tmp_path, queue):
-    queue[None] = None
+def test_without_an_answer_the_files_tell_what_they_can(tmp_path, fake_slurm):
+    fake_slurm.answers["squeue"] = None
     submitted(tmp_path, "unknown", "1_0", start={"submission": "t"})
     submitted(tmp_path, "finished", "3_0", record=minimal_record(valid=True))
-    submitted(
-        tmp_path,
-        "failed",
-        "4_0",
-        start={"submission": "t", "ended_at": "u", "outcome": "failed: x"},
-    )
+    submitted(tmp_path, "failed", "4_0", start=FAILED)
     found, notes = states_of(tmp_path)
     assert {name: state for name, (state, _) in found.items()} == {
-        name: name for name in found
-    } and len(found) == 3
-    assert notes == [
-        "the queue is unknown, the rest is from the runs' files: squeue: no"
-    ]
+        name: name for name in ("unknown", "finished", "failed")
+    }
+    told = "the queue is unknown, the rest is from the runs' files: squeue --me: no"
+    assert notes == [told]
 
 
 @pytest.mark.parametrize(
     "job", ["x_0", "0_0", "77", "77_0,x_0", "²_0", "77_0\n", "9" * 20 + "_0", None]
 )
-def test_an_ill_typed_file_concerns_its_own_run_alone(tmp_path, queue, job):
+def test_an_ill_typed_file_concerns_its_own_run_alone(tmp_path, fake_slurm, job):
     """Slurm refuses a question with a wrong number, and runs in the queue would be made again."""
-    queue["1_0"] = ("RUNNING", "None")
+    fake_slurm.queue["1_0"] = ("RUNNING", "None")
     submitted(tmp_path, "good", "1_0")
     submitted(tmp_path, "bad", job)
     submitted(tmp_path, "worse", "1_1", start={"exit_status": "many"})
     found, notes = states_of(tmp_path)
-    assert {name: state for name, (state, _) in found.items()} == {
-        "good": "running"
-    } and [note.partition(":")[0] for note in notes] == [
-        "bad",
-        "worse",
-    ]
+    assert found.keys() == {"good"} and found["good"][0] == "running"
+    assert [note.partition(":")[0] for note in notes] == ["bad", "worse"]
 
 
-def test_slurms_own_refusal_is_no_answer(monkeypatch):
-    def refuse(*command):
-        raise ValueError("squeue: error: Invalid user: x")
-
-    monkeypatch.setattr(slurm, "call", refuse)
-    with pytest.raises(ValueError, match="Invalid user"):
+def test_slurms_own_refusal_is_no_answer(fake_slurm, monkeypatch):
+    fake_slurm.answers["squeue"] = None
+    with pytest.raises(ValueError, match="squeue --me: no"):
         slurm.queue(["77_0"])
     assert slurm.queue([""]) == {}
+    monkeypatch.undo()
     with pytest.raises(ValueError, match="not found; submit from a login node"):
-        monkeypatch.undo()
         slurm.call("no-such-command")
 
 

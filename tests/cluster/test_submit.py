@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from energynn import cli, config, files, studies
 from energynn.cluster import costs, slurm, status, submit, systems
 from energynn.files import REPOSITORY
+from tests.cluster.conftest import TWO_NODES
 from tests.conftest import minimal_record
 from tests.processes import energynn
 
-TWO_NODES = str(REPOSITORY / "tests" / "cluster" / "two-nodes.toml")
 COUNTS = {"R1": 45, "R2": 25, "R3": 20, "R4": 45, "R5": 25, "R6": 20, "F1": 7, "F2": 5}
 COUNTS |= {"F3": 3, "F4": 3, "F5": 3, "T1": 3, "fluctuation": 3}
 
@@ -150,7 +150,7 @@ def test_what_no_run_can_read_is_said_before_sbatch(tmp_path, fake_slurm, monkey
     brought = msgspec.structs.replace(site, setup=["export ENERGYNN_ERA5=$TMPDIR"])
     with pytest.raises(ValueError, match="^era5: dataset era5: no checksums"):
         submit.submit_runs(runs, "F4", brought, tmp_path, max_gpu_hours=9999)
-    assert not fake_slurm.jobs and not list(tmp_path.iterdir())
+    assert not fake_slurm.queue and not list(tmp_path.iterdir())
 
 
 def fine_tuning():
@@ -351,115 +351,45 @@ def test_the_container_holds_all_that_its_commands_need(tmp_path):
 # ------------------------------ several calls, a slow Slurm
 
 
-class FakeSlurm:
-    """sbatch and squeue as programs see them."""
-
-    def __init__(self, monkeypatch):
-        self.jobs, self.refuses_after = set(), 99
-        monkeypatch.setattr(
-            slurm, "call", lambda command, *words: getattr(self, command)(*words)
-        )
-
-    def sbatch(self, *words):
-        if len(self.jobs) >= self.refuses_after:
-            raise ValueError("sbatch: Job violates accounting/QOS policy")
-        number = str(41 + len(self.jobs))
-        self.jobs.add(number)
-        return f"{number}\n"
-
-    def squeue(self, *_words):
-        return "".join(
-            f"{job}_{task}|PENDING|None\n" for job in self.jobs for task in (0, 1, 2)
-        )
-
-    def scancel(self, *jobs):
-        for job in jobs:
-            self.jobs.remove(job.split("_")[0])
-        return ""
-
-
-@pytest.fixture
-def fake_slurm(monkeypatch):
-    return FakeSlurm(monkeypatch)
-
-
-@pytest.fixture
-def submit_two(tmp_path):
-    path = tmp_path / "mine.py"
-    made = ", ".join(
-        f"config.make('fourcastnet', system=system, devices={devices})"
-        for devices in (1, 2)
-    )
-    path.write_text(
-        f"from energynn import config\ndef study(system):\n    return [{made}]\n"
-    )
-    words = f"submit {path} --system {TWO_NODES} --runs-dir {tmp_path}/runs".split()
-    return lambda *more: cli.main([*words, *more])
+TWO = ("-p", "devices", "1,2")  # a job each
 
 
 def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_left_alone(
-    tmp_path, fake_slurm, submit_two, capsys
+    fake_slurm, capsys
 ):
-    fake_slurm.refuses_after = 1
-    assert submit_two() == 2
+    fake_slurm.room = 1
+    assert fake_slurm.submit(*TWO) == 2
     said = capsys.readouterr()
-    assert "job 41: 1 x " in said.out and "policy" in said.err
-    rows, _ = status.rows(status.folders(tmp_path / "runs", []))
+    assert "job 41: 1 x " in said.out and "sbatch --parsable: no" in said.err
+    rows, _ = status.rows(status.folders(fake_slurm.runs_dir, []))
     assert sorted(row["state"] for row in rows) == ["not submitted", "queued"]
-    fake_slurm.refuses_after = 99
-    assert (
-        submit_two() == 0
-        and "1 of 2 runs are made or queued; 1 to make" in capsys.readouterr().out
-    )
-    assert (
-        submit_two() == 0
-        and "0 to make" in capsys.readouterr().out
-        and len(fake_slurm.jobs) == 2
-    )
-    assert (
-        cli.main(["cancel", "--all", "--runs-dir", str(tmp_path / "runs")]) == 0
-        and not fake_slurm.jobs
-    )
+    fake_slurm.room = 99
+    for told in ("1 of 2 runs are made or queued; 1 to make", "0 to make"):
+        assert fake_slurm.submit(*TWO) == 0 and told in capsys.readouterr().out
+    assert len(fake_slurm.queue) == 2
+    assert fake_slurm.energynn("cancel", "--all") == 0 and not fake_slurm.queue
     assert "jobs cancelled: 2" in capsys.readouterr().out
-    assert submit_two() == 0 and "2 to make" in capsys.readouterr().out
+    assert fake_slurm.submit(*TWO) == 0 and "2 to make" in capsys.readouterr().out
 
 
-def test_what_costs_more_than_allowed_is_refused(fake_slurm, submit_two, capsys):
-    assert (
-        submit_two("--max-gpu-hours", "0.5") == 2
-        and "--max-gpu-hours 1:" in capsys.readouterr().err
-    )
-    assert (
-        not fake_slurm.jobs
-        and submit_two("--max-gpu-hours", "1") == 0
-        and len(fake_slurm.jobs) == 2
-    )
-
-
-def test_options_of_one_submission_stand_in_its_scripts_alone(
-    tmp_path, fake_slurm, submit_two, capsys
-):
-    assert submit_two("--account", "mine", "--", "--exclude=cn[1-2]", "-p long") == 0
-    (script, *_) = (tmp_path / "runs").glob("*/*/job/job.sh")
-    for option in ("--account=mine", "--exclude=cn[1-2]", "-p long"):
-        assert f"#SBATCH {option}\n" in script.read_text()
-    assert (
-        submit_two("--", "--wrap=touch x") == 2
-        and "$.sbatch" in capsys.readouterr().err
-    )
+def test_what_costs_more_than_allowed_is_refused(fake_slurm, capsys):
+    assert fake_slurm.submit(*TWO, "--max-gpu-hours", "0.5") == 2
+    assert "--max-gpu-hours 1:" in capsys.readouterr().err and not fake_slurm.queue
+    assert fake_slurm.submit(*TWO, "--max-gpu-hours", "1") == 0
+    assert len(fake_slurm.queue) == 2
 
 
 def test_a_sweep_is_every_combination_and_each_value_is_checked_before(
-    tmp_path, fake_slurm, capsys
+    fake_slurm, capsys
 ):
-    words = ["submit", "--system", TWO_NODES, "--runs-dir", str(tmp_path / "runs")]
+    words = ["submit", "--system", TWO_NODES]
     two = ["-p", "local_batch_size", "8,16,32", "-p", "devices", "1, 2"]
-    assert cli.main([*words, *two]) == 0 and len(fake_slurm.jobs) == 2
-    folders = status.folders(tmp_path / "runs", [])
+    for told in ("job 44: 3 x", "0 to make"):
+        assert fake_slurm.energynn(*words, *two) == 0
+        assert told in capsys.readouterr().out
+    folders = status.folders(fake_slurm.runs_dir, [])
     sizes = [re.search(r"-n(\d)-lbs(\d+)", each.name).groups() for each in folders]
     assert sorted(sizes) == [(n, b) for n in "12" for b in ("16", "32", "8")]
-    assert cli.main([*words, *two]) == 0 and "0 to make" in capsys.readouterr().out
-    capsys.readouterr()
     many = ",".join(map(str, range(100)))
     for bad, said in (
         (
@@ -471,10 +401,10 @@ def test_a_sweep_is_every_combination_and_each_value_is_checked_before(
         ([], "submit: give studies, or parameters"),
         (["smoke", "-p", "seed", "1"], "submit: give studies, or parameters"),
     ):
-        assert cli.main([*words, *bad]) == 2
+        assert fake_slurm.energynn(*words, *bad) == 2
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1
-    assert len(fake_slurm.jobs) == 2
+    assert len(fake_slurm.queue) == 6
 
 
 def test_a_value_that_holds_a_comma_is_one():
