@@ -68,9 +68,7 @@ class Variables:
 MPICH = Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")  # and Slurm's pmi2
 PMIX = Variables("PMIX_RANK", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
 OPEN_MPI = Variables(
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
 )
 TORCHRUN = Variables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 # SLURM_STEP_TASKS_PER_NODE begins with the number of this host only where all hosts have the same
@@ -119,8 +117,8 @@ def launcher() -> Variables | None:
 def ranks_of_this_host() -> int:
     """How many ranks run on this host; 1 where no launcher says it."""
     told = [os.environ.get(variables.ranks_of_host, "") for variables in ALL]
-    numbers = filter(None, (re.match(r"\d+", text) for text in told))
-    return max((int(number[0]) for number in numbers), default=1)
+    numbers = re.findall(r"^\d+", "\n".join(told), re.MULTILINE)
+    return max(map(int, numbers), default=1)
 
 
 def stay_on_this_host(size: int) -> None:
@@ -214,10 +212,7 @@ def mpi_environment() -> dict[str, str]:
     told = TOLD if is_slurms else re.compile(rf"{TOLD.pattern}|SLURM_.*")
     environment = own_environment()
     kept = {name: environment[name] for name in environment if not told.fullmatch(name)}
-    return kept | {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+    return kept | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def nodes() -> int:

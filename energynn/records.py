@@ -161,9 +161,9 @@ def _counts(events: list[dict], history: list[dict]) -> dict:
 def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -> None:
     """Add up what perun's files say, and flag each file that cannot be read."""
     sums = Counter()
-    for path in chain.from_iterable(
-        sorted((folder / "perun").glob("*.hdf5")) for folder in folders
-    ):
+    for path in [
+        path for each in folders for path in sorted(each.glob("perun/*.hdf5"))
+    ]:
         name = str(path.relative_to(run_dir))
         try:
             values = read_results(path, run, name in trusted)
@@ -364,7 +364,11 @@ def reason(record: dict) -> str:
 
 def is_made(run_dir: Path) -> bool:
     """Tell whether a run has a valid record, of a run that somebody made."""
-    record = read(run_dir)
+    return is_evidence(read(run_dir))
+
+
+def is_evidence(record: dict) -> bool:
+    """Tell whether a record is valid, and not simulated."""
     return record.get("valid", False) and record.get("launcher") != "simulated"
 
 

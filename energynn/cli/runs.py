@@ -146,8 +146,12 @@ def measure(
     from energynn import records
     from energynn.launch import command as launch
 
-    told = {"devices": devices, "training_samples": samples}
-    told |= {"epochs": epochs, "local_batch_size": local_batch_size}
+    told = {
+        "devices": devices,
+        "training_samples": samples,
+        "epochs": epochs,
+        "local_batch_size": local_batch_size,
+    }
     told = {key: value for key, value in told.items() if value}
     labels = records.labels(name, note)
     record, status = launch.measure(

@@ -63,8 +63,7 @@ def run_study(
         record = records.read(run_dir)
         if record:
             tell(sentence(record))
-        reason = records.reason(record)
-        if reason := reason or (last_line if status else ""):
+        if reason := records.reason(record) or (last_line if status else ""):
             tell(f"energynn: {run_dir.name}: {reason}")
         if status:
             failed.append(f"{run_dir.name}: {reason}")
@@ -75,11 +74,7 @@ def run_study(
     return failed
 
 
-def command(
-    run: RunConfig,
-    runs_dir: Path,
-    labels: dict | None = None,
-) -> list[str]:
+def command(run: RunConfig, runs_dir: Path, labels: dict | None = None) -> list[str]:
     """Write the command that executes the launch notebook for a run, in the run's folder."""
     parameters = configuration.to_dict(run)
     labels = labels or {}
@@ -136,8 +131,8 @@ def _kernel(folder: Path) -> dict[str, str]:
     path = folder / "kernels" / "python3" / "kernel.json"
     path.parent.mkdir(parents=True)
     write_json(path, kernel | {"language": "python"})
-    others = filter(None, [os.environ.get("JUPYTER_PATH")])
-    return {"JUPYTER_PATH": os.pathsep.join([str(folder), *others])}
+    places = filter(None, [str(folder), os.environ.get("JUPYTER_PATH")])
+    return {"JUPYTER_PATH": os.pathsep.join(places)}
 
 
 def _folder(run: RunConfig, runs_dir: Path) -> Path:

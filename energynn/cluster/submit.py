@@ -63,8 +63,8 @@ def submit_runs(
     dry_run: bool = False,
     scripts: bool = False,
     max_gpu_hours: float | None = None,
-) -> int:
-    """Submit the runs that are neither made nor queued; returns the exit status.
+) -> None:
+    """Submit the runs that are neither made nor queued.
 
     name: of the jobs. dry_run: only show what they are expected to cost, and what is missing;
     scripts: and every script. Raises ValueError with the remedy, also where the jobs are expected
@@ -94,12 +94,11 @@ def submit_runs(
         for job in jobs if scripts else ():
             print(script(job, site, name))
         tell("nothing is submitted; --scripts prints the batch scripts")
-        return 0
+        return
     if faults:
         raise ValueError("; ".join(faults))
     for job in jobs:
         print(submit(job, site, name), flush=True)
-    return 0
 
 
 def cluster(system: str, options: list[str] = ()) -> Site:
@@ -163,15 +162,13 @@ def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
 def _queued(system_dir: Path) -> set[Path]:
     """List the folders of runs that are running, or whose jobs are queued."""
     folders = [path.parent for path in system_dir.glob("*/job")]
-    queued = status.queued(folders)
-    return {path for path in folders if path in queued or records.is_running(path)}
+    jobs = {folder: status.read_submission(folder).job_id for folder in folders}
+    queue = slurm.queue(jobs.values())
+    return {path for path in folders if jobs[path] in queue or records.is_running(path)}
 
 
 def plan(
-    runs: list[RunConfig],
-    site: Site,
-    system_dir: Path,
-    queued: set[Path],
+    runs: list[RunConfig], site: Site, system_dir: Path, queued: set[Path]
 ) -> list[Job]:
     """Group the missing runs into job arrays; fine-tuning comes after its pre-training.
 
@@ -205,11 +202,7 @@ def _hours(run: RunConfig, site: Site) -> float:
     return costs.expect(run, site.gpu).gpu_hours / run.devices or site.default_hours
 
 
-def script(
-    job: Job,
-    site: Site,
-    name: str,
-) -> str:
+def script(job: Job, site: Site, name: str) -> str:
     """Render the batch script of a job array; every value in it is quoted for the shell.
 
     Raises ValueError for a text that no script should hold.
@@ -261,11 +254,7 @@ def quote(value: str | Path) -> str:
     return shlex.quote(str(value))
 
 
-def submit(
-    job: Job,
-    site: Site,
-    name: str,
-) -> str:
+def submit(job: Job, site: Site, name: str) -> str:
     """Submit a job, and write beside each run how; returns a line for the user.
 
     Raises ValueError where Slurm refuses it.
@@ -294,9 +283,10 @@ def submit(
 
 def cancel(folders: list[Path]) -> int:
     """Cancel the jobs of runs; returns how many. What is running can leave a checkpoint."""
-    queued = status.queued(folders)
+    jobs = {status.read_submission(folder).job_id for folder in folders}
+    queued = sorted(jobs & slurm.queue(jobs).keys())
     if queued:
-        slurm.call("scancel", *queued.values())
+        slurm.call("scancel", *queued)
     return len(queued)
 
 

@@ -4,12 +4,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from energynn import cli
@@ -17,6 +17,7 @@ from energynn.cluster import slurm
 from energynn.files import REPOSITORY
 from energynn.launch import supervise
 from tests import powercap
+from tests.processes import ENERGYNN
 
 NODE_W = 300.0  # of each simulated node
 HERE = Path(__file__).parent
@@ -30,9 +31,8 @@ class Cluster:
     def __init__(self, folder: Path):
         self.folder = folder
         hidden = ("PYTEST_CURRENT_TEST", "ENERGYNN_IMAGENET", supervise.HOST_LOCK)
-        self.environment = {
-            name: value for name, value in os.environ.items() if name not in hidden
-        } | {
+        kept = {name: os.environ[name] for name in os.environ if name not in hidden}
+        self.environment = kept | {
             "SLURM_CONF": str(folder / "etc" / "slurm.conf"),
             "SLURM_BASE_PORT": str(17000 + os.getpid() % 1000 * 10),
             "ENERGYNN_POWERCAP": str(folder / "powercap"),
@@ -48,6 +48,9 @@ class Cluster:
             timeout=60,
         )
 
+    def daemon(self, name):
+        return psutil.Process(int((self.folder / "run" / f"{name}.pid").read_text()))
+
     def run(self, *command, check=True):
         done = subprocess.run(
             command,
@@ -61,9 +64,7 @@ class Cluster:
         return done
 
     def energynn(self, *words, check=True):
-        return self.run(
-            sys.executable, "-m", "energynn.cli", *map(str, words), check=check
-        )
+        return self.run(*ENERGYNN, *map(str, words), check=check)
 
     def wait_for(self, condition, what, seconds=300):
         """Wait patiently: the machine may do other work, too."""
@@ -83,19 +84,15 @@ def cluster():
         pytest.skip(
             f"no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)"
         )
-    if (
-        os.getuid()
-        or subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode
-    ):
+    unshare = subprocess.run(["unshare", "--uts", "true"], capture_output=True)
+    if os.getuid() or unshare.returncode:
         pytest.skip(
             "a private Slurm of two nodes needs root, and the right to make UTS namespaces"
         )
     # A short path: munge's socket must fit.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
-    made, counter = (
-        Cluster(folder),
-        powercap.constant_power(folder / "powercap", NODE_W),
-    )
+    made = Cluster(folder)
+    counter = powercap.constant_power(folder / "powercap", NODE_W)
     try:
         made.script("start")
         yield made
@@ -120,11 +117,12 @@ class FakeSlurm:
     def run(self, command, env, **_more):
         name, *words = command
         self.given[name], self.variables[name] = words, env
-        own = getattr(self, name)
-        said = self.answers[name] if name in self.answers else own(*words)
-        return subprocess.CompletedProcess(
-            command, 1 if said is None else 0, said, "no"
-        )
+        if name in self.answers:
+            said = self.answers[name]
+        else:
+            said = getattr(self, name)(*words)
+        status = 1 if said is None else 0
+        return subprocess.CompletedProcess(command, status, said, "no")
 
     def sbatch(self, *words):
         last = re.search(r"--array=0-(\d+)", " ".join(words))[1]

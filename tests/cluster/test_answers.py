@@ -48,15 +48,6 @@ def test_an_answer_without_a_number_is_sbatch_s_and_is_not_kept(
     assert fake_slurm.submit() == 0 and "job 41" in capsys.readouterr().out
 
 
-def test_a_queue_that_cannot_be_read_is_unknown_not_empty(fake_slurm, capsys):
-    fake_slurm.submit()
-    fake_slurm.answers["squeue"] = "41_0|\n"
-    assert fake_slurm.submit() == 2
-    assert "squeue: '41_0|' is no" in capsys.readouterr().err
-    assert fake_slurm.energynn("status") == 0
-    assert re.search(r"unknown(?s:.*)queue is unknown", capsys.readouterr().out)
-
-
 def test_a_spoilt_submission_is_told_and_its_remedy_helps(fake_slurm, capsys):
     fake_slurm.submit()
     path = fake_slurm.submission()

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from energynn import cli
-from energynn.cluster import slurm, status
+from energynn.cluster import status
 from energynn.files import lock, write_json
 from tests.conftest import minimal_record
 
@@ -15,11 +15,7 @@ def submitted(runs_dir, name, job, **texts):
     folder = runs_dir / "slurm" / name
     (folder / "job").mkdir(parents=True)
     write_json(folder / "job" / "submission.json", {"submitted_at": "t", "job_id": job})
-    places = {
-        "start": "job/start-1.json",
-        "record": "record.json",
-        "run": "run.json",
-    }
+    places = {"start": "job/start-1.json", "record": "record.json", "run": "run.json"}
     for key, value in texts.items():
         write_json(folder / places[key], value)
     return folder
@@ -35,7 +31,7 @@ STOPPED = {"submission": "t", "ended_at": "u", "outcome": "asked to stop"}
 FAILED = STOPPED | {"outcome": "failed: rank 1 ended"}
 OF_ANOTHER = {"submission": "an earlier one", "outcome": "failed: x"}
 BAD = dict(valid=False, status="failed", status_reason="rank 1 ended")
-GONE = "its job is gone; `sacct -j 76_0` and job/log.txt say more"
+GONE = "its job is gone; `sacct -j 77_0` and job/log.txt say more"
 DIED = "its launcher died; `energynn check --recover` says more"
 # state and reason of the job in the queue, files of the run, what is told of it
 RUNS = {
@@ -58,6 +54,13 @@ RUNS = {
         "finished",
         "",
     ),
+    "short": (
+        "",
+        "",
+        dict(record=minimal_record(valid=False, invalid_reasons=["60 needed"])),
+        "not valid",
+        "60 needed",
+    ),
     "lost": ("", "", dict(start=OF_ANOTHER), "stopped", GONE),
     "died": ("", "", dict(run={}), "failed", DIED),
 }
@@ -77,22 +80,26 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeyp
     shown = status.text(*status.rows(status.folders(tmp_path, [])))
     assert re.search(r"running +running +3 of 9 epochs done; job 69_0\n", shown)
     *table, last = shown.splitlines()
-    assert all(len(line) <= 100 for line in table) and last.startswith("runs: 9; ")
+    assert all(len(line) <= 100 for line in table) and last.startswith("runs: 10; ")
     with lock(tmp_path / "slurm" / "died" / "run.json"):  # its launcher lives
         assert states_of(tmp_path)[0]["died"][0] == "running" and not notes
 
 
-def test_without_an_answer_the_files_tell_what_they_can(tmp_path, fake_slurm):
-    fake_slurm.answers["squeue"] = None
+@pytest.mark.parametrize(
+    "answer, said", [(None, "squeue --me: no"), ("1_0|\n", "squeue: '1_0|' is no line")]
+)
+def test_without_an_answer_the_files_tell_what_they_can_and_nothing_is_submitted(
+    tmp_path, fake_slurm, capsys, answer, said
+):
+    fake_slurm.submit()
+    fake_slurm.answers["squeue"] = answer
+    assert fake_slurm.submit() == 2 and said in capsys.readouterr().err
     submitted(tmp_path, "unknown", "1_0", start={"submission": "t"})
     submitted(tmp_path, "finished", "3_0", record=minimal_record(valid=True))
     submitted(tmp_path, "failed", "4_0", start=FAILED)
-    found, notes = states_of(tmp_path)
-    assert {name: state for name, (state, _) in found.items()} == {
-        name: name for name in ("unknown", "finished", "failed")
-    }
-    told = "the queue is unknown, the rest is from the runs' files: squeue --me: no"
-    assert notes == [told]
+    found, (note,) = states_of(tmp_path)
+    assert [found[name][0] for name in found] == [*found] and len(found) == 3
+    assert f"the queue is unknown, the rest is from the runs' files: {said}" in note
 
 
 @pytest.mark.parametrize(
@@ -109,34 +116,6 @@ def test_an_ill_typed_file_concerns_its_own_run_alone(tmp_path, fake_slurm, job)
     assert [note.partition(":")[0] for note in notes] == ["bad", "worse"]
 
 
-def test_slurms_own_refusal_is_no_answer(fake_slurm, monkeypatch):
-    fake_slurm.answers["squeue"] = None
-    with pytest.raises(ValueError, match="squeue --me: no"):
-        slurm.queue(["77_0"])
-    assert slurm.queue([""]) == {}
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match="not found; submit from a login node"):
-        slurm.call("no-such-command")
-
-
-def test_a_measured_command_has_ended_even_where_it_was_too_short(tmp_path, capsys):
-    """It is not made again, as a training would be; that it is no evidence is said beside it."""
-    record = minimal_record(
-        valid=False, status="finished", status_reason="", workload="command"
-    )
-    record |= {"invalid_reasons": ["3 power samples in the training, 60 needed"]}
-    folder = tmp_path / "measured" / "a"
-    folder.mkdir(parents=True)
-    for name, value in (("run", {"workload": "command"}), ("record", record)):
-        write_json(folder / f"{name}.json", value)
-    assert cli.main(["status", "--runs-dir", str(tmp_path)]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "not valid" in shown and "60 needed" in shown
-    assert shown.endswith("runs: 1; 1 not valid; 0 Wh")
-
-
 def test_cancel_asks_which(tmp_path, capsys):
-    assert (
-        cli.main(["cancel", "--runs-dir", str(tmp_path)]) == 2
-        and "or --all" in capsys.readouterr().err
-    )
+    assert cli.main(["cancel", "--runs-dir", str(tmp_path)]) == 2
+    assert "or --all" in capsys.readouterr().err
