@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import math
 import os
 import re
 import reprlib
@@ -256,12 +257,10 @@ class ResNet50Config(RunConfig, frozen=True, kw_only=True):
         return 3 * self.image_size**2 * (1 if self.uint8_to_device else 4)
 
     def epoch(self) -> Epoch:
-        whole = (
-            IMAGENET_IMAGES if self.dataset == "imagenet" else {"train": 0, "val": 0}
-        )
+        whole = IMAGENET_IMAGES if self.dataset == "imagenet" else {}
         return Epoch(
-            training_samples=self.training_samples or whole["train"],
-            validation_samples=self.validation_samples or whole["val"],
+            training_samples=self.training_samples or whole.get("train", 0),
+            validation_samples=self.validation_samples or whole.get("val", 0),
             evaluates_training_set=self.evaluate_training_set,
             gradient_bytes=self.bytes_of_gradient * RESNET50_WEIGHTS,
         )
@@ -331,29 +330,24 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
 
     @property
     def bytes_of_sample(self) -> int:
-        latitudes, longitudes = GRIDS.get(self.dataset, ERA5_GRID)
+        points = math.prod(GRIDS.get(self.dataset, ERA5_GRID))
         states = 1 + self.epoch().forward_steps
-        return 4 * states * ERA5_CHANNELS * latitudes * longitudes
+        return 4 * states * ERA5_CHANNELS * points
 
     def epoch(self) -> Epoch:
         forward_steps = 2 if self.stage == "finetune" else 1
-        samples = {
-            "synthetic": SYNTHETIC_STATES,
-            "era5_ensemble": ENSEMBLE_STATES // forward_steps,
-        }
-        validation_samples = 0
+        if self.dataset == "era5_ensemble":
+            samples = ENSEMBLE_STATES // forward_steps
+            return Epoch(training_samples=samples, forward_steps=forward_steps)
+        training, validation = SYNTHETIC_STATES, 0
         if self.dataset == "era5":
-            training = self.training_years
-            validation = self.validation_years
-            samples["era5"] = STATES_OF_A_YEAR * len(parse_years(training))
-            validation_samples = STATES_OF_A_YEAR * len(parse_years(validation))
-        full_size = self.dataset in ("era5", "synthetic")
-        latitudes, longitudes = GRIDS.get(self.dataset, ERA5_GRID)
-        weights = self.weights(latitudes, longitudes)
+            training = STATES_OF_A_YEAR * len(parse_years(self.training_years))
+            validation = STATES_OF_A_YEAR * len(parse_years(self.validation_years))
+        gradient_bytes = self.bytes_of_gradient * self.weights(*ERA5_GRID)
         return Epoch(
-            training_samples=samples.get(self.dataset, 0),
-            validation_samples=validation_samples,
-            gradient_bytes=self.bytes_of_gradient * weights if full_size else 0,
+            training_samples=training,
+            validation_samples=validation,
+            gradient_bytes=gradient_bytes,
             forward_steps=forward_steps,
         )
 
@@ -649,11 +643,16 @@ def from_notebook(namespace: dict) -> dict:
     """
     own, injected = _assigned(namespace)
     given = {name: namespace[name] for name in own | injected if name in namespace}
-    for name in _texts(given):
-        value = given[name]
+    kinds = dict.fromkeys(OF_NOTEBOOK, str)
+    if isinstance(given.get("workload"), str):
+        kinds |= types(_class(given["workload"]))
+    for name, value in given.items():
+        is_text = msgspec.json.schema(kinds.get(name, int)).get("type") == "string"
         is_default = value is None and name not in injected
         is_year = name.endswith("_years") and type(value) is int
-        if not (isinstance(value, str | os.PathLike) or is_default or is_year):
+        if is_text and not (
+            isinstance(value, str | os.PathLike) or is_default or is_year
+        ):
             raise ValueError(
                 f"{name}: papermill made {reprlib.repr(value)} of it; give it with -r {name} "
                 "WORD, or in quotes"
@@ -677,7 +676,8 @@ def _assigned(namespace: dict) -> tuple[dict, dict]:
     plain = (str, int, float, list, dict, type(None))
     hidden = ("_", "In", "Out")  # Jupyter's
     names = [name for name, value in namespace.items() if isinstance(value, plain)]
-    return dict.fromkeys(n for n in names if not n.startswith(hidden)), injected
+    own = {name: None for name in names if not name.startswith(hidden)}
+    return own, injected
 
 
 def _names(cell: str) -> dict:
@@ -688,15 +688,6 @@ def _names(cell: str) -> dict:
         return {}
     names = [node for node in nodes if isinstance(node, ast.Name)]
     return {node.id: None for node in names if isinstance(node.ctx, ast.Store)}
-
-
-def _texts(given: dict) -> list[str]:
-    """Name the given parameters that are texts: those of the notebook, and of its workload."""
-    workload = given.get("workload")
-    kinds = types(_class(workload)) if isinstance(workload, str) else {}
-    schemas = {name: msgspec.json.schema(kind) for name, kind in kinds.items()}
-    texts = {name for name in schemas if schemas[name].get("type") == "string"}
-    return [name for name in given if name in texts or name in OF_NOTEBOOK]
 
 
 def help_text() -> str:

@@ -45,11 +45,8 @@ class Variables:
 
     def are_set(self) -> bool:
         """Tell whether this launcher has started this process as one of several, or says so."""
-        if self is SRUN and "SLURM_STEP_ID" not in os.environ:
-            # the batch script itself is one process, whatever the number of tasks
-            return False
-        if self.size == SRUN.size and os.environ.get("SLURM_STEP_NUM_TASKS") == "1":
-            return False  # the number is the job's, in which a person has one process
+        if self.size == SRUN.size and _is_alone():
+            return False  # the number is the job's
         return {self.rank, self.size} <= os.environ.keys()
 
     def place(self) -> tuple[int, int]:
@@ -71,9 +68,7 @@ class Variables:
 MPICH = Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")  # and Slurm's pmi2
 PMIX = Variables("PMIX_RANK", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
 OPEN_MPI = Variables(
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
 )
 TORCHRUN = Variables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 # SLURM_STEP_TASKS_PER_NODE begins with the number of this host only where all hosts have the same
@@ -90,6 +85,12 @@ TOLD = re.compile(
 INTERACTIVE_STEP = "4294967290"  # of salloc: a shell, not a task
 
 
+def _is_alone() -> bool:
+    """Whether Slurm has started one process here: a batch script, or a step of one task."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS")
+    return "SLURM_STEP_ID" not in os.environ or tasks == "1"
+
+
 def started_by_mpi() -> bool:
     """Whether a launcher of MPI has started this process."""
     return any(variables.are_set() for variables in OF_MPI)
@@ -97,15 +98,15 @@ def started_by_mpi() -> bool:
 
 def rank() -> int:
     """The number of this process among the ranks of its run; 0 where no launcher has started it."""
-    return (rank_and_size() or (0, 1))[0]
+    return rank_and_size()[0]
 
 
-def rank_and_size() -> tuple[int, int] | None:
-    """The number of this process and the number of all ranks; None where no launcher has started
+def rank_and_size() -> tuple[int, int]:
+    """The number of this process and the number of all ranks; (0, 1) where no launcher has started
     it.
     """
     variables = launcher()
-    return variables.place() if variables else None
+    return variables.place() if variables else (0, 1)
 
 
 def launcher() -> Variables | None:
@@ -116,8 +117,8 @@ def launcher() -> Variables | None:
 def ranks_of_this_host() -> int:
     """How many ranks run on this host; 1 where no launcher says it."""
     told = [os.environ.get(variables.ranks_of_host, "") for variables in ALL]
-    numbers = filter(None, (re.match(r"\d+", text) for text in told))
-    return max((int(number[0]) for number in numbers), default=1)
+    numbers = re.findall(r"^\d+", "\n".join(told), re.MULTILINE)
+    return max(map(int, numbers), default=1)
 
 
 def stay_on_this_host(size: int) -> None:
@@ -211,10 +212,7 @@ def mpi_environment() -> dict[str, str]:
     told = TOLD if is_slurms else re.compile(rf"{TOLD.pattern}|SLURM_.*")
     environment = own_environment()
     kept = {name: environment[name] for name in environment if not told.fullmatch(name)}
-    return kept | {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+    return kept | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def nodes() -> int:

@@ -16,10 +16,8 @@ CLASSES = {"photographs": 10, "imagenet": 1000}  # by data set
 
 def entry(state: str, name: str, words: str) -> str:
     """A line, and below it what is to be said of it, on lines of 80 columns; paths stay whole."""
-    room = {"initial_indent": " " * 11, "subsequent_indent": " " * 11}
-    whole = {"break_on_hyphens": False, "break_long_words": False}
-    said = textwrap.fill(words, 79, **whole, **room)
-    return f"{state:10} {name}\n{said}"
+    said = textwrap.fill(words, 68, break_on_hyphens=False, break_long_words=False)
+    return f"{state:10} {name}\n{textwrap.indent(said, ' ' * 11)}"
 
 
 def tell(text: str) -> None:

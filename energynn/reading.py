@@ -6,8 +6,7 @@ import contextlib
 import math
 import os
 import stat
-import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -29,20 +28,20 @@ def require_file(path: Path, most_B: float = math.inf) -> None:
 
 def json_table(path: Path) -> dict:
     """Read the JSON object of a file; every number in it is finite. Raises ValueError."""
-    require_file(path, LARGEST_B)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} is no JSON object: {error}") from error
+    return _table(path, msgspec.json.decode, "no JSON object")
 
 
 def toml_table(path: Path) -> dict:
     """Read the tables of a TOML file. Raises ValueError for anything else."""
+    return _table(path, msgspec.toml.decode, "not TOML")
+
+
+def _table(path: Path, decode: Callable, fault: str) -> dict:
     require_file(path, LARGEST_B)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return decode(path.read_bytes(), type=dict)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} is not TOML: {error}") from error
+        raise ValueError(f"{path.name} is {fault}: {error}") from error
 
 
 @contextlib.contextmanager

@@ -61,8 +61,9 @@ COUNTS = (
     "samples_evaluated",
     "optimizer_steps",
     "forward_backward_passes",
+    "dataset_samples",
+    "memory_gpu_peak_B",
 )
-COUNTS += ("dataset_samples", "memory_gpu_peak_B")
 # of a run, as a person gives it: no path, and no option
 NAME = r"(?!last$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
 # that `energynn status` shows beside the settings, or that are long
@@ -160,9 +161,9 @@ def _counts(events: list[dict], history: list[dict]) -> dict:
 def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -> None:
     """Add up what perun's files say, and flag each file that cannot be read."""
     sums = Counter()
-    for path in chain.from_iterable(
-        sorted((folder / "perun").glob("*.hdf5")) for folder in folders
-    ):
+    for path in [
+        path for each in folders for path in sorted(each.glob("perun/*.hdf5"))
+    ]:
         name = str(path.relative_to(run_dir))
         try:
             values = read_results(path, run, name in trusted)
@@ -348,12 +349,12 @@ def _read(path: Path, kind: type[msgspec.Struct]) -> dict:
     return values
 
 
-def read(run_dir: Path) -> dict | None:
-    """Read the record of a run; None if it has none or it cannot be read."""
+def read(run_dir: Path) -> dict:
+    """Read the record of a run; empty if it has none or it cannot be read."""
     try:
         return read_record(run_dir)
     except (OSError, ValueError):
-        return None
+        return {}
 
 
 def reason(record: dict) -> str:
@@ -363,7 +364,11 @@ def reason(record: dict) -> str:
 
 def is_made(run_dir: Path) -> bool:
     """Tell whether a run has a valid record, of a run that somebody made."""
-    record = read(run_dir) or {}
+    return is_evidence(read(run_dir))
+
+
+def is_evidence(record: dict) -> bool:
+    """Tell whether a record is valid, and not simulated."""
     return record.get("valid", False) and record.get("launcher") != "simulated"
 
 

@@ -20,7 +20,7 @@ from energynn.launch import start, supervise
 from energynn.measure import kernel, samples
 from energynn.measure.samples import pieces, read_events
 from tests import powercap
-from tests.processes import ENERGYNN, processes_of, wait_until
+from tests.processes import ENERGYNN, energynn, processes_of, wait_until
 
 TINY = dict(
     workload="fourcastnet", embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02
@@ -32,49 +32,29 @@ PIPES = dict(
     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY
 )
 
-WITHOUT_PERUN = (
-    "import importlib.util; find = importlib.util.find_spec\n"
-    "importlib.util.find_spec = lambda name, *more: None if name == 'perun' else "
-    "find(name, *more)\n"
-)
+# What a process of Python does for a run that is made, and has a folder.
+RUN = "start.run(made, runs_dir)"
+SUPERVISE = """
+run_dir = pathlib.Path(runs_dir) / 'local' / config.run_id(made)
+run_dir.mkdir(parents=True)
+start.begin(start.prepare(made, run_dir), run_dir)
+start.make(run_dir, os.getppid())
+"""
 
 
 def papermill(runs_dir, parameters):
     notebook = REPOSITORY / "notebooks" / "run_training.ipynb"
-    words = [
-        sys.executable,
-        "-m",
-        "papermill",
-        "--no-progress-bar",
-        "--log-output",
-        notebook,
-    ]
     given = json.dumps({**parameters, "runs_dir": str(runs_dir)})
-    words += [Path(runs_dir).parent / "out.ipynb", "--parameters_yaml", given]
-    return subprocess.Popen(list(map(str, words)), **PIPES)
+    words = [notebook, Path(runs_dir).parent / "out.ipynb", "--parameters_yaml", given]
+    words = ["papermill", "--no-progress-bar", "--log-output", *map(str, words)]
+    return subprocess.Popen([sys.executable, "-m", *words], **PIPES)
 
 
-def python_run(runs_dir, parameters, begin="", **options):
-    program = (
-        begin
-        + "from energynn import config, launchers\nfrom energynn.launch import start\n"
-    )
-    program += f"start.run(config.make(**{parameters!r}), {str(runs_dir)!r})"
-    return subprocess.Popen([sys.executable, "-c", program], **PIPES, **options)
-
-
-def supervised(runs_dir, parameters, changes, **options):
-    """Start a supervisor whose module is changed before."""
-    program = "import os, pathlib, sys\nfrom energynn import config, launchers\n"
-    program += f"from energynn.launch import start\n{changes}"
-    program += f"made = config.make(**{parameters!r})\n"
-    program += (
-        f"run_dir = pathlib.Path({str(runs_dir)!r}) / 'local' / config.run_id(made)\n"
-    )
-    program += "run_dir.mkdir(parents=True)\n"
-    program += "start.begin(start.prepare(made, run_dir), run_dir)\n"
-    program += "start.make(run_dir, os.getppid())"
-    return subprocess.Popen([sys.executable, "-c", program], **PIPES, **options)
+def python(runs_dir, parameters, program=RUN, **options):
+    begin = "import os, pathlib, sys\nfrom energynn import config, launchers\n"
+    begin += f"from energynn.launch import start\nruns_dir = {str(runs_dir)!r}\n"
+    begin += f"made = config.make(**{parameters!r})\n"
+    return subprocess.Popen([sys.executable, "-c", begin + program], **PIPES, **options)
 
 
 def only_run(runs_dir):
@@ -92,12 +72,10 @@ def begun(runs_dir, number=1, ranks=2):
     return len(samples.events_of_kind(events, "training_start")) == ranks
 
 
-def supervisor_of(runs_dir):
-    return next(
-        one
-        for one in processes_of(runs_dir)
-        if "energynn.launch.start" in one.cmdline()
-    )
+def process_of(runs_dir, module):
+    """The process of a run that has a module of ours in its command line."""
+    each = processes_of(runs_dir)
+    return next(one for one in each if module in " ".join(one.cmdline()))
 
 
 def rank_of(runs_dir, rank):
@@ -111,7 +89,7 @@ def victim(runs_dir, who, started):
         return psutil.Process(started.pid)
     if who == "rank 1":
         return rank_of(runs_dir, 1)
-    supervisor = supervisor_of(runs_dir)
+    supervisor = process_of(runs_dir, "energynn.launch.start")
     return supervisor if who == "supervisor" else supervisor.children()[0]
 
 
@@ -120,19 +98,18 @@ def made(tmp_path_factory):
     """One run that papermill has made, with what it printed while it trained."""
     runs_dir = tmp_path_factory.mktemp("made") / "runs"
     started = papermill(runs_dir, LONGER)
-    lines, live = [], False
+    lines, live = [], []
     for line in started.stdout:
         lines.append(line)
-        live = (
-            live or "s left" in line and not list(runs_dir.glob("local/*/record.json"))
-        )
+        if not list(runs_dir.glob("local/*/record.json")):
+            live.append(line)
     assert started.wait() == 0, "".join(lines)
-    assert live, "the trainer's progress was not to be seen while it trained"
+    assert "s left" in "".join(live), "progress is to be seen while it trains"
     return only_run(runs_dir)
 
 
 @pytest.mark.slow
-def test_papermill_makes_a_valid_run_with_energies_of_phases_and_ranks(made):
+def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(made):
     record = records.read(made)
     assert record["valid"], record["invalid_reasons"]
     assert record["devices"] == 2 and record["samples_in_training"] >= 60
@@ -145,12 +122,9 @@ def test_papermill_makes_a_valid_run_with_energies_of_phases_and_ranks(made):
     assert total_J == pytest.approx(record["energy_cpu_J"], rel=1e-3)
     assert 0 < record["idle_power_cpu_before_W"]
 
-
-@pytest.mark.slow
-def test_a_valid_run_is_not_made_again_and_its_log_is_labelled(made):
     before = (made / "record.json").stat().st_mtime_ns
     assert start.run(config.make(**LONGER), made.parents[1]) == made
-    assert (made / "record.json").stat().st_mtime_ns == before
+    assert (made / "record.json").stat().st_mtime_ns == before, "not made again"
     lines = (made / "log.txt").read_text().splitlines()
     assert all(line.startswith(("[0] ", "[1] ")) for line in lines), (
         "labelled by mpirun, whole"
@@ -176,7 +150,7 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_it(
     tmp_path, who, number, status, words
 ):
     runs_dir = tmp_path / "runs"
-    started = python_run(runs_dir, ENDLESS)
+    started = python(runs_dir, ENDLESS)
     wait_until(lambda: begun(runs_dir), what="for the training to begin")
     time.sleep(1.5)
     killed_at = time.monotonic_ns()
@@ -198,7 +172,7 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_it(
 @pytest.mark.slow
 def test_a_ctrl_c_while_perun_waits_for_its_sampler_ends_the_run(tmp_path):
     """Python used to join perun's sampler, which heard no signal, for ever."""
-    started = python_run(tmp_path / "runs", ENDLESS)
+    started = python(tmp_path / "runs", ENDLESS)
 
     def has_forked():
         ranks = [one for one in processes_of(tmp_path) if "monitor" in one.cmdline()]
@@ -228,7 +202,7 @@ def test_a_rank_that_hangs_is_ended(tmp_path, program, status):
     changes = "start.LOOK_S, start.SILENT_S, start.SILENT_AT_END_S = 0.2, 5.0, 5.0\n"
     changes += f"words = [sys.executable, '-c', {program!r}]\n"
     changes += "start.ranks_command = lambda folder, intent: [*words, str(folder)]\n"
-    started = supervised(tmp_path, TINY, changes)
+    started = python(tmp_path, TINY, changes + SUPERVISE)
     output = started.communicate(timeout=60)[0]
     assert not processes_of(tmp_path), output
     assert records.read(only_run(tmp_path))["status"] == status, output
@@ -236,14 +210,11 @@ def test_a_rank_that_hangs_is_ended(tmp_path, program, status):
 
 @pytest.mark.slow
 def test_a_sampler_that_died_is_a_gap_and_the_run_is_not_valid(tmp_path):
-    started = python_run(tmp_path, LONGER | {"devices": 1, "epochs": 15}, WITHOUT_PERUN)
+    alone = f"launchers.find_launcher = lambda devices: 'alone'\n{RUN}"
+    started = python(tmp_path, LONGER | {"devices": 1, "epochs": 15}, alone)
     wait_until(lambda: begun(tmp_path, ranks=1))
     time.sleep(1)
-    words = "energynn.measure.sampler_process"
-    sampler = [
-        one for one in processes_of(tmp_path) if words in " ".join(one.cmdline())
-    ]
-    sampler[0].kill()
+    process_of(tmp_path, "energynn.measure.sampler_process").kill()
     output = started.communicate(timeout=120)[0]
     record = records.read(only_run(tmp_path))
     assert record["status"] == "finished" and not record["valid"], output
@@ -270,7 +241,7 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(
     changes = f"start.TRAIN_SCRIPT = {str(script)!r}\n"
     changes += f"launchers.find_launcher = lambda devices: {launcher!r}\n"
     environment = os.environ | {"HOW_IT_ENDS": how}
-    started = supervised(tmp_path, ENDLESS, changes, env=environment)
+    started = python(tmp_path, ENDLESS, changes + SUPERVISE, env=environment)
     output = started.communicate(timeout=300)[0]
     ended_at = time.monotonic_ns()
     assert not processes_of(tmp_path), output
@@ -285,60 +256,35 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(
 def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
     """Stopped or killed, then started again by the same command: energies of all starts add up."""
     runs_dir = tmp_path / "runs"
-    parameters = LONGER | dict(epochs=40, checkpoint_period_s=0.5)
+    parameters = LONGER | dict(checkpoint_period_s=0.5)
     words = [f"{name}={value}" for name, value in parameters.items()]
-    command = [
-        *ENERGYNN,
-        "run",
-        "--runs-dir",
-        str(runs_dir),
-        *words,
-    ]
-    energies_J = []
-    for number, (who, how, status) in enumerate(
-        [("supervisor", signal.SIGTERM, 75), ("rank 1", signal.SIGKILL, 1)], start=1
-    ):
+    command = [*ENERGYNN, "run", "--runs-dir", str(runs_dir), *words]
+    stops = [("supervisor", signal.SIGTERM, 75), ("rank 1", signal.SIGKILL, 1)]
+    energies_J = [0.0]
+    for number, (who, how, status) in enumerate([*stops, (None, None, 0)], start=1):
         started = subprocess.Popen(command, **PIPES)
-        wait_until(lambda number=number: begun(runs_dir, number))
-        time.sleep(1)
-        victim(runs_dir, who, started).send_signal(how)
+        if who:
+            wait_until(lambda number=number: begun(runs_dir, number))
+            time.sleep(1)
+            victim(runs_dir, who, started).send_signal(how)
         output = started.communicate(timeout=300)[0]
         record = records.read(only_run(runs_dir))
         assert started.returncode == status, output
         assert ("it can go on" in record["status_reason"]) == (status == 75)
-        assert list(only_run(runs_dir).glob("checkpoint/*.sha256")), (
-            "no checkpoint is lost"
-        )
-        assert len(record["segments"]) == number and (
-            number == 1 or "goes on after " in output
-        )
+        assert ("goes on after " in output) == (number > 1)
+        assert len(record["segments"]) == number
+        assert record["energy_cpu_J"] > energies_J[-1]
         energies_J.append(record["energy_cpu_J"])
-    assert list(only_run(runs_dir).glob("perun/*.hdf5")), "perun's data are kept, too"
-    done = subprocess.run(command, timeout=300, **PIPES)
-    assert done.returncode == 0 and "goes on after " in done.stdout, done.stdout
-    record = records.read(only_run(runs_dir))
+        kept = list(only_run(runs_dir).glob("checkpoint/*.sha256"))
+        assert bool(kept) == bool(who), "no checkpoint is lost, and none is left"
+        assert list(only_run(runs_dir).glob("perun/*.hdf5")), "perun's data are kept"
     assert record["valid"] and records.check(runs_dir) == [], record["invalid_reasons"]
-    assert len(record["segments"]) == 3
     starts_ns = [part["start_wall_ns"] for part in record["segments"]]
     assert starts_ns == sorted(starts_ns)
     parts_J = [part["energy_total_J"] for part in record["segments"]]
     assert record["energy_total_J"] == pytest.approx(sum(parts_J))
-    assert 0 < energies_J[0] < energies_J[1] < record["energy_cpu_J"]
     assert [entry["epoch"] for entry in record["history"]] == list(range(1, 41))
     assert not (only_run(runs_dir) / "checkpoint").exists()
-
-
-@pytest.mark.slow
-def test_without_perun_ranks_are_measured_by_our_own_sampler(tmp_path):
-    """A machine with a torch of its own and little else, as a GPU server may be."""
-    started = python_run(tmp_path, TINY | {"devices": 2}, WITHOUT_PERUN)
-    output = started.communicate(timeout=300)[0]
-    record = records.read(only_run(tmp_path))
-    assert record["valid"] and record["launcher"] == "torchrun", output
-    assert {part["rank"] for part in record["energy_phases"]} == {0, 1, None}
-    assert len(record["sensors"]) == 1
-    assert record["idle_power_cpu_after_W"] > 0 and records.check(tmp_path) == []
-    assert "perun or MPI is missing" in output
 
 
 def test_several_devices_of_a_batch_job_need_perun(monkeypatch):
@@ -358,7 +304,8 @@ def study(system):
     images |= dict(local_batch_size=9, training_samples=144, validation_samples=9)
     states = dict(dataset="era5_ensemble", patch_size=6, embed_dim=32, depth=1, num_blocks=4)
     yield config.make("resnet50", preset="paper", **shared | images)
-    yield config.make("fourcastnet", **shared | states | dict(epochs=60, states_on_device=True))
+    states |= dict(epochs=60, states_on_device=True, devices=2)
+    yield config.make("fourcastnet", **shared | states)
 """
 
 
@@ -367,16 +314,8 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
     """As on a GPU server that is lent for minutes: no perun, no MPI, nothing of the analysis."""
     for dataset in ("photographs", "photographs_large"):
         manifests.verify(dataset)
-    missing = (
-        "perun",
-        "mpi4py",
-        "papermill",
-        "ipykernel",
-        "altair",
-        "pandas",
-        "statsmodels",
-    )
-    missing += ("skimage", "sklearn", "h5py", "xarray")
+    missing = ["perun", "mpi4py", "papermill", "ipykernel", "altair", "pandas"]
+    missing += ["statsmodels", "skimage", "sklearn", "h5py", "xarray"]
     (tmp_path / "sitecustomize.py").write_text(
         "from importlib.machinery import PathFinder as Finder\nfind = Finder.find_spec\n"
         f"missing = lambda name: name.partition('.')[0] in {missing!r}\n"
@@ -385,20 +324,18 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
     )
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
     (tmp_path / "two.py").write_text(TWO_POINTS)
-    words = [
-        *ENERGYNN,
-        "study",
-        "run",
-        str(tmp_path / "two.py"),
-    ]
-    words += ["--runs-dir", str(tmp_path / "runs")]
-    done = subprocess.run(words, env=os.environ | {"PYTHONPATH": path}, **PIPES)
-    found = [
-        records.read(each.parent) for each in (tmp_path / "runs").rglob("record.json")
-    ]
-    assert done.returncode == 0 and len(found) == 2, done.stdout[-3000:]
-    assert all(record["valid"] for record in found), done.stdout[-3000:]
+    words = ["study", "run", tmp_path / "two.py", "--runs-dir", tmp_path / "runs"]
+    done = energynn(*words, env=os.environ | {"PYTHONPATH": path})
+    said = done.stdout[-3000:] + done.stderr[-3000:]
+    found = map(records.read, records.run_dirs(tmp_path / "runs"))
+    made = {record["launcher"]: record for record in found}
+    assert done.returncode == 0 and made.keys() == {"alone", "torchrun"}, said
+    assert all(record["valid"] for record in made.values()), said
     assert records.check(tmp_path / "runs") == []
+    several = made["torchrun"]
+    assert {part["rank"] for part in several["energy_phases"]} == {0, 1, None}
+    assert several["idle_power_cpu_after_W"] > 0 and len(several["sensors"]) == 1
+    assert "perun or MPI is missing" in said
 
 
 @pytest.mark.slow
@@ -408,7 +345,7 @@ def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
     writer = powercap.constant_power(tmp_path / "powercap", watts, range_uJ=10**9)
     environment = os.environ | {"ENERGYNN_POWERCAP": str(tmp_path / "powercap")}
     try:
-        started = python_run(
+        started = python(
             tmp_path / "runs", TINY | dict(devices=2, epochs=40), env=environment
         )
         output = started.communicate(timeout=300)[0]
@@ -438,7 +375,7 @@ def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line(tmp_path):
     ):
         pytest.skip("needs the right to mount a small tmpfs")
     try:
-        started = python_run(disk / "runs", ENDLESS)
+        started = python(disk / "runs", ENDLESS)
         wait_until(lambda: begun(disk / "runs"))
         with open(disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
             while True:
@@ -542,11 +479,8 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
         return environment["CUDA_VISIBLE_DEVICES"], (run_dir / "perun.ini").read_text()
 
     visible, perun = variables(devices=2)
-    assert (
-        visible == "0,1"
-        and "CUDA:(?!(0|1)_)" in perun
-        and "exclude_backends = \n" in perun
-    )
+    assert visible == "0,1" and "CUDA:(?!(0|1)_)" in perun
+    assert "exclude_backends = \n" in perun
     assert variables(devices=4)[0] == "0,1,2,3"
     visible, perun = variables(devices=2, device="cpu")
     assert visible == "" and "exclude_backends = nvml amdsmi" in perun
@@ -578,10 +512,8 @@ def test_an_attempt_whose_launcher_was_killed_has_a_record_before_it_is_moved_as
 ):
     moved = run_dir.parent / "superseded" / f"{run_dir.name}.1"
     start.begin({}, run_dir)
-    assert (
-        records.read(moved)["status"] == "killed"
-        and records.read(moved)["energy_cpu_J"] > 0
-    )
+    record = records.read(moved)
+    assert record["status"] == "killed" and record["energy_cpu_J"] > 0
     assert records.check(moved.parent) == []
 
 

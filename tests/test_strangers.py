@@ -101,7 +101,7 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir, capsys):
         run_dir / "run.json", config={"command": f"@x {HOSTILE}"}, workload="command"
     )
     records.build(run_dir, "finished", "")
-    (dead,) = [folder / "local" / "dead"]
+    dead = folder / "local" / "dead"
     dead.mkdir()
     files.write_json(dead / "run.json", {"note": HOSTILE})
     page, table = folder / "x.html", folder / "x.csv"
@@ -126,34 +126,22 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir, capsys):
 # ------------------------------------------------------------------------------------ copies
 
 
-def renamed(folder):
-    return shutil.copytree(folder, folder.with_name("another"))
-
-
-def on_another_system(folder):
-    copy = shutil.copytree(folder, folder.parent.parent / "elsewhere" / folder.name)
-    edited(copy / "run.json", system="elsewhere")
-    records.build(copy, "finished", "")
-    return copy
-
-
-def as_another_repeat(folder):
-    """Whose files have other digests, too."""
-    copy = renamed(folder)
-    config = json.loads((copy / "run.json").read_text())["config"] | {"repeat": 7}
-    edited(copy / "run.json", run_id="another", config=config)
-    with open(copy / "samples-host.jsonl", "a") as file:
-        file.write("\n")
-    records.build(copy, "finished", "")
-    return copy
-
-
-@pytest.mark.parametrize("copied", [renamed, on_another_system, as_another_repeat])
-def test_a_copy_is_a_fault_and_counts_once(run_dir, capsys, copied):
+# renamed; on another system; as another repeat, whose files have other digests, too
+@pytest.mark.parametrize(
+    "place, repeat", [("local/another", None), ("elsewhere/run", 0), ("local/run", 7)]
+)
+def test_a_copy_is_a_fault_and_counts_once(run_dir, capsys, place, repeat):
     folder = run_dir.parent.parent
     records.build(run_dir, "finished", "")
     assert records.check(folder) == []
-    copied(run_dir)
+    copy = shutil.copytree(run_dir, folder / place)
+    if repeat is not None:
+        config = json.loads((copy / "run.json").read_text())["config"]
+        names = {"run_id": copy.name, "system": copy.parent.name}
+        edited(copy / "run.json", config=config | {"repeat": repeat}, **names)
+        with open(copy / "samples-host.jsonl", "a") as file:
+            file.write("\n" * repeat)
+        records.build(copy, "finished", "")
     status, said = told(capsys, "check", folder)
     assert status == 1 and "has the samples of" in said and "valid: 1" in said
     table = folder / "x.csv"
@@ -235,26 +223,15 @@ def test_a_measured_command_may_have_any_bytes_and_leave_processes(tmp_path):
     """Its own status is passed on, though nobody hears; what outlives it is named."""
     program = f"env -i setsid tail -f {tmp_path}/own & exit 7"
     (tmp_path / "own").touch()
-    words = [
-        *ENERGYNN,
-        "measure",
-        "--out",
-        b"gr\xf6",
-        "--",
-        "sh",
-        "-c",
-        program,
-        b"\xdf",
-    ]
+    words = [*ENERGYNN, "measure", "--out", b"gr\xf6"]
+    words += ["--", "sh", "-c", program, b"\xdf"]
     line = b" ".join(b"'%s'" % os.fsencode(word) for word in words)
     closed = [b"sh", b"-c", line + b" 2>&- >/dev/full"]
     assert subprocess.run(closed, cwd=tmp_path, timeout=60).returncode == 7
     (folder,) = map(Path, tmp_path.glob("gr*"))
     record = records.read(folder)
-    assert (
-        record["config"]["command"].endswith(r"'\xdf'")
-        and record["run_id"] == r"gr\xf6"
-    )
+    assert record["config"]["command"].endswith(r"'\xdf'")
+    assert record["run_id"] == r"gr\xf6"
     assert record["exit_status"] == 7 and records.check(tmp_path) == []
     (left,) = [flag for flag in record["flags"] if "still running" in flag]
     pid = int(left.partition("tail (")[2].rstrip(")"))
@@ -267,9 +244,7 @@ def test_what_outlives_a_command_ends_with_a_signal(tmp_path):
     program = f"env -i setsid tail -f {tmp_path}/own & sleep 60"
     words = [*ENERGYNN, "measure", "--out", tmp_path / "run", "--", "sh", "-c", program]
     started = subprocess.Popen(words)
-    wait_until(
-        lambda: [each for each in processes_of(tmp_path) if each.name() == "tail"]
-    )
+    wait_until(lambda: "tail" in [each.name() for each in processes_of(tmp_path)])
     started.terminate()
     assert started.wait(60) == 143
     wait_until(lambda: not processes_of(tmp_path), 5)
@@ -306,7 +281,5 @@ def test_a_foreign_binary_is_a_record_that_says_why(tmp_path):
     script.chmod(0o755)
     words = [*ENERGYNN, "measure", "--out", tmp_path / "run", "--", script]
     assert subprocess.run(words).returncode == 126
-    assert (
-        "cannot be started: Exec format"
-        in records.read(tmp_path / "run")["status_reason"]
-    )
+    reason = records.read(tmp_path / "run")["status_reason"]
+    assert "cannot be started: Exec format" in reason

@@ -79,10 +79,8 @@ def test_a_study_in_a_strange_folder_with_another_kernel_in_a_pod(strange, tmp_p
     files.write_json(kernel, other | {"language": "python"})
     words = ["run", *TINY, "epochs=6", "devices=1,2", "--runs-dir", tmp_path / "runs"]
     done = strange(*words, **variables(f"{POD} {ALONE} JUPYTER_PATH={tmp_path}"))
-    made = [
-        records.read(each.parent) for each in tmp_path.glob("runs/local/*/record.json")
-    ]
-    assert [record["status"] for record in made] == ["finished"] * 2, done.stderr
+    made = map(records.read, records.run_dirs(tmp_path / "runs"))
+    assert [each["status"] for each in made] == ["finished"] * 2, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -121,10 +119,10 @@ def test_our_launcher_hears_nothing_of_another_and_the_user_s_choices_stay(aroun
     [
         (STEP, (0, 4)),
         (f"{STEP} SLURM_STEP_NUM_TASKS=4", (0, 4)),
-        (ALONE, None),
-        (f"{ALONE} PMIX_RANK=0", None),
-        ("SLURM_PROCID=0 SLURM_NTASKS=4", None),
-        ("RANK=0", None),
+        (ALONE, (0, 1)),
+        (f"{ALONE} PMIX_RANK=0", (0, 1)),
+        ("SLURM_PROCID=0 SLURM_NTASKS=4", (0, 1)),
+        ("RANK=0", (0, 1)),
         ("RANK=4 WORLD_SIZE=4", "RANK=4, WORLD_SIZE=4"),
         ("PMI_RANK=x PMI_SIZE=2", "PMI_RANK=x, PMI_SIZE=2"),
         ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=", "OMPI_COMM_WORLD_SIZE="),
@@ -149,7 +147,7 @@ def test_measure_names_a_launcher_s_variables_and_the_remedy_helps(
     said = re.search(r"out: (\w+)=\d, (\w+)=\d: give --out.*`unset \1 \2`", done.stderr)
     for name in said.groups():
         monkeypatch.delenv(name)
-    assert launchers.rank_and_size() is None
+    assert launchers.rank_and_size() == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -190,9 +188,8 @@ def test_a_tmpdir_too_long_for_a_socket_is_refused_and_the_remedy_helps(tmp_path
     program = (
         "import sys; from energynn import config; from energynn.launch import start\n"
     )
-    program += (
-        "start.require_room_for_workers(config.make(loader_workers=int(sys.argv[1])))"
-    )
+    program += "made = config.make(loader_workers=int(sys.argv[1]))\n"
+    program += "start.require_room_for_workers(made)"
 
     def refusal(folder, workers=1):
         os.makedirs(folder, exist_ok=True)
@@ -206,11 +203,14 @@ def test_a_tmpdir_too_long_for_a_socket_is_refused_and_the_remedy_helps(tmp_path
     assert not refusal(re.search("ValueError: TMPDIR: .*`export TMPDIR=(.*)`", said)[1])
 
 
+IMAGES = dict(image_size=224, local_batch_size=64)
+
+
 @pytest.mark.parametrize(
     "parameters, need_MB",
     [
-        (dict(image_size=224, local_batch_size=64), 154.1),
-        (dict(image_size=224, local_batch_size=64, uint8_to_device=True), 38.5),
+        (IMAGES, 154.1),
+        (dict(uint8_to_device=True, **IMAGES), 38.5),
         (dict(workload="fourcastnet", dataset="synthetic", devices=2), 1327.1),
     ],
 )
@@ -224,9 +224,8 @@ def test_batches_that_do_not_fit_into_shared_memory_are_refused(
         start.require_room_for_workers(run)
 
     require(need_MB + 0.1)
-    with pytest.raises(
-        ValueError, match=f"may take {need_MB} MB.*or take loader_workers=0"
-    ):
+    said = f"may take {need_MB} MB.*or take loader_workers=0"
+    with pytest.raises(ValueError, match=said):
         require(need_MB - 0.1)
     require(0, loader_workers=0)
     require(0, data_staging=False)

@@ -70,7 +70,8 @@ def submit(
         name = "-".join(Path(name).stem for name in names)
     runs, shows = list(dict.fromkeys(runs)), dry_run or scripts
     folder = folder_of_runs(runs_dir)
-    return submit.submit_runs(runs, name, site, folder, shows, scripts, max_gpu_hours)
+    submit.submit_runs(runs, name, site, folder, shows, scripts, max_gpu_hours)
+    return 0
 
 
 def status(

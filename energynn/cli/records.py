@@ -134,9 +134,7 @@ def check(
         where = folder if (folder / record["system"]).is_dir() else None
         for remark in machine.remarks(record, where):
             tell(f"NOTE {record['run_id']}: {remark}")
-    valid = sum(
-        each["valid"] and each.get("launcher") != "simulated" for each in readable
-    )
+    valid = sum(map(records.is_evidence, readable))
     tell(
         f"records below {folder}: {len(readable)}, valid: {valid}, faults: {len(faults)}"
     )
@@ -170,10 +168,7 @@ def import_perun(
     return 1 if faults else 0
 
 
-def claims(
-    data: RunsDir = None,
-    as_json: Json = False,
-) -> int:
+def claims(data: RunsDir = None, as_json: Json = False) -> int:
     """Judge the study's statements on published values and on own runs."""
     from energynn.analysis import claims
 

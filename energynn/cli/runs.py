@@ -146,8 +146,12 @@ def measure(
     from energynn import records
     from energynn.launch import command as launch
 
-    told = {"devices": devices, "training_samples": samples}
-    told |= {"epochs": epochs, "local_batch_size": local_batch_size}
+    told = {
+        "devices": devices,
+        "training_samples": samples,
+        "epochs": epochs,
+        "local_batch_size": local_batch_size,
+    }
     told = {key: value for key, value in told.items() if value}
     labels = records.labels(name, note)
     record, status = launch.measure(
@@ -180,5 +184,6 @@ def doctor(
     from energynn.launch import doctor
 
     findings = doctor.examine(devices)
-    reply(as_json, doctor.as_json(findings), doctor.report(findings))
+    table = {"findings": [finding._asdict() for finding in findings]}
+    reply(as_json, table, doctor.report(findings))
     return doctor.exit_status(findings)

@@ -48,13 +48,8 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
     rows = published_values.runs()
     row = min((row for row in rows if row["workload"] == run.workload), key=distance)
     steps = 2 if getattr(run, "stage", "") == "finetune" else 1
-    factor = (
-        samples
-        / (row["dataset_samples"] or IMAGES)
-        * run.epochs
-        / row["epochs"]
-        * steps
-    )
+    share = samples / (row["dataset_samples"] or IMAGES)
+    factor = share * run.epochs / row["epochs"] * steps
     is_the_same = distance(row)[1] == 0 and steps == 1
     source = "published" if is_the_same else "scaled from published runs"
     return Cost(row["gpu_hours"] * factor, row["energy_total"] * factor, source)

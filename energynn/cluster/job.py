@@ -22,7 +22,10 @@ CANCELLED = 128 + signal.SIGTERM
 
 
 def main(run_dir: Path, command: list[str]) -> int:
-    """Start the run's notebook once; returns the exit status, CAN_GO_ON to be queued again."""
+    """Start the run's notebook once, and wait for its record.
+
+    Returns the exit status, CAN_GO_ON to be queued again.
+    """
     if records.is_running(run_dir):
         print(f"energynn: {run_dir.name}: another job makes it", flush=True)
         return 1
@@ -34,8 +37,11 @@ def main(run_dir: Path, command: list[str]) -> int:
         "checkpoint": _newest_checkpoint(run_dir),
     }
     files.write_json(path, start)
-    signals = supervise.hear_signals()
-    last_line = _execute(command, run_dir, signals)
+    signals, ended = supervise.hear_signals(), threading.Event()
+    passed_on = run_dir, signals, ended
+    threading.Thread(target=_pass_on, args=passed_on, daemon=True).start()
+    _, last_line = local.execute(command, run_dir)
+    ended.set()
     exit_status, outcome = _judge(run_dir, start, signals, last_line)
     end = {"ended_at": files.utc_now(), "exit_status": exit_status, "outcome": outcome}
     files.write_json(path, start | end)
@@ -46,13 +52,10 @@ def main(run_dir: Path, command: list[str]) -> int:
 
 
 def _judge(
-    run_dir: Path,
-    start: dict,
-    signals: list[int],
-    last_line: str,
+    run_dir: Path, start: dict, signals: list[int], last_line: str
 ) -> tuple[int, str]:
     """Decide how a start has ended: exit status and outcome in words; CAN_GO_ON: to start again."""
-    record = records.read(run_dir) or {}
+    record = records.read(run_dir)
     if record.get("valid"):
         return 0, "finished"
     if record.get("ended_at", "") < start["started_at"]:
@@ -87,26 +90,7 @@ def _failures_in_a_row(run_dir: Path, submitted_at: str) -> int:
     return sum(start.exit_status != CANCELLED for start in starts)
 
 
-def _execute(
-    command: list[str],
-    run_dir: Path,
-    signals: list[int],
-) -> str:
-    """Execute the run's notebook and wait for its record; returns the last line that it wrote."""
-    ended = threading.Event()
-    threading.Thread(
-        target=_pass_on, args=(run_dir, signals, ended), daemon=True
-    ).start()
-    _, last_line = local.execute(command, run_dir)
-    ended.set()
-    return last_line
-
-
-def _pass_on(
-    run_dir: Path,
-    signals: list[int],
-    ended: threading.Event,
-) -> None:
+def _pass_on(run_dir: Path, signals: list[int], ended: threading.Event) -> None:
     """Ask the ranks to stop by the file that they look for; a segment may only be beginning."""
     while not ended.wait(0.2):
         if signals and (run_dir / "run.json").exists():

@@ -60,11 +60,10 @@ def run_study(
         tell(f"\n--- run {number} of {len(missing)}: {run_dir.name}")
         status, last_line = execute(command(run, runs_dir, labels), run_dir)
         made.append(time.monotonic() - begun - elapsed_s)
-        record = records.read(run_dir) or {}
+        record = records.read(run_dir)
         if record:
             tell(sentence(record))
-        reason = records.reason(record)
-        if reason := reason or (last_line if status else ""):
+        if reason := records.reason(record) or (last_line if status else ""):
             tell(f"energynn: {run_dir.name}: {reason}")
         if status:
             failed.append(f"{run_dir.name}: {reason}")
@@ -75,47 +74,20 @@ def run_study(
     return failed
 
 
-def command(
-    run: RunConfig,
-    runs_dir: Path,
-    labels: dict | None = None,
-) -> list[str]:
+def command(run: RunConfig, runs_dir: Path, labels: dict | None = None) -> list[str]:
     """Write the command that executes the launch notebook for a run, in the run's folder."""
     parameters = configuration.to_dict(run)
     labels = labels or {}
     if importlib.util.find_spec("papermill"):
-        options = [
-            "--no-progress-bar",
-            "--log-level",
-            "WARNING",
-            "--cwd",
-            str(REPOSITORY),
-        ]
-        options += [
-            "--parameters_yaml",
-            json.dumps(parameters | labels | {"runs_dir": str(runs_dir)}),
-        ]
         executed = _folder(run, runs_dir) / "notebook.ipynb"
-        return [
-            *OWN_PYTHON,
-            "-m",
-            "papermill",
-            str(NOTEBOOK),
-            str(executed),
-            *options,
-        ]
-    # A machine with a torch of its own and little else.
-    assignments = [f"{name}={value}" for name, value in parameters.items()]
-    return [
-        *OWN_PYTHON,
-        "-m",
-        "energynn.cli",
-        "run",
-        "--runs-dir",
-        str(runs_dir),
-        *(f"--{name}={text}" for name, text in labels.items()),
-        *assignments,
-    ]
+        words = ["papermill", str(NOTEBOOK), str(executed), "--cwd", str(REPOSITORY)]
+        words += ["--no-progress-bar", "--log-level", "WARNING", "--parameters_yaml"]
+        words.append(json.dumps(parameters | labels | {"runs_dir": str(runs_dir)}))
+    else:  # a machine with a torch of its own and little else
+        words = ["energynn.cli", "run", "--runs-dir", str(runs_dir)]
+        words += [f"--{name}={text}" for name, text in labels.items()]
+        words += [f"{name}={value}" for name, value in parameters.items()]
+    return [*OWN_PYTHON, "-m", *words]
 
 
 def execute(command: list[str], run_dir: Path) -> tuple[int, str]:
@@ -124,8 +96,31 @@ def execute(command: list[str], run_dir: Path) -> tuple[int, str]:
     A notebook is executed by this Python, whatever kernels are installed.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
+    last_line, in_traceback = "", False
     with tempfile.TemporaryDirectory(prefix="energynn-") as folder:
-        return _execute(command, run_dir, own_environment() | _kernel(Path(folder)))
+        child = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            preexec_fn=partial(end_with_parent, os.getpid()),
+            env=own_environment() | _kernel(Path(folder)),
+        )
+        try:
+            for line in child.stderr:
+                in_traceback = in_traceback or line.startswith("Traceback")
+                # Of an error, the last line says what it is.
+                if not in_traceback and not line.startswith(NOISE):
+                    tell(line.removesuffix("\n"))
+                last_line = line.strip() or last_line
+        except BaseException:
+            child.terminate()
+            raise
+        finally:
+            child.wait()
+            while records.is_running(run_dir):  # until its record is written
+                time.sleep(0.1)
+    return child.returncode, last_line
 
 
 def _kernel(folder: Path) -> dict[str, str]:
@@ -136,38 +131,8 @@ def _kernel(folder: Path) -> dict[str, str]:
     path = folder / "kernels" / "python3" / "kernel.json"
     path.parent.mkdir(parents=True)
     write_json(path, kernel | {"language": "python"})
-    others = filter(None, [os.environ.get("JUPYTER_PATH")])
-    return {"JUPYTER_PATH": os.pathsep.join([str(folder), *others])}
-
-
-def _execute(
-    command: list[str], run_dir: Path, environment: dict[str, str]
-) -> tuple[int, str]:
-    ends_with_us = partial(end_with_parent, os.getpid())
-    child = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        preexec_fn=ends_with_us,
-        env=environment,
-    )
-    last_line, in_traceback = "", False
-    try:
-        for line in child.stderr:
-            in_traceback = in_traceback or line.startswith("Traceback")
-            # Of an error, the last line says what it is.
-            if not in_traceback and not line.startswith(NOISE):
-                tell(line.removesuffix("\n"))
-            last_line = line.strip() or last_line
-    except BaseException:
-        child.terminate()
-        raise
-    finally:
-        child.wait()
-        while records.is_running(run_dir):  # until its record is written
-            time.sleep(0.1)
-    return child.returncode, last_line
+    places = filter(None, [str(folder), os.environ.get("JUPYTER_PATH")])
+    return {"JUPYTER_PATH": os.pathsep.join(places)}
 
 
 def _folder(run: RunConfig, runs_dir: Path) -> Path:

@@ -78,18 +78,10 @@ def _one_line(answer: str) -> str:
     return " ".join(answer.split())[:200]
 
 
-def cancel(jobs: list[str]) -> None:
-    """Cancel jobs."""
-    call("scancel", *jobs)
-
-
 def this_task() -> str:
     """Name the array task that this process belongs to; empty outside of one."""
-    number, task = (
-        os.environ.get("SLURM_ARRAY_JOB_ID"),
-        os.environ.get("SLURM_ARRAY_TASK_ID"),
-    )
-    return f"{number}_{task}" if number else ""
+    job = os.environ.get("SLURM_ARRAY_JOB_ID")
+    return f"{job}_{os.environ['SLURM_ARRAY_TASK_ID']}" if job else ""
 
 
 def queue_again(job: str) -> None:

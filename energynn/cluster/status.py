@@ -26,17 +26,7 @@ from energynn.reading import one_fault
 RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 UNFINISHED = ("queued", "running")
 BAD = ("failed", "not valid")
-HEAD = [
-    "started",
-    "run",
-    "what",
-    "n",
-    "batch",
-    "error",
-    "energy",
-    "state",
-    "differs",
-]
+HEAD = ["started", "run", "what", "n", "batch", "error", "energy", "state", "differs"]
 WIDTH = 100  # of the table, where the terminal has no more
 # what a run without a record has of it
 UNKNOWN = {
@@ -194,9 +184,8 @@ def text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
         lines = [line[:columns] for line in lines]
     counts = Counter(row["state"] for row in rows)
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    states = states or "none"
     total = energy_words(sum(row["energy_total_J"] for row in rows) / SECOND_PER_HOUR)
-    lines.append(f"runs: {len(rows)}; {states}; {total}")
+    lines.append(f"runs: {len(rows)}; {states or 'none'}; {total}")
     return "\n".join([*lines, *(f"energynn: {note}" for note in notes)])
 
 

@@ -63,8 +63,8 @@ def submit_runs(
     dry_run: bool = False,
     scripts: bool = False,
     max_gpu_hours: float | None = None,
-) -> int:
-    """Submit the runs that are neither made nor queued; returns the exit status.
+) -> None:
+    """Submit the runs that are neither made nor queued.
 
     name: of the jobs. dry_run: only show what they are expected to cost, and what is missing;
     scripts: and every script. Raises ValueError with the remedy, also where the jobs are expected
@@ -94,12 +94,11 @@ def submit_runs(
         for job in jobs if scripts else ():
             print(script(job, site, name))
         tell("nothing is submitted; --scripts prints the batch scripts")
-        return 0
+        return
     if faults:
         raise ValueError("; ".join(faults))
     for job in jobs:
         print(submit(job, site, name), flush=True)
-    return 0
 
 
 def cluster(system: str, options: list[str] = ()) -> Site:
@@ -118,10 +117,13 @@ def _table(runs: list[RunConfig], site: Site) -> str:
     rows = []
     for run in runs:
         cost = costs.expect(run, site.gpu)
-        row = {"training": f"{run.workload} {getattr(run, 'stage', '')}"}
-        row |= {"nodes": _nodes(run, site), "runs": 1}
-        row["GPU hours"] = _node_hours(run, site) if cost.gpu_hours else math.nan
-        row["kWh"] = cost.energy_kWh or math.nan
+        row = {
+            "training": f"{run.workload} {getattr(run, 'stage', '')}",
+            "nodes": _nodes(run, site),
+            "runs": 1,
+            "GPU hours": _node_hours(run, site) if cost.gpu_hours else math.nan,
+            "kWh": cost.energy_kWh or math.nan,
+        }
         rows.append(row)
     table = pd.DataFrame(rows).groupby(["training", "nodes"]).sum(min_count=1)
     table.loc[("total", ""), :] = table.sum(min_count=1)
@@ -166,10 +168,7 @@ def _queued(system_dir: Path) -> set[Path]:
 
 
 def plan(
-    runs: list[RunConfig],
-    site: Site,
-    system_dir: Path,
-    queued: set[Path],
+    runs: list[RunConfig], site: Site, system_dir: Path, queued: set[Path]
 ) -> list[Job]:
     """Group the missing runs into job arrays; fine-tuning comes after its pre-training.
 
@@ -203,11 +202,7 @@ def _hours(run: RunConfig, site: Site) -> float:
     return costs.expect(run, site.gpu).gpu_hours / run.devices or site.default_hours
 
 
-def script(
-    job: Job,
-    site: Site,
-    name: str,
-) -> str:
+def script(job: Job, site: Site, name: str) -> str:
     """Render the batch script of a job array; every value in it is quoted for the shell.
 
     Raises ValueError for a text that no script should hold.
@@ -259,11 +254,7 @@ def quote(value: str | Path) -> str:
     return shlex.quote(str(value))
 
 
-def submit(
-    job: Job,
-    site: Site,
-    name: str,
-) -> str:
+def submit(job: Job, site: Site, name: str) -> str:
     """Submit a job, and write beside each run how; returns a line for the user.
 
     Raises ValueError where Slurm refuses it.
@@ -295,7 +286,7 @@ def cancel(folders: list[Path]) -> int:
     jobs = {status.read_submission(folder).job_id for folder in folders}
     queued = sorted(jobs & slurm.queue(jobs).keys())
     if queued:
-        slurm.cancel(queued)
+        slurm.call("scancel", *queued)
     return len(queued)
 
 
@@ -318,7 +309,7 @@ def check(system: str) -> int:
     while status.rows([folder])[0][0]["state"] in status.UNFINISHED:
         time.sleep(2)
     print(status.text(*status.rows([folder])))
-    record = records.read(folder) or {}
+    record = records.read(folder)
     expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node)
     found = {name: record.get(name) for name in expected}
     is_right = found == expected

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from energynn.config import suggestion
+from energynn.config import Count, CountOrNone, Number, suggestion
 from energynn.files import shipped
 from energynn.reading import one_fault, toml_table
 
@@ -16,8 +16,6 @@ from energynn.reading import one_fault, toml_table
 OPTION = r"^(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+=-]*)\Z"
 Option = Annotated[str, Meta(pattern=OPTION)]
 Variable = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
-Count = Annotated[int, Meta(ge=1, le=1_000_000)]
-Amount = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,25 +27,25 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gpu: str = "A100"
     devices_per_node: Count
     sockets_per_node: Count = 1
-    max_hours: Amount = 24.0
+    max_hours: Number = 24.0
     # of a run for which nothing published tells how long it takes
-    default_hours: Amount = 1.0
-    max_gpu_hours: Amount = 100.0  # of one submission, where it gives no other
+    default_hours: Number = 1.0
+    max_gpu_hours: Number = 100.0  # of one submission, where it gives no other
     sbatch: list[Option] = []
     srun: list[Option] | None = None
     python: str = ""  # how srun calls it, where it is in a container
     # of one job array; 0: as many as Slurm starts
-    runs_at_once: Annotated[int, Meta(ge=0)] = 0
+    runs_at_once: CountOrNone = 0
     setup: list[str] = []
     environment: dict[Variable, str] = {}
     # What a forecast needs (energynn/forecast/); 0: not known.
-    nodes: Annotated[int, Meta(ge=0)] = 0
-    link_GB_per_s: Amount = 0.0  # of one node to the others
-    gpu_link_GB_per_s: Amount = 0.0  # between the GPUs of a node
-    cpu_W: Amount = 0.0  # all sockets of a node, without a busy thread
-    cpu_thread_W: Amount = 0.0
-    ram_W: Amount = 0.0  # of a node
-    gpu_idle_W: Amount = 0.0
+    nodes: CountOrNone = 0
+    link_GB_per_s: Number = 0.0  # of one node to the others
+    gpu_link_GB_per_s: Number = 0.0  # between the GPUs of a node
+    cpu_W: Number = 0.0  # all sockets of a node, without a busy thread
+    cpu_thread_W: Number = 0.0
+    ram_W: Number = 0.0  # of a node
+    gpu_idle_W: Number = 0.0
     published_as: str = ""  # device_name of the published runs made here
 
 

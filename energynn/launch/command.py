@@ -26,7 +26,6 @@ from energynn.measure import devices, energy, machine
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
 from energynn.progress import sentence
-from energynn.reading import json_table
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
@@ -68,15 +67,14 @@ def measure(
     training that a person knows. Raises ValueError with the remedy before the
     command is started.
     """
-    rank, size = rank_and_size() or (0, 1)
+    rank, size = rank_and_size()
     children: list[subprocess.Popen] = []
     stopped = supervise.hear_signals(children)
     run_dir = _run_dir(command, out, size)
     if rank == 0:
         supervise.take_host().close()
-        intent = _intent(run_dir, command, period_s, size, gpus) | (labels or {})
-        intent["config"] |= told or {}
-        intent["devices"] = intent["config"].get("devices", intent["devices"])
+        intent = _intent(run_dir, command, period_s, size, gpus, told or {})
+        intent |= labels or {}
         # arguments and folders may have any bytes
         intent = texts.each(intent, texts.unicode)
         shown = intent["config"]["command"]
@@ -93,17 +91,20 @@ def measure(
     folder = segments(run_dir)[-1]
     stop_sampler = start_sampler(folder, size, stopped, supervise.take_host)
     try:
-        exit_status, fault = _run(
-            command, folder, rank, children, stopped, sys.stderr if quiet else None
-        )
+        events = Events(folder, rank)
+        seen = devices.visible(records.read_intent(run_dir))
+        host, pid = os.uname().nodename, os.getpid()
+        events.mark("rank_start", rank=rank, host=host, pid=pid, **seen)
+        stdout = sys.stderr if quiet else None
+        exit_status, fault = _run(command, folder, events, children, stopped, stdout)
         stop_sampler()
         # when all ranks have ended, no sampler writes any more
         word, reason = _status(exit_status)
-        Events(folder, rank).mark("rank_end", status=word, reason=fault or reason)
+        events.mark("rank_end", status=word, reason=fault or reason)
+        passed_on = records.shell_status(exit_status)
         if rank > 0:
-            return None, records.shell_status(exit_status)
-        status, reason = _verdict(folder, size, stopped)
-        return records.build(run_dir, status, reason), records.shell_status(exit_status)
+            return None, passed_on
+        return records.build(run_dir, *_verdict(folder, size, stopped)), passed_on
     except Exception as error:  # whatever it is, the command has its own status
         _say(supervise.no_record(run_dir, error))
         return None, records.shell_status(children[0].wait()) if children else 1
@@ -114,11 +115,7 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _run_dir(
-    command: list[str],
-    out: Path | None,
-    size: int,
-) -> Path:
+def _run_dir(command: list[str], out: Path | None, size: int) -> Path:
     """Make the folder of the run; raises ValueError with the remedy for what cannot work."""
     program = shutil.which(command[0])
     if program is None:
@@ -183,15 +180,16 @@ def _intent(
     period_s: float,
     size: int,
     gpus: bool,
+    told: dict,
 ) -> dict:
     described = machine.describe_machine()
-    known = described["gpus"] if gpus else []
-    system = machine.load(machine.system_file())
-    return supervise.facts(run_dir, system, described, bool(known), uses_gpus=gpus) | {
+    devices_here = max(1, len(described["gpus"] if gpus else []))
+    return supervise.facts(run_dir, machine.system_file(), described, gpus) | {
         "workload": "command",
         "system": "measured",
-        "config": {"command": shlex.join(command), "sampling_period_s": period_s},
-        "devices": size if size > 1 else max(1, len(known)),
+        "config": {"command": shlex.join(command), "sampling_period_s": period_s}
+        | told,
+        "devices": told.get("devices", size if size > 1 else devices_here),
     }
 
 
@@ -199,21 +197,11 @@ def _intent(
 
 
 def _run(
-    command: list[str],
-    folder: Path,
-    rank: int,
-    children,
-    stopped,
-    stdout,
+    command: list[str], folder: Path, events: Events, children, stopped, stdout
 ) -> tuple[int, str]:
     """Idle, command, idle, with their marks; returns the exit status, minus a signal's number,
     and why it is not 0.
     """
-    events = Events(folder, rank)
-    path = folder / "run.json"
-    intent = json_table(path if path.exists() else folder.parent / "run.json")
-    facts = {"rank": rank, "host": os.uname().nodename, "pid": os.getpid()}
-    events.mark("rank_start", **facts, **devices.visible(intent))
     events.be_idle("before", IDLE_S)
     # CUDA's numbers are NVML's
     environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -250,11 +238,7 @@ def _status(exit_status: int) -> tuple[str, str]:
     return "finished", ""
 
 
-def _verdict(
-    folder: Path,
-    size: int,
-    stopped: list[int],
-) -> tuple[str, str]:
+def _verdict(folder: Path, size: int, stopped: list[int]) -> tuple[str, str]:
     """Wait for the ends of all ranks; return status and reason of the whole."""
     quiet_s, patience_s = 0.0, 0.0 if stopped else READY_S
     while (

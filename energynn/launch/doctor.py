@@ -10,8 +10,8 @@ import subprocess
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from energynn import launchers
 from energynn.files import INSTALL
@@ -34,8 +34,7 @@ MPI_RANK = (
 )
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing that was looked at: its state, what was found, and the command that mends it."""
 
     subject: str
@@ -65,10 +64,6 @@ def report(findings: list[Finding]) -> str:
         words = " -> ".join(filter(None, [finding.found, finding.remedy]))
         lines.append(entry(finding.state.upper(), finding.subject, words))
     return "\n".join(lines)
-
-
-def as_json(findings: list[Finding]) -> dict:
-    return {"findings": [asdict(finding) for finding in findings]}
 
 
 def _sensor_findings() -> list[Finding]:

@@ -50,9 +50,7 @@ APART = {"stdin": subprocess.DEVNULL, "start_new_session": True}
 
 
 def run(
-    config: RunConfig,
-    runs_dir: str | Path = "runs",
-    labels: dict | None = None,
+    config: RunConfig, runs_dir: str | Path = "runs", labels: dict | None = None
 ) -> Path:
     """Make one run and return its folder; a run whose valid record exists is not made again.
 
@@ -81,7 +79,7 @@ def run(
         begin(intent, run_dir)
         _let_supervise(run_dir, held.fileno())
     record = records.read(run_dir)
-    if record is None:
+    if not record:
         remedy = f"`energynn check --recover {runs_dir}` says more"
         raise RuntimeError(f"{run_dir.name}: the supervisor died; {remedy}")
     tell(command.report(record, runs_dir=runs_dir))
@@ -98,18 +96,15 @@ def _let_supervise(run_dir: Path, lock_file: int) -> None:
 
     lock_file: number of the open lock, which it holds, too: it may outlive us.
     """
-    words = [
-        *processes.OWN_PYTHON,
-        "-m",
-        "energynn.launch.start",
-        str(run_dir),
-        str(os.getpid()),
-    ]
-    environment = processes.own_environment()
+    words = ["energynn.launch.start", str(run_dir), str(os.getpid())]
     log = segments(run_dir)[-1] / "log.txt"
     with open(log, "w") as written:
         supervisor = subprocess.Popen(
-            words, stdout=written, pass_fds=[lock_file], env=environment, **APART
+            [*processes.OWN_PYTHON, "-m", *words],
+            stdout=written,
+            pass_fds=[lock_file],
+            env=processes.own_environment(),
+            **APART,
         )
     is_over = False
     with open(log, errors="replace") as lines:
@@ -148,8 +143,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     values = configuration.to_dict(config)
     path = machine.system_file(runs_dir, config.system)
     machine.write_usual(path)
-    system = machine.load(path)
-    return supervise.facts(run_dir, system, described, on_gpu, uses_gpus=on_gpu) | {
+    return supervise.facts(run_dir, path, described, uses_gpus=on_gpu) | {
         "workload": config.workload,
         "system": config.system,
         "config": values,
@@ -172,16 +166,14 @@ def _gpus_of(intent: dict) -> list[dict]:
 def warnings_of(intent: dict) -> list[str]:
     """Warn about a run that can work; ValueError where another one has this machine."""
     supervise.take_host().close()
-    config = configuration.from_dict(intent["config"], intent["workload"])
-    described = intent["machine"]
-    warnings = []
+    devices, warnings = intent["devices"], []
     if intent["launcher"] in WITHOUT_PERUN:
         warnings.append("perun or MPI is missing: perun's number will be absent")
     if intent["device_kind"] != "gpu":
-        cores = launchers.nodes() * described["cores"]
-        if config.devices * config.threads_per_device > cores:
+        cores = launchers.nodes() * intent["machine"]["cores"]
+        if devices * intent["config"]["threads_per_device"] > cores:
             share = "they share cores, so time and energy mean little"
-            warnings.append(f"{config.devices} devices on {cores} cores: {share}")
+            warnings.append(f"{devices} devices on {cores} cores: {share}")
     return warnings
 
 
@@ -278,11 +270,7 @@ def make(run_dir: Path, parent: int) -> None:
 
 
 def _wait_for_ranks(
-    ranks,
-    folder: Path,
-    devices: int,
-    stopped: list[int],
-    parent: int,
+    ranks, folder: Path, devices: int, stopped: list[int], parent: int
 ) -> str:
     """Wait until all ranks have ended, and end those that have to; returns why they had to."""
     looked_s, reason = time.monotonic(), ""
@@ -336,13 +324,8 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
     if intent["launcher"] == "alone":
         return [*processes.OWN_PYTHON, *train]
     if intent["launcher"] == "torchrun":
-        torchrun = [
-            *processes.OWN_PYTHON,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-        ]
-        return [*torchrun, f"--nproc-per-node={devices}", *train]
+        torchrun = ["torch.distributed.run", f"--nproc-per-node={devices}"]
+        return [*processes.OWN_PYTHON, "-m", *torchrun, "--standalone", *train]
     gpus = [gpu["index"] for gpu in _gpus_of(intent)]
     ini = folder / "perun.ini"
     period_s = intent["config"]["perun_sampling_period_s"]
@@ -351,14 +334,9 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
         launchers.python_of_ranks(), TRAIN_SCRIPT, folder, ini
     )
     if SRUN_VARIABLE in os.environ:
-        fixed = [
-            "srun",
-            "--export=ALL",
-            "--kill-on-bad-exit=1",
-            "--label",
-            f"--ntasks={devices}",
-        ]
-        return [*fixed, *shlex.split(os.environ[SRUN_VARIABLE]), *ranks]
+        srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--label"]
+        options = [f"--ntasks={devices}", *shlex.split(os.environ[SRUN_VARIABLE])]
+        return [*srun, *options, *ranks]
     return [*launchers.mpi_start(devices), *ranks]
 
 

@@ -72,33 +72,23 @@ def _lock_file(path: str, _flags: int) -> int:
     return os.open(path, reading)
 
 
-def facts(
-    run_dir: Path,
-    system: dict,
-    described: dict,
-    on_gpu: bool,
-    uses_gpus: bool,
-) -> dict:
+def facts(run_dir: Path, system_file: Path, described: dict, uses_gpus: bool) -> dict:
     """Return what run.json tells of the place and the time of a run or a measured command."""
+    gpus = described["gpus"] if uses_gpus else []
     return {
         "run_id": run_dir.name,
         "started_at": utc_now(),
-        **system,
+        **machine.load(system_file),
         "uses_gpus": uses_gpus,
         "job": machine.batch_job(),
-        "device_kind": "gpu" if on_gpu else "cpu core",
-        "device_name": described["gpus"][0]["name"] if on_gpu else described["cpu"],
+        "device_kind": "gpu" if gpus else "cpu core",
+        "device_name": gpus[0]["name"] if gpus else described["cpu"],
         "versions": machine.versions(),
         "machine": described,
     }
 
 
-def verdict(
-    folder: Path,
-    size: int,
-    stop_reason: str,
-    by: str = "",
-) -> tuple[str, str]:
+def verdict(folder: Path, size: int, stop_reason: str, by: str = "") -> tuple[str, str]:
     """Return status and reason of a run, from the last event of each of ``size`` ranks.
 
     ``by``: what is known of a rank that ended without a word. The exit status of mpirun proves

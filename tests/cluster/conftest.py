@@ -1,21 +1,27 @@
 """A private Slurm of two nodes, for the tests that need a real one."""
 
 import os
+import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
+from energynn import cli
+from energynn.cluster import slurm
 from energynn.files import REPOSITORY
 from energynn.launch import supervise
 from tests import powercap
+from tests.processes import ENERGYNN
 
 NODE_W = 300.0  # of each simulated node
 HERE = Path(__file__).parent
+TWO_NODES = str(HERE / "two-nodes.toml")
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare")
 
 
@@ -25,9 +31,8 @@ class Cluster:
     def __init__(self, folder: Path):
         self.folder = folder
         hidden = ("PYTEST_CURRENT_TEST", "ENERGYNN_IMAGENET", supervise.HOST_LOCK)
-        self.environment = {
-            name: value for name, value in os.environ.items() if name not in hidden
-        } | {
+        kept = {name: os.environ[name] for name in os.environ if name not in hidden}
+        self.environment = kept | {
             "SLURM_CONF": str(folder / "etc" / "slurm.conf"),
             "SLURM_BASE_PORT": str(17000 + os.getpid() % 1000 * 10),
             "ENERGYNN_POWERCAP": str(folder / "powercap"),
@@ -43,6 +48,9 @@ class Cluster:
             timeout=60,
         )
 
+    def daemon(self, name):
+        return psutil.Process(int((self.folder / "run" / f"{name}.pid").read_text()))
+
     def run(self, *command, check=True):
         done = subprocess.run(
             command,
@@ -56,9 +64,7 @@ class Cluster:
         return done
 
     def energynn(self, *words, check=True):
-        return self.run(
-            sys.executable, "-m", "energynn.cli", *map(str, words), check=check
-        )
+        return self.run(*ENERGYNN, *map(str, words), check=check)
 
     def wait_for(self, condition, what, seconds=300):
         """Wait patiently: the machine may do other work, too."""
@@ -78,19 +84,15 @@ def cluster():
         pytest.skip(
             f"no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)"
         )
-    if (
-        os.getuid()
-        or subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode
-    ):
+    unshare = subprocess.run(["unshare", "--uts", "true"], capture_output=True)
+    if os.getuid() or unshare.returncode:
         pytest.skip(
             "a private Slurm of two nodes needs root, and the right to make UTS namespaces"
         )
     # A short path: munge's socket must fit.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
-    made, counter = (
-        Cluster(folder),
-        powercap.constant_power(folder / "powercap", NODE_W),
-    )
+    made = Cluster(folder)
+    counter = powercap.constant_power(folder / "powercap", NODE_W)
     try:
         made.script("start")
         yield made
@@ -99,3 +101,63 @@ def cluster():
         counter.kill()
         counter.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class FakeSlurm:
+    """Stands for the programs of Slurm, as slurm.py starts them.
+
+    queue: state and reason of each task; room: for so many. answers: what a program says, in place
+    of what it would; None: it fails. given, variables: words and environment of its last call.
+    """
+
+    def __init__(self, runs_dir):
+        self.runs_dir, self.queue, self.room, self.answers = runs_dir, {}, 99, {}
+        self.given, self.variables = {}, {}
+
+    def run(self, command, env, **_more):
+        name, *words = command
+        self.given[name], self.variables[name] = words, env
+        if name in self.answers:
+            said = self.answers[name]
+        else:
+            said = getattr(self, name)(*words)
+        status = 1 if said is None else 0
+        return subprocess.CompletedProcess(command, status, said, "no")
+
+    def sbatch(self, *words):
+        last = re.search(r"--array=0-(\d+)", " ".join(words))[1]
+        number = 41 + len(self.queue)
+        if len(self.queue) >= self.room:
+            return None
+        for task in range(int(last) + 1):
+            self.queue[f"{number}_{task}"] = ("PENDING", "None")
+        return f"{number}\n"
+
+    def squeue(self, *_words):
+        return "".join(f"{task}|{'|'.join(at)}\n" for task, at in self.queue.items())
+
+    def scancel(self, *tasks):
+        for task in tasks:
+            del self.queue[task]
+        return ""
+
+    def energynn(self, command, *more):
+        return cli.main([command, "--runs-dir", str(self.runs_dir), *more])
+
+    def submit(self, *more):
+        words = ["--system", TWO_NODES, "-p", "workload", "fourcastnet"]
+        return self.energynn("submit", *words, *more)
+
+    def submission(self):
+        (path,) = self.runs_dir.glob("*/*/job/submission.json")
+        return path
+
+
+@pytest.fixture
+def fake_slurm(tmp_path, monkeypatch):
+    fake = FakeSlurm(tmp_path / "runs")
+    late = subprocess.TimeoutExpired
+    programs = SimpleNamespace(run=fake.run, TimeoutExpired=late)
+    monkeypatch.setattr(slurm, "subprocess", programs)
+    monkeypatch.setattr(slurm, "shutil", SimpleNamespace(which=str))
+    return fake

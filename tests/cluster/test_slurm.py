@@ -4,23 +4,21 @@ Ranks run under srun, MPI and perun, one on each node. The energy counters are s
 """
 
 import contextlib
-import os
 import re
-import signal
 import sys
 import textwrap
-import time
+from itertools import chain
 
-import msgspec
 import psutil
 import pytest
 
-from energynn import config, files, records
+from energynn import files, records
 from energynn.analysis import results
-from energynn.cluster import status, submit, systems
+from energynn.cluster import status
 from energynn.files import REPOSITORY
 from energynn.measure.samples import read_events, segments
 from tests.cluster.conftest import NODE_W
+from tests.processes import processes_of, wait_until
 
 # All in one process of `pytest -n`, because they share one Slurm.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -35,11 +33,8 @@ class Study:
     """Runs that were submitted, seen as a person sees them."""
 
     def __init__(self, cluster, folder):
-        self.cluster, self.file, self.runs_dir = (
-            cluster,
-            folder / "my_study.py",
-            folder / "runs",
-        )
+        self.cluster, self.runs_dir = cluster, folder / "runs"
+        self.file = folder / "my_study.py"
         self.place = ("--system", SYSTEM, "--runs-dir", self.runs_dir)
 
     def submit(self):
@@ -52,26 +47,20 @@ class Study:
                 patched.setenv(name, value)
             return status.rows(status.folders(self.runs_dir, []))[0]
 
+    def started(self):
+        return sorted(self.runs_dir.glob("two-nodes/*/run.json"))
+
     def run_dirs(self):
-        return [
-            path.parent for path in sorted((self.runs_dir / "two-nodes").glob("*/job"))
-        ]
+        return [path.parent for path in sorted(self.runs_dir.glob("two-nodes/*/job"))]
 
     def wait_for_epoch(self, segment=1):
         """Wait until a run trains in its first, second, ... start."""
 
         def is_training():
-            parts = [
-                segments(path)
-                for path in self.run_dirs()
-                if (path / "run.json").exists()
-            ]
+            parts = map(segments, (path.parent for path in self.started()))
             folders = [part[-1] for part in parts if len(part) == segment]
-            return any(
-                event["event"] == "epoch"
-                for path in folders
-                for event in read_events(path)
-            )
+            events = chain.from_iterable(map(read_events, folders))
+            return "epoch" in [event["event"] for event in events]
 
         self.cluster.wait_for(is_training, f"an epoch of start {segment}")
 
@@ -84,29 +73,10 @@ class Study:
         """Wait for the records; all are valid, follow from the raw files, and nothing is left."""
         self.wait("finished")
         assert records.check(self.runs_dir) == []
-        wait_until_nothing_is_left(self.runs_dir)
+        wait_until(lambda: not processes_of(self.runs_dir), 60)
         found = [records.read(path) for path in self.run_dirs()]
         assert all(record["valid"] and record["launcher"] == "srun" for record in found)
         return found
-
-
-def wait_until_nothing_is_left(folder):
-    deadline = time.monotonic() + 60
-    while left := processes_of(folder):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
-
-
-def processes_of(folder):
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if (
-                str(folder) in " ".join(process.cmdline())
-                and process.pid != os.getpid()
-            ):
-                found.append(process)
-    return found
 
 
 def code_of_guide(title):
@@ -122,9 +92,8 @@ def code_of_guide(title):
 def study(cluster, tmp_path_factory):
     """The guide's walk, command by command: three runs; Slurm is killed for a while."""
     made = Study(cluster, tmp_path_factory.mktemp("study"))
-    program, *commands = code_of_guide("A study of your own").split(
-        ".venv/bin/energynn "
-    )
+    guide = code_of_guide("A study of your own")
+    program, *commands = guide.split(".venv/bin/energynn ")
     assert "epochs=200" in program and "(0, 1)" in program
     # a run less
     program = program.replace("epochs=200", "**PACE").replace("(0, 1)", "(0,)")
@@ -144,10 +113,7 @@ def study(cluster, tmp_path_factory):
         made.said[command] = cluster.energynn(*words).stdout
         if words[0] == "submit" and "--dry-run" not in words:
             made.wait_for_epoch()
-            os.kill(
-                int((cluster.folder / "run" / "slurmctld.pid").read_text()),
-                signal.SIGKILL,
-            )
+            cluster.daemon("slurmctld").kill()
             made.without_controller = cluster.energynn("status", *made.place[2:]).stdout
             cluster.script("controller-up")
     return made
@@ -158,25 +124,17 @@ def test_the_guides_commands_say_what_they_should(study):
     assert re.search("runs: 3; .*running", study.said["status"])
     assert "valid: 3, faults: 0" in study.said["check runs"]
     assert "3 of 3 runs are made or queued; 0 to make" in study.submit()
-
-
-def test_status_without_a_controller_says_so_and_is_true(study):
     assert "the queue is unknown" in study.without_controller
-    assert re.search(
-        r"fourcastnet.* running .*\d+ of 30 epochs done", study.without_controller
-    )
-
-
-def test_a_study_is_recorded_with_the_energies_of_both_nodes(study):
+    running = r"fourcastnet.* running .*\d+ of 30 epochs done"
+    assert re.search(running, study.without_controller)
     for record in study.records():
         assert record["nodes"] == 2 and len(record["segments"]) == 1
         assert {sensor["host"] for sensor in record["sensors"]} == {"n1", "n2"}
         assert record["mean_power_cpu_W"] == pytest.approx(2 * NODE_W, rel=0.02)
         # with start and end
         assert record["energy_perun_total_J"] > record["energy_total_J"] > 0
-        assert {"job_id", "job_nodelist", "job_partition", "is_exclusive"} <= record[
-            "job"
-        ].keys()
+        expected = {"job_id", "job_nodelist", "job_partition", "is_exclusive"}
+        assert expected <= record["job"].keys()
     assert set(results.load(study.runs_dir).nodes.values) == {2}
 
 
@@ -204,12 +162,10 @@ def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(
     cluster.run("scontrol", "update", f"JobId={row['job']}", "TimeLimit=30")
 
     run.wait_for_epoch(segment=2)
-    assert (
-        "jobs cancelled: 1"
-        in cluster.energynn("cancel", "--all", *run.place[2:]).stdout
-    )
+    cancelled = cluster.energynn("cancel", "--all", *run.place[2:])
+    assert "jobs cancelled: 1" in cancelled.stdout
     run.wait("stopped")
-    wait_until_nothing_is_left(run.runs_dir)
+    wait_until(lambda: not processes_of(run.runs_dir), 60)
     assert records.read(run.run_dirs()[0])["status"] == "interrupted"
     assert records.check(run.runs_dir) == []
     assert "0 of 1 runs are made or queued; 1 to make" in run.submit()
@@ -219,9 +175,8 @@ def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(
     (record,) = run.records()
     assert len(record["segments"]) == 4
     for total in ("energy_total_J", "training_time_s"):
-        assert record[total] == pytest.approx(
-            sum(part[total] for part in record["segments"])
-        )
+        parts = [part[total] for part in record["segments"]]
+        assert record[total] == pytest.approx(sum(parts))
     (unbroken,) = [path for path in study.run_dirs() if "pretrain" in path.name]
     (broken,) = run.run_dirs()
     assert files.sha256(broken / "weights.pt") == files.sha256(unbroken / "weights.pt")
@@ -229,18 +184,13 @@ def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(
 
 def lose_node(cluster, node):
     """Kill slurmd and all job steps of a node, and start it anew once Slurm has missed it."""
-    daemon = int((cluster.folder / "run" / f"slurmd-{node}.pid").read_text())
-    killed = [psutil.Process(daemon)]
-    for process in psutil.process_iter():
+    killed = [cluster.daemon(f"slurmd-{node}")]
+    for process in psutil.process_iter(["name"]):
         with contextlib.suppress(psutil.Error):
-            children = (
-                process.children(recursive=True)
-                if "slurmstepd" in process.name()
-                else []
-            )
-            if any(
-                child.environ().get("SLURMD_NODENAME") == node for child in children
-            ):
+            if "slurmstepd" not in process.info["name"]:
+                continue
+            children = process.children(recursive=True)
+            if node in [each.environ().get("SLURMD_NODENAME") for each in children]:
                 killed += [process, *children]
     assert len(killed) > 2, killed  # slurmd, its step and the rank
     for process in killed:
@@ -253,10 +203,15 @@ def lose_node(cluster, node):
 
 
 def test_doctor_proves_a_system_and_says_what_slurm_refuses(cluster, tmp_path):
-    path = tmp_path / "mine.toml"
+    """Lines of shell bring data to both nodes before."""
+    path, there = tmp_path / "mine.toml", f"{tmp_path}/$SLURMD_NODENAME"
     right = (REPOSITORY / SYSTEM).read_text()
-    path.write_text(right)
+    bring = f"sh -c 'mkdir {there} && touch {there}/2015.npy'"
+    path.write_text(f'{right}\nsetup = ["srun -n 2 --ntasks-per-node=1 {bring}"]')
     assert "mine.toml says" in cluster.energynn("doctor", "--system", path).stdout
+    assert {*tmp_path.glob("*/2015.npy")} == {
+        tmp_path / node / "2015.npy" for node in ("n1", "n2")
+    }
     path.write_text(right.replace("--exclusive", "--partition=no-such"))
     refused = cluster.energynn("doctor", "--system", path, check=False)
     assert refused.returncode == 2 and "invalid partition" in refused.stderr
@@ -284,23 +239,3 @@ def test_a_batch_script_of_ones_own_makes_a_valid_record(cluster, tmp_path):
     record = records.read(path.parent)
     assert record["valid"] and record["nodes"] == 2, record["invalid_reasons"]
     assert records.check(tmp_path / "runs") == []
-
-
-def test_lines_of_shell_bring_the_data_to_both_nodes(cluster, tmp_path):
-    """The batch script of a run, with a program in place of the run."""
-    there = f"{tmp_path}/$SLURMD_NODENAME"
-    bring = (
-        f"srun -n 2 --ntasks-per-node=1 sh -c 'mkdir {there} && touch {there}/2015.npy'"
-    )
-    setup = [bring, f"export ENERGYNN_ERA5={there}"]
-    site = msgspec.structs.replace(systems.site(SYSTEM), setup=setup)
-    folder = tmp_path / "runs" / "run"
-    (folder / "job").mkdir(parents=True)
-    job = submit.Job({folder: config.make("fourcastnet", devices=2)}, minutes=10)
-    text = submit.script(job, site, "mine")
-    program = "import os; print('data in', os.listdir(os.environ['ENERGYNN_ERA5']))"
-    path = folder / "job" / "job.sh"
-    path.write_text(text.replace("-m energynn.cluster.job", f'-c "{program}"'))
-    cluster.run("sbatch", "--wait", path)
-    assert "data in ['2015.npy']" in (folder / "job" / "log.txt").read_text()
-    assert all((tmp_path / node / "2015.npy").exists() for node in ("n1", "n2"))

@@ -266,7 +266,7 @@ def test_a_batch_script_is_no_rank_and_a_task_of_srun_is_one(monkeypatch):
             monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "8")
-    assert launchers.rank_and_size() is None
+    assert launchers.rank_and_size() == (0, 1)
     monkeypatch.setenv("SLURM_STEP_ID", "3")
     assert launchers.rank_and_size() == (0, 8)
 
