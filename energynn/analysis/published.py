@@ -10,7 +10,18 @@ import pandas as pd
 from energynn import published_values
 from energynn.published_values import PUBLISHED
 
-NUMBERS = ["devices", "local_batch_size", "global_batch_size", "epochs", "repeats"]
+NUMBERS = [
+    "devices",
+    "local_batch_size",
+    "global_batch_size",
+    "epochs",
+    "repeats",
+    "dataset_samples",
+    "low",
+    "high",
+    "decimals",
+    "spread",
+]
 
 
 def values(
@@ -23,8 +34,7 @@ def values(
     """
     table = pd.DataFrame(published_values.rows(name))
     table = table.mask(table == "")
-    numbers = [*NUMBERS, "dataset_samples", "low", "high", "decimals", "spread"]
-    table[numbers] = table[numbers].apply(pd.to_numeric)
+    table[NUMBERS] = table[NUMBERS].apply(pd.to_numeric)
     for column, wanted in (("kind", kind), ("quantity", quantity)):
         table = table if wanted is None else table[table[column] == wanted]
     return table
@@ -45,11 +55,9 @@ def runs(name: str = "values") -> pd.DataFrame:
 
 def series() -> dict[str, dict]:
     """The study's scaling series: the conditions by which runs belong to them."""
-    return {
-        name: conditions
-        for name, conditions in _toml("series").items()
-        if name != "data_sets"
-    }
+    table = _toml("series")
+    del table["data_sets"]
+    return table
 
 
 def data_set_samples(dataset: str) -> float:

@@ -47,7 +47,7 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
 
     rows = published_values.costs()
     row = min((row for row in rows if row["workload"] == run.workload), key=distance)
-    steps = 2 if getattr(run, "stage", "") == "finetune" else 1
+    steps = run.epoch().forward_steps
     factor = (
         samples
         / (row["dataset_samples"] or IMAGES)

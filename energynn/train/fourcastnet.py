@@ -31,9 +31,6 @@ from energynn.train.batches import (
 from energynn.train.distributed import World
 from energynn.train.session import Session
 
-# autoregressive steps of a sample (section 3.3.1)
-STEPS = {"pretrain": 1, "finetune": 2}
-
 
 @distributed.lost_ranks_named()
 def main(
@@ -112,7 +109,7 @@ def load_splits(config: FourCastNetConfig) -> list[era5.Split | None]:
     set.
     """
     data = manifests.verify(config.dataset)
-    steps = STEPS[config.stage]
+    steps = config.epoch().forward_steps
     if config.dataset == "era5":
         years = config.training_years, config.validation_years, config.test_years
         return era5_store.load(data, steps, *years)
@@ -125,8 +122,16 @@ def load_splits(config: FourCastNetConfig) -> list[era5.Split | None]:
 
 def architecture(config: FourCastNetConfig) -> dict:
     """Return the sizes that decide which weights fit the network; they are stored with them."""
-    names = ("patch_size", "embed_dim", "depth", "mlp_ratio", "num_blocks")
-    names += ("sparsity_threshold", "hard_thresholding_fraction", "filter_modes")
+    names = (
+        "patch_size",
+        "embed_dim",
+        "depth",
+        "mlp_ratio",
+        "num_blocks",
+        "sparsity_threshold",
+        "hard_thresholding_fraction",
+        "filter_modes",
+    )
     return {name: getattr(config, name) for name in names}
 
 
