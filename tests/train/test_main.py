@@ -18,32 +18,16 @@ RESNET50 = IMAGES | dict(learning_rate=0.1, evaluate_training_set=True)
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, train):
     folder = tmp_path_factory.mktemp("runs")
+    pretraining = AFNO | dict(epochs=3, save_weights=True)
+    tuning = AFNO | dict(epochs=2, stage="finetune", initial_run="pretrain")
+    trainings = {
+        "resnet50": ("resnet50", RESNET50 | dict(epochs=2, warmup_epochs=1)),
+        "pretrain": ("fourcastnet", pretraining),
+        "finetune": ("fourcastnet", tuning),
+    }
     return {
-        "resnet50": train(
-            folder / "images",
-            "resnet50",
-            devices=2,
-            epochs=2,
-            warmup_epochs=1,
-            **RESNET50,
-        ),
-        "pretrain": train(
-            folder / "first",
-            "fourcastnet",
-            devices=2,
-            epochs=3,
-            save_weights=True,
-            **AFNO,
-        ),
-        "finetune": train(
-            folder / "second",
-            "fourcastnet",
-            devices=2,
-            epochs=2,
-            stage="finetune",
-            initial_run="first",
-            **AFNO,
-        ),
+        name: train(folder / name, workload, devices=2, **parameters)
+        for name, (workload, parameters) in trainings.items()
     }
 
 
@@ -73,31 +57,27 @@ def test_events_tell_the_whole_run(runs, name):
         told = begun["rank"], begun["world_size"], begun["device"]
         assert told == (rank, 2, "cpu")
         assert start["dataset_samples"] == dataset and start["samples_done"] == 0
-        assert (
-            end["samples_trained"],
-            end["samples_evaluated"],
-            end["optimizer_steps"],
-        ) == (trained, evaluated, steps)
-        assert end["forward_backward_passes"] == steps
+        assert end["samples_trained"] == trained
+        assert end["samples_evaluated"] == evaluated
+        assert end["optimizer_steps"] == end["forward_backward_passes"] == steps
         window_s = (end["t_mono_ns"] - start["t_mono_ns"]) / 1e9
         times_s = phase_times(run.run_dir)[rank]
         *lengths_s, checkpoint_s = (times_s[f"{phase}_s"] for phase in PHASES)
         assert 0.5 * window_s < sum(lengths_s) + checkpoint_s <= window_s
         assert min(lengths_s) > 0
-    told = [event["event"] for event in run.events(0) if event["event"] != "progress"]
-    assert told[2] == "epoch" and not [
-        event for event in run.events(1) if event["event"] in ("epoch", "progress")
-    ]
-    assert run.events(0)[-1]["event"] == (
-        "training_end" if name == "resnet50" else "weights_saved"
-    )  # default of the config
+    told, of_others = (
+        [event["event"] for event in run.events(rank) if event["event"] != "progress"]
+        for rank in range(2)
+    )
+    assert told[2] == "epoch" and len(of_others) == len(run.events(1)) == 3
+    # default of the config
+    assert told[-1] == ("training_end" if name == "resnet50" else "weights_saved")
 
 
 def test_history_counts_up_to_the_end(runs):
     epochs = runs["pretrain"].of_kind("epoch")
-    assert [event["epoch"] for event in epochs] == [1, 2, 3] and {
-        event["epochs"] for event in epochs
-    } == {3}
+    counts = [(event["epoch"], event["epochs"]) for event in epochs]
+    assert counts == [(1, 3), (2, 3), (3, 3)]
     assert [event["samples_trained"] for event in epochs] == [20, 40, 60]
     # Cosine annealing over the epochs, from 5e-4 (paper, section 3.3.1).
     assert [event["learning_rate"] for event in epochs] == pytest.approx(
@@ -184,19 +164,12 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_checkpoint(tmp
 def test_what_makes_it_faster_changes_little_of_what_is_learned(tmp_path, train):
     """bfloat16 in products and between ranks, one kernel for all updates, workers that live on."""
     usual = train(tmp_path / "usual", "fourcastnet", epochs=2, devices=2, **AFNO)
-    fast = dict(
-        precision="bfloat16",
-        fused_optimizer=True,
-        deterministic=False,
-        loader_workers=1,
-    )
-    fast |= dict(persistent_workers=True, gradient_compression="bfloat16", devices=2)
-    faster = train(tmp_path / "fast", "fourcastnet", epochs=2, **fast, **AFNO)
+    fast = configuration.FAST | AFNO
+    fast |= dict(loader_workers=1, gradient_compression="bfloat16", devices=2)
+    faster = train(tmp_path / "fast", "fourcastnet", epochs=2, **fast)
     assert (usual.status, faster.status) == (0, 0), faster.output
-    assert (
-        faster.losses == pytest.approx(usual.losses, rel=0.02)
-        and faster.losses != usual.losses
-    )
+    assert faster.losses == pytest.approx(usual.losses, rel=0.02)
+    assert faster.losses != usual.losses
 
 
 @pytest.mark.slow
