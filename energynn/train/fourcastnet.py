@@ -48,9 +48,7 @@ def main(
     training, validation, test = load_splits(config)
     # What does not fill a batch on every rank is left out, as in the published code.
     sampler = Shard(training.sequences, shuffle=True, seed=config.seed, drop_last=True)
-    loader = make_loader(
-        training.sequences, sampler, config, world, drop_last=True, collate_fn=as_batch
-    )
+    loader = make_loader(training.sequences, sampler, config, world, drop_last=True)
     validation_loader = load_own_part(validation, config, world)
     require_batches(loader, config.accumulation_steps)
     if config.stays_on_device:
@@ -142,9 +140,7 @@ def load_own_part(
     if validation is None:
         return None
     own_part = range(world.rank, len(validation.sequences), world.size)
-    return make_loader(
-        validation.sequences, own_part, config, world, collate_fn=as_batch
-    )
+    return make_loader(validation.sequences, own_part, config, world)
 
 
 def make_model(
@@ -171,13 +167,6 @@ def make_model(
         weights = run_dir.parent / config.initial_run / "weights.pt"
         checkpoint.load_weights(weights, model, sizes)
     return distributed.data_parallel(model.to(world.device), config, world)
-
-
-def as_batch(sequences: list[np.ndarray] | np.ndarray) -> Tensor:
-    """Join sequences to (samples, steps + 1, channels, latitude, longitude); a batch stays as it
-    is.
-    """
-    return torch.from_numpy(np.asarray(sequences))
 
 
 def rollout_loss(
