@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import math
 
 from energynn.files import shipped
 
@@ -17,23 +18,50 @@ def rows(name: str = "values") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-SIZES = ("devices", "global_batch_size", "dataset_samples", "epochs", "repeats")
+TEXTS = ("workload", "stage", "dataset", "device_name", "provenance")
+SIZES = ("devices", "global_batch_size", "epochs", "dataset_samples")
 
 
 @functools.cache
-def runs() -> list[dict]:
-    """Group values by run: what was run, and ``gpu_hours`` and ``energy_total`` (kWh) among others.
+def runs(name: str = "values") -> list[dict]:
+    """Group the measurements of ``name``.csv by run: what was run, and the value of each quantity.
 
-    series: the first that it belongs to. A size that is not printed is 0; the local batch size
-    follows from the others.
+    Units stand in names. ``<quantity>_std`` is over ``repeats`` (divisor repeats - 1), ``_half``
+    half a unit of the last printed digit (0 for full precision), ``_place`` where the value
+    stands. ``series`` names all series of the run, separated by spaces. A size that is not printed
+    is 0; the local batch size follows from the others.
     """
     found = {}
-    for row in rows():
-        if row["kind"] == "measurement" and row["devices"]:
-            run = {name: row[name] for name in ("workload", "device_name")}
-            run |= {name: int(row[name] or 0) for name in SIZES}
+    for row in rows(name):
+        if row["kind"] == "measurement" and row["workload"]:
+            run = {text: row[text] for text in TEXTS}
+            run |= {size: int(row[size] or 0) for size in SIZES}
             run["local_batch_size"] = run["global_batch_size"] // run["devices"]
-            series = row["series"].partition(" ")[0]
-            same = found.setdefault(tuple(run.values()), run | {"series": series})
-            same[row["quantity"]] = float(row["value"])
-    return [run for run in found.values() if {"gpu_hours", "energy_total"} <= {*run}]
+            about = {"series": row["series"], "copies": row.get("copies", "")}
+            about["repeats"] = int(row["repeats"])
+            found.setdefault(tuple(run.values()), run | about).update(_quantity(row))
+    return list(found.values())
+
+
+def costs() -> list[dict]:
+    """List the printed runs whose GPU hours and energy are both known."""
+    return [run for run in runs() if {"gpu_hours", "energy_total_kWh"} <= run.keys()]
+
+
+def _quantity(row: dict[str, str]) -> dict[str, float | str]:
+    """Read the value of a row, its spread, its rounding and its place."""
+    quantity = row["quantity"]
+    if quantity != "gpu_hours":
+        quantity += "_" + row["unit"].replace("%", "percent")
+    std = float(row["spread"] or "nan")
+    if row["spread_ddof"] == "0":
+        std *= math.sqrt(int(row["repeats"]) / (int(row["repeats"]) - 1))
+    half = (float(row["high"] or 0) - float(row["low"] or 0)) / 2
+    if row["decimals"]:
+        half = 0.5 * 10.0 ** -int(row["decimals"])
+    return {
+        quantity: float(row["value"]),
+        f"{quantity}_std": std,
+        f"{quantity}_half": half,
+        f"{quantity}_place": row["stands_in"],
+    }

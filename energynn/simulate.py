@@ -82,9 +82,14 @@ def _drawn(fit: Fit, run: RunConfig) -> tuple[float, pd.Series]:
 
 def _intent(fit: Fit, run: RunConfig) -> dict:
     plain, site = config.to_dict(run), fit.runs.site
-    machine = {"hostname": "simulated", "cpu": "simulated"}
-    machine["cores"] = site.devices_per_node
-    machine["gpus"] = [{}] * site.devices_per_node if site.gpu else []
+    number = site.devices_per_node
+    machine = {
+        "hostname": "simulated",
+        "cpu": "simulated",
+        "cores": number,
+        "gpus": [{}] * number if site.gpu else [],
+        "sockets": site.sockets_per_node,
+    }
     return {
         "run_id": config.run_id(run),
         "workload": run.workload,
@@ -97,7 +102,7 @@ def _intent(fit: Fit, run: RunConfig) -> dict:
         "device_name": f"{site.gpu or 'core'} of {site.name}, simulated",
         "devices": run.devices,
         "method": METHOD,
-        "machine": machine | {"sockets": site.sockets_per_node},
+        "machine": machine,
     }
 
 

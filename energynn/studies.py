@@ -276,6 +276,9 @@ LARGE = (32, 64, 128, 256)
 EVERY = SMALL + LARGE
 
 
+_make = partial(config.make, preset="paper", device="gpu")
+
+
 def _resnet50(
     system: str, devices: tuple[int, ...], n_max: int = 0, **batch: int
 ) -> Runs:
@@ -284,27 +287,15 @@ def _resnet50(
     for n in devices:
         images = {}  # all of them
         if n < n_max:
-            images = dict(
-                training_samples=IMAGES * n // n_max,
-                validation_samples=VALIDATION_IMAGES * n // n_max,
-            )
-        make = partial(
-            config.make,
-            "resnet50",
-            preset="paper",
-            device="gpu",
-            system=system,
-            devices=n,
-        )
-        runs += [make(repeat=repeat, **batch, **images) for repeat in range(5)]
+            images["training_samples"] = IMAGES * n // n_max
+            images["validation_samples"] = VALIDATION_IMAGES * n // n_max
+        make = partial(_make, "resnet50", system=system, devices=n, **batch, **images)
+        runs += [make(repeat=repeat) for repeat in range(5)]
     return runs
 
 
 def _fourcastnet(system: str, devices: tuple[int, ...], **fields) -> Runs:
-    make = partial(
-        config.make, "fourcastnet", preset="paper", device="gpu", system=system
-    )
-    return [make(devices=n, **fields) for n in devices]
+    return [_make("fourcastnet", system=system, devices=n, **fields) for n in devices]
 
 
 def r1(system: str) -> Runs:

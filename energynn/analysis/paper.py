@@ -35,18 +35,15 @@ def compile(build_dir: str | Path = "build") -> list[Path]:
     files = ["claims.json", "artifact.json", "excluded.json"]
     files += [f"figures/{name}.pdf" for name in figures(manuscript)]
     require(build_dir, files, sorted(missing))
-    # The build folder may lie anywhere, so the root is "/"; the template gets the folder as an
-    # input.
-    inputs = {"build": str(build_dir)}
     for name, path in MANUSCRIPTS.items():
-        typst.compile(
-            path,
-            output=build_dir / name,
-            root="/",
-            ignore_system_fonts=True,
-            sys_inputs=inputs,
-        )
+        typst.compile(path, output=build_dir / name, **_options(build_dir))
     return [build_dir / name for name in MANUSCRIPTS]
+
+
+def _options(build_dir: Path) -> dict:
+    """Options of typst: the build folder, an input of the template, may lie anywhere below "/"."""
+    inputs = {"build": str(build_dir.resolve())}
+    return {"root": "/", "ignore_system_fonts": True, "sys_inputs": inputs}
 
 
 def require(build_dir: Path, files: list[str], missing: list[str] = ()) -> None:
@@ -63,16 +60,10 @@ def figures(manuscript: str) -> list[str]:
     return re.findall(r'drawing\("(\w+)"', manuscript)
 
 
-def captions(build_dir: str | Path = "build") -> dict[str, str]:
+def captions(build_dir: Path) -> dict[str, str]:
     """Read the captions of the paper's figures as plain text, by the figure's name."""
-    inputs = {"build": str(Path(build_dir).resolve())}
-    about = {
-        "field": "value",
-        "root": "/",
-        "ignore_system_fonts": True,
-        "sys_inputs": inputs,
-    }
+    options = _options(build_dir) | {"field": "value"}
     found = []
     for path in MANUSCRIPTS.values():
-        found += json.loads(typst.query(path, "<drawing>", **about))
+        found += json.loads(typst.query(path, "<drawing>", **options))
     return {figure["name"]: " ".join(figure["caption"].split()) for figure in found}

@@ -16,12 +16,6 @@ COMPONENTS = ("gpu", "cpu", "ram", "total")
 
 # Quantities of a record that become columns; units and meanings stand in records.FIELDS.
 QUANTITIES = [name for name, kind in records.KIND_OF.items() if kind == "number"]
-CPU_MODEL = [
-    "cpu_model_idle_W_per_core",
-    "cpu_model_full_W_per_core",
-    "cpu_model_cores",
-]
-METRICS = ["top1_error", "z500_rmse_m", "persistence_m", "lead_time_h"]
 CONFIG_NUMBERS = [
     "devices",
     "local_batch_size",
@@ -30,8 +24,8 @@ CONFIG_NUMBERS = [
     "seed",
     "repeat",
 ]
-CONFIG_TEXTS = ["stage", "dataset", "preset", "command"]
-RECORD_TEXTS = [
+PROVENANCES = [f"energy_{component}_provenance" for component in COMPONENTS]
+TEXTS = [
     "run_id",
     "name",
     "workload",
@@ -39,9 +33,11 @@ RECORD_TEXTS = [
     "device_kind",
     "device_name",
     "started_at",
-]
-PROVENANCES = [f"energy_{component}_provenance" for component in COMPONENTS]
-OWN_TEXTS = [
+    *PROVENANCES,
+    "stage",
+    "dataset",
+    "preset",
+    "command",
     "recipe",
     "recipe_at_any_pace",
     "loader",
@@ -49,8 +45,18 @@ OWN_TEXTS = [
     "machine_cpu",
     "cpu_model_name",
 ]
-TEXTS = [*RECORD_TEXTS, *PROVENANCES, *CONFIG_TEXTS, *OWN_TEXTS]
-COLUMNS = [*TEXTS, *CONFIG_NUMBERS, *QUANTITIES, *CPU_MODEL, *METRICS]
+COLUMNS = [
+    *TEXTS,
+    *CONFIG_NUMBERS,
+    *QUANTITIES,
+    "cpu_model_idle_W_per_core",
+    "cpu_model_full_W_per_core",
+    "cpu_model_cores",
+    "top1_error",
+    "z500_rmse_m",
+    "persistence_m",
+    "lead_time_h",
+]
 VARIED = [  # within a recipe
     "devices",
     "local_batch_size",

@@ -45,14 +45,14 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
         # Where several runs are equally near, the local batch size decides: power depends on it.
         return is_other_gpu, sum(octaves), octaves[0]
 
-    rows = published_values.runs()
+    rows = published_values.costs()
     row = min((row for row in rows if row["workload"] == run.workload), key=distance)
-    steps = 2 if getattr(run, "stage", "") == "finetune" else 1
+    steps = run.epoch().forward_steps
     share = samples / (row["dataset_samples"] or IMAGES)
     factor = share * run.epochs / row["epochs"] * steps
     is_the_same = distance(row)[1] == 0 and steps == 1
     source = "published" if is_the_same else "scaled from published runs"
-    return Cost(row["gpu_hours"] * factor, row["energy_total"] * factor, source)
+    return Cost(row["gpu_hours"] * factor, row["energy_total_kWh"] * factor, source)
 
 
 def total(costs: Iterable[Cost]) -> Cost:

@@ -213,7 +213,7 @@ def _printed(workload: str, site: Site) -> Runs:
     asked = workload, site.published_as
     rows = [
         row
-        for row in published_values.runs()
+        for row in published_values.costs()
         if (row["workload"], row["device_name"]) == asked
     ]
     full = max((row["epochs"] for row in rows), default=0)
@@ -223,10 +223,11 @@ def _printed(workload: str, site: Site) -> Runs:
 
 def _of_study(row: dict, site: Site) -> Taken:
     """Take what a printed run took, with the configuration that its series has."""
-    planned = studies.PAPER[row["series"]](site.name)
+    first, _, _ = row["series"].partition(" ")
+    planned = studies.PAPER[first](site.name)
     run = next(run for run in planned if run.devices == row["devices"])
     time_s = SECOND_PER_HOUR * row["gpu_hours"] / run.devices
-    power_W = 1000 * row["energy_total"] / row["gpu_hours"]
+    power_W = 1000 * row["energy_total_kWh"] / row["gpu_hours"]
     return Taken(config.to_dict(run), time_s, power_W, row["repeats"])
 
 

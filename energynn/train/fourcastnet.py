@@ -31,9 +31,6 @@ from energynn.train.batches import (
 from energynn.train.distributed import World
 from energynn.train.session import Session
 
-# autoregressive steps of a sample (section 3.3.1)
-STEPS = {"pretrain": 1, "finetune": 2}
-
 
 @distributed.lost_ranks_named()
 def main(
@@ -51,9 +48,7 @@ def main(
     training, validation, test = load_splits(config)
     # What does not fill a batch on every rank is left out, as in the published code.
     sampler = Shard(training.sequences, shuffle=True, seed=config.seed, drop_last=True)
-    loader = make_loader(
-        training.sequences, sampler, config, world, drop_last=True, collate_fn=as_batch
-    )
+    loader = make_loader(training.sequences, sampler, config, world, drop_last=True)
     validation_loader = load_own_part(validation, config, world)
     require_batches(loader, config.accumulation_steps)
     if config.stays_on_device:
@@ -112,7 +107,7 @@ def load_splits(config: FourCastNetConfig) -> list[era5.Split | None]:
     set.
     """
     data = manifests.verify(config.dataset)
-    steps = STEPS[config.stage]
+    steps = config.epoch().forward_steps
     if config.dataset == "era5":
         years = config.training_years, config.validation_years, config.test_years
         return era5_store.load(data, steps, *years)
@@ -125,8 +120,16 @@ def load_splits(config: FourCastNetConfig) -> list[era5.Split | None]:
 
 def architecture(config: FourCastNetConfig) -> dict:
     """Return the sizes that decide which weights fit the network; they are stored with them."""
-    names = ("patch_size", "embed_dim", "depth", "mlp_ratio", "num_blocks")
-    names += ("sparsity_threshold", "hard_thresholding_fraction", "filter_modes")
+    names = (
+        "patch_size",
+        "embed_dim",
+        "depth",
+        "mlp_ratio",
+        "num_blocks",
+        "sparsity_threshold",
+        "hard_thresholding_fraction",
+        "filter_modes",
+    )
     return {name: getattr(config, name) for name in names}
 
 
@@ -137,9 +140,7 @@ def load_own_part(
     if validation is None:
         return None
     own_part = range(world.rank, len(validation.sequences), world.size)
-    return make_loader(
-        validation.sequences, own_part, config, world, collate_fn=as_batch
-    )
+    return make_loader(validation.sequences, own_part, config, world)
 
 
 def make_model(
@@ -166,13 +167,6 @@ def make_model(
         weights = run_dir.parent / config.initial_run / "weights.pt"
         checkpoint.load_weights(weights, model, sizes)
     return distributed.data_parallel(model.to(world.device), config, world)
-
-
-def as_batch(sequences: list[np.ndarray] | np.ndarray) -> Tensor:
-    """Join sequences to (samples, steps + 1, channels, latitude, longitude); a batch stays as it
-    is.
-    """
-    return torch.from_numpy(np.asarray(sequences))
 
 
 def rollout_loss(

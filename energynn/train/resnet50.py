@@ -261,14 +261,12 @@ def make_optimizer(model: torch.nn.Module, config: ResNet50Config) -> torch.opti
         matrices = [values for values in model.parameters() if values.ndim >= 2]
         vectors = [values for values in model.parameters() if values.ndim < 2]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    decay = config.weight_decay
-    fused = config.fused_optimizer or None
     return torch.optim.SGD(
         groups,
         lr=config.warmup_start,
         momentum=config.momentum,
-        weight_decay=decay,
-        fused=fused,
+        weight_decay=config.weight_decay,
+        fused=config.fused_optimizer or None,
     )
 
 
@@ -316,27 +314,22 @@ def evaluate_all(
 ) -> tuple[dict[str, float], int]:
     """Evaluate the validation set and, if configured, the training set after it.
 
-    Both have random crops as in training (study's code), but other ones.
+    Both have random crops as in training (study's code), but other ones in each epoch; a stop is
+    heard meanwhile.
     """
-    metrics, samples = evaluate_on(model, validation, epoch, session)
-    if session.config.evaluate_training_set:
-        crops = session.config.epochs + epoch
-        again, more = evaluate_on(model, training, crops, session)
+    config = session.config
+
+    def evaluated(loader, crops: int) -> tuple[dict[str, float], int]:
+        loader.sampler.set_epoch(crops)
+        heard = session.stop.during(loader, len(loader))
+        return evaluate(model, heard, config, session.world)
+
+    metrics, samples = evaluated(validation, epoch)
+    if config.evaluate_training_set:
+        again, more = evaluated(training, config.epochs + epoch)
         metrics["top1_error_training"] = again["top1_error"]
         samples += more
     return metrics, samples
-
-
-def evaluate_on(
-    model: torch.nn.Module, loader, crops: int, session: Session
-) -> tuple[dict[str, float], int]:
-    """Evaluate with random crops of their own for each number ``crops``; a stop is heard
-    meanwhile.
-    """
-    loader.sampler.set_epoch(crops)
-    return evaluate(
-        model, session.stop.during(loader, len(loader)), session.config, session.world
-    )
 
 
 @torch.no_grad()

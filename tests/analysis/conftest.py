@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,6 +40,18 @@ PHASES = (
 )
 
 
+def a_sensor(**fields) -> dict:
+    """Describe a sensor as the sampler does."""
+    usual = {
+        "to_SI": 1.0,
+        "wraps_at": None,
+        "primary": True,
+        "model": None,
+        "notes": {},
+    }
+    return usual | fields
+
+
 def write_run(
     runs_dir: Path,
     configuration: config.RunConfig,
@@ -62,9 +75,9 @@ def write_run(
     name = f"{kind}-lbs{settings['local_batch_size']}-{config.digest(settings)[:8]}"
     run_dir = runs_dir / configuration.system / name
     run_dir.mkdir(parents=True)
-    training_time_s = time_s or 60.0 / devices**0.85 * (1 + 0.01 * repeat) * (
-        1.6 if stage == "finetune" else 1
-    )
+    is_tuning = stage == "finetune"
+    usual_s = 60.0 / devices**0.85 * (1 + 0.01 * repeat) * (1.6 if is_tuning else 1)
+    training_time_s = time_s or usual_s
     parts_W = parts_W or {"cpu": POWER_W[devices]}
     power_W = sum(parts_W.values())
     energy_J = power_W * training_time_s
@@ -73,45 +86,28 @@ def write_run(
         "validation_loss": 1.1,
     }
     if configuration.workload == "fourcastnet":
-        metrics = {
-            "z500_rmse_12h_m": 70.0 + 4 * devices,
-            "z500_rmse_12h_persistence_m": 95.0,
-        }
-        metrics |= {"z500_rmse_12h_m2_s2": metrics["z500_rmse_12h_m"] * 9.80665}
-        if stage == "finetune":
-            metrics |= {
-                "z500_rmse_24h_m": 110.0 + 5 * devices,
-                "z500_rmse_24h_persistence_m": 150.0,
-            }
-    model = {
-        "name": "linear in busy cores",
-        "idle_W_per_core": 2.5,
-        "full_W_per_core": 11.5,
-        "cores": 2,
-    }
-    sensor = {
-        "id": "cpu_estimate",
-        "component": "cpu",
-        "device": "all",
-        "kind": "busy",
-        "provenance": provenance,
-    }
-    sensor |= {
-        "to_SI": 1.0,
-        "wraps_at": None,
-        "primary": True,
-        "model": model,
-        "notes": {},
-    }
+        metrics = {"z500_rmse_12h_m": 70.0 + 4 * devices}
+        metrics |= {"z500_rmse_12h_persistence_m": 95.0}
+        if is_tuning:
+            metrics |= {"z500_rmse_24h_m": 110.0 + 5 * devices}
+            metrics |= {"z500_rmse_24h_persistence_m": 150.0}
+    model = {"idle_W_per_core": 2.5, "full_W_per_core": 11.5, "cores": 2}
+    sensor = a_sensor(
+        id="cpu_estimate",
+        component="cpu",
+        device="all",
+        kind="busy",
+        provenance=provenance,
+        model={"name": "linear in busy cores"} | model,
+    )
+    phase = {"device": "cpu", "time_s": training_time_s / len(PHASES)}
+    phase |= {"energy_cpu_J": energy_J / len(PHASES) / devices}
     record = {
         **minimal_record(record_sha256=f"{run_dir}"),
         "run_id": name,
         "workload": configuration.workload,
         "system": configuration.system,
-        "status": "finished",
-        "status_reason": "",
         "valid": True,
-        "invalid_reasons": [],
         "started_at": "2026-01-01T00:00:00Z",
         "config": settings,
         "config_digest": config.digest(settings),
@@ -141,15 +137,9 @@ def write_run(
         "sensors": [sensor],
         "metrics": metrics,
         "energy_phases": [
-            {
-                "rank": rank,
-                "device": "cpu",
-                "phase": phase,
-                "time_s": training_time_s / 7,
-                "energy_cpu_J": energy_J / 7 / devices,
-            }
+            phase | {"rank": rank, "phase": name}
             for rank in range(devices)
-            for phase in PHASES
+            for name in PHASES
         ],
         "machine": {"hostname": "synthetic", "cpu": "none"},
     } | changes
@@ -167,77 +157,44 @@ def _write_samples(
     0.1 s.
     """
     host, start_ns = "synthetic", 10**12
+    at_s = {"rank_start": -3, "training_start": 0, "training_end": training_time_s}
     events = [
-        {
-            "t_mono_ns": start_ns - 3 * 10**9,
-            "event": "rank_start",
-            "rank": 0,
-            "host": host,
-        },
-        {"t_mono_ns": start_ns, "event": "training_start", "rank": 0},
-        {
-            "t_mono_ns": start_ns + int(training_time_s * 1e9),
-            "event": "training_end",
-            "rank": 0,
-        },
+        {"event": event, "host": host, "t_wall_ns": 0, "t_mono_ns": _ns(start_ns, at)}
+        for event, at in at_s.items()
     ]
-    (run_dir / "events-rank0.jsonl").write_text(
-        "\n".join(json.dumps({"t_wall_ns": 0, **e}) for e in events) + "\n"
-    )
-    lines = [
-        json.dumps(
-            {
-                "header": "energynn-samples/1",
-                "host": host,
-                "pid": 1,
-                "period_s": 0.1,
-                "sensors": [sensor],
-            }
-        )
-    ]
+    header = {"header": "energynn-samples/1", "host": host, "pid": 1}
+    samples = [header | {"period_s": 0.1, "sensors": [sensor]}]
     busy_core_s = 0.0
     for step in range(-20, int(training_time_s / 0.1) + 21):
         seconds = step * 0.1
-        lines.append(
-            json.dumps({"t": start_ns + int(seconds * 1e9), "w": 0, "v": [busy_core_s]})
-        )
+        samples.append({"t": _ns(start_ns, seconds), "w": 0, "v": [busy_core_s]})
         if 0 <= seconds < training_time_s and seconds % 5 > 0.5:
             busy_core_s += 0.1 * (power_W - 5.0) / 9.0
-    (run_dir / "samples-synthetic.jsonl").write_text("\n".join(lines) + "\n")
+    for name, lines in (("events-rank0", events), ("samples-synthetic", samples)):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (run_dir / f"{name}.jsonl").write_text(text)
+
+
+def _ns(start_ns: int, seconds: float) -> int:
+    return start_ns + int(seconds * 1e9)
 
 
 def write_study(runs_dir: Path, provenance: str = "simulated") -> Path:
     """ResNet50 and FourCastNet on 1 and 2 devices, constant LBS and GBS, three repeats of one
     configuration.
     """
-    for repeat in range(3):
-        write_run(
-            runs_dir,
-            config.make("resnet50", local_batch_size=16, repeat=repeat),
-            provenance,
-        )
-    write_run(
-        runs_dir, config.make("resnet50", devices=2, local_batch_size=16), provenance
-    )
-    write_run(
-        runs_dir,
-        config.make("resnet50", devices=2, global_batch_size=16),
-        provenance,
-        time_s=45.0,
-    )
+    images = partial(config.make, "resnet50")
+    runs = [images(local_batch_size=16, repeat=repeat) for repeat in range(3)]
+    runs.append(images(devices=2, local_batch_size=16))
     for devices in (1, 2):
-        write_run(runs_dir, config.make("fourcastnet", devices=devices), provenance)
-        tuning = config.make(
-            "fourcastnet",
-            devices=devices,
-            stage="finetune",
-            initial_run=f"pretrain-{devices}",
-        )
-        write_run(runs_dir, tuning, provenance)
+        states = partial(config.make, "fourcastnet", devices=devices)
+        before = f"pretrain-{devices}"
+        runs += [states(), states(stage="finetune", initial_run=before)]
+    for run in runs:
+        write_run(runs_dir, run, provenance)
+    run = images(devices=2, global_batch_size=16)
+    write_run(runs_dir, run, provenance, time_s=45.0)
     return runs_dir
-
-
-A100, H100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100"
 
 
 def write_replica(
@@ -249,54 +206,43 @@ def write_replica(
     """Runs at the study's scale, by formulas of our own: not a copy of its values, and no
     evidence for anything.
     """
-    powers = lambda low, high: [2**k for k in range(low, high + 1)]  # noqa: E731
-    plans = {
-        "R1": (powers(0, 8), lambda n: (256, 1281167)),
-        "R4": (powers(0, 8), lambda n: (256, 1281167 * n // 256)),
-        "R5": (powers(0, 4), lambda n: (256 // n, 1281167 * n // 16)),
-        "R6": (powers(5, 8), lambda n: (8192 // n, 1281167 * n // 256)),
-        "F1": (powers(2, 8), lambda n: (1, 54020)),
-        "F4": (powers(2, 4), lambda n: (16 // n, 54020)),
+    plans = {  # powers of two, and local batch and samples of so many devices
+        "R1": (range(9), lambda n: (256, 1281167)),
+        "R4": (range(9), lambda n: (256, 1281167 * n // 256)),
+        "R5": (range(5), lambda n: (256 // n, 1281167 * n // 16)),
+        "R6": (range(5, 9), lambda n: (8192 // n, 1281167 * n // 256)),
+        "F1": (range(2, 9), lambda n: (1, 54020)),
+        "F4": (range(2, 5), lambda n: (16 // n, 54020)),
     }
     for name in series.split():
-        devices, plan = plans[name]
-        for n in devices:
-            _write_replica_runs(
-                runs_dir,
-                name,
-                n,
-                *plan(n),
-                repeats if name[0] == "R" else 1,
-                provenance,
-            )
+        powers, plan = plans[name]
+        several = repeats if name[0] == "R" else 1
+        for n in (2**power for power in powers):
+            _write_replica_runs(runs_dir, name, n, *plan(n), several, provenance)
     return runs_dir
 
 
 def _write_replica_runs(runs_dir, name, n, lbs, samples, repeats, provenance):
-    image = name[0] == "R"
-    epochs, hardware = (100 if image else 80), (H100 if name == "F4" else A100)
-    rate = (430 * n**-0.04 * lbs / (lbs + 8) if image else 2.1 * (n / 4) ** -0.3) * (
-        1.35 if hardware == H100 else 1
-    )
     sockets = 2 * -(-n // 4)
-    gpu_W = n * (
-        (80 + 0.28 * rate if image else 100 + 20 * rate)
-        + (70 if hardware == H100 else 0)
-    )
-    steps, parts_W = (
-        samples * epochs // (lbs * n),
-        {"gpu": gpu_W, "cpu": 110 * sockets, "ram": 6 * sockets},
-    )
-    metrics = {
-        "top1_error": 0.28 + max(0.0, 0.05 * math.log2(lbs * n / 8192)),
-        "validation_loss": 1.0,
-    }
-    if not image:
+    if name[0] == "R":
+        workload, dataset, epochs = "resnet50", "imagenet", 100
+        rate = 430 * n**-0.04 * lbs / (lbs + 8)
+        gpu_W = 80 + 0.28 * rate
+        top1_error = 0.28 + max(0.0, 0.05 * math.log2(lbs * n / 8192))
+        metrics = {"top1_error": top1_error, "validation_loss": 1.0}
+    else:
+        workload, dataset, epochs = "fourcastnet", "era5", 80
+        rate = 2.1 * (n / 4) ** -0.3
+        if name == "F4":
+            rate *= 1.35
+        gpu_W = 100 + 20 * rate + (70 if name == "F4" else 0)
         metrics = {"z500_rmse_6h_m": 20 * n**0.1, "z500_rmse_6h_persistence_m": 60.0}
+    steps = samples * epochs // (lbs * n)
+    parts_W = {"gpu": n * gpu_W, "cpu": 110 * sockets, "ram": 6 * sockets}
     for repeat in range(repeats):
         noise = 1 + 0.004 * math.sin(7 * repeat + n)
         settings = {
-            "dataset": "imagenet" if image else "era5",
+            "dataset": dataset,
             "devices": n,
             "local_batch_size": lbs,
             "epochs": epochs,
@@ -306,13 +252,13 @@ def _write_replica_runs(runs_dir, name, n, lbs, samples, repeats, provenance):
         }
         write_run(
             runs_dir,
-            config.make("resnet50" if image else "fourcastnet"),
+            config.make(workload),
             provenance,
             samples=False,
             settings=settings,
             time_s=noise * samples * epochs / rate / n,
             parts_W=parts_W,
-            device_name=hardware,
+            device_name="NVIDIA H100" if name == "F4" else "NVIDIA A100-SXM4-40GB",
             device_kind="gpu",
             devices=n,
             metrics=metrics,

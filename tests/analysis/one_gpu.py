@@ -2,14 +2,14 @@
 here.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from energynn import studies
 from energynn.config import SYNTHETIC_STATES, RunConfig
-from tests.analysis.conftest import write_run
+from tests.analysis.conftest import a_sensor, write_run
 
 # shares of the time
 PHASES = {"data_loading": 0.05, "forward": 0.35, "backward": 0.5, "optimizer": 0.1}
@@ -33,97 +33,60 @@ class Gpu:
 
 
 def speed(run: RunConfig) -> float:
-    changed = [
-        run.precision == "bfloat16",
-        getattr(run, "channels_last", False),
-        run.fused_optimizer,
-    ]
-    return float(
-        np.prod(
-            [
-                times
-                for times, is_there in zip(_in_order(), changed, strict=True)
-                if is_there
-            ]
-        )
-    )
+    changed = {
+        "precision": run.precision == "bfloat16",
+        "channels_last": getattr(run, "channels_last", False),
+        "fused_optimizer": run.fused_optimizer,
+    }
+    return math.prod(SPEEDS[name] for name, is_there in changed.items() if is_there)
 
 
-def _in_order() -> list[float]:
-    return [SPEEDS[name] for name in ("precision", "channels_last", "fused_optimizer")]
-
-
-def loader(run: RunConfig) -> str:
-    return (
-        "device" if run.stays_on_device else f"{run.image_loading}-{run.loader_workers}"
-    )
+def steps_of(run: RunConfig) -> int:
+    """Steps of an epoch."""
+    samples = getattr(run, "training_samples", 0) or SYNTHETIC_STATES
+    return samples // run.global_batch_size
 
 
 def step_s(run: RunConfig) -> float:
     """Seconds of a step: its passes, or as long as its pace or its loader says."""
     t0_s, t1_s = (0.008, 0.0007) if run.workload == "resnet50" else (0.02, 0.15)
-    passes_s = (
-        run.accumulation_steps * (t0_s + t1_s * run.local_batch_size) / speed(run)
-    )
-    loading_s = (
-        run.global_batch_size / LOADED_PER_S[loader(run)]
-        if loader(run) != "device"
-        else 0.0
-    )
-    return max(passes_s, loading_s, run.step_period_s)
+    pass_s = (t0_s + t1_s * run.local_batch_size) / speed(run)
+    loading_s = 0.0
+    if not run.stays_on_device:
+        loader = f"{run.image_loading}-{run.loader_workers}"
+        loading_s = run.global_batch_size / LOADED_PER_S[loader]
+    return max(run.accumulation_steps * pass_s, loading_s, run.step_period_s)
 
 
 def power_W(run: RunConfig, gpu: Gpu, place: float) -> float:
     """Without noise; a state of FourCastNet costs 200 times as much as an image."""
     sample_J = gpu.sample_J * (1 if run.workload == "resnet50" else 200)
-    samples, passes = (
-        run.global_batch_size / step_s(run),
-        run.accumulation_steps / step_s(run),
-    )
-    return (
-        gpu.idle_W
-        + sample_J * samples / speed(run)
-        + gpu.update_J * passes
-        + gpu.drift_W * place
-    )
+    of_samples_W = sample_J * run.global_batch_size / step_s(run) / speed(run)
+    of_passes_W = gpu.update_J * run.accumulation_steps / step_s(run)
+    return gpu.idle_W + of_samples_W + of_passes_W + gpu.drift_W * place
 
 
-def write_grid(
-    runs_dir: Path, gpu: Gpu = Gpu(), seed: int = 0, runs: list | None = None
-):
+def write_grid(runs_dir: Path, runs: list[RunConfig]) -> None:
     """Records of the runs as that GPU would make them, its energy measured and the CPU's
     estimated.
     """
-    runs, random = (
-        studies.gpu_grid() if runs is None else runs,
-        np.random.default_rng(seed),
-    )
+    gpu, random = Gpu(), np.random.default_rng(0)
     for number, run in enumerate(runs):
         place = number / len(runs)
         watts = power_W(run, gpu, place) * (1 + random.normal(0, gpu.noise))
-        per_epoch = (
-            getattr(run, "training_samples", 0) or SYNTHETIC_STATES
-        ) // run.global_batch_size
-        steps = max(1, run.epochs * per_epoch)
+        steps = max(1, run.epochs * steps_of(run))
         time_s = steps * step_s(run)
         phases = []
         for phase, share in PHASES.items():
             part = {"time_s": share * time_s, "energy_gpu_J": share * watts * time_s}
             phases.append({"rank": 0, "device": "gpu:0", "phase": phase, **part})
-        sensor = {
-            "id": "gpu_0_power",
-            "component": "gpu",
-            "device": "0",
-            "kind": "power",
-            "provenance": "measured",
-        }
-        sensor |= {
-            "to_SI": 1.0,
-            "wraps_at": None,
-            "primary": True,
-            "model": None,
-            "notes": {},
-        }
+        sensor = a_sensor(
+            id="gpu_0_power",
+            component="gpu",
+            device="0",
+            kind="power",
+            provenance="measured",
+        )
         write_run(
             runs_dir,
             run,
@@ -139,7 +102,7 @@ def write_grid(
             samples_evaluated=0,
             optimizer_steps=steps,
             forward_backward_passes=steps * run.accumulation_steps,
-            dataset_samples=per_epoch * run.global_batch_size,
+            dataset_samples=steps_of(run) * run.global_batch_size,
             sampling_period_s=run.sampling_period_s,
             samples_in_training=int(time_s / run.sampling_period_s),
             started_at=f"2026-01-01T00:{number:02d}:00Z",
@@ -147,4 +110,3 @@ def write_grid(
             sensors=[sensor],
             idle_power_gpu_before_W=70.0,
         )
-    return runs_dir

@@ -9,6 +9,11 @@ import pytest
 from energynn.analysis import numbers
 
 
+@pytest.fixture
+def book(tmp_path):
+    return numbers.Numbers("n", tmp_path)
+
+
 def test_numbers_are_merged_in_order(tmp_path):
     for notebook, name in (("20_b", "slope"), ("10_a", "width")):
         book = numbers.Numbers(notebook, tmp_path)
@@ -44,27 +49,21 @@ def test_numbers_are_merged_in_order(tmp_path):
         (np.int64(7), 3, "7"),
     ],
 )
-def test_text_has_significant_digits(tmp_path, value, digits, text):
-    book = numbers.Numbers("n", tmp_path)
+def test_text_has_significant_digits(book, value, digits, text):
     book.add("name", value, digits=digits)
     assert book.entries["name"]["text"] == text
 
 
-def test_nan_is_not_available_with_a_reason(tmp_path):
-    book = numbers.Numbers("n", tmp_path)
+def test_nan_is_not_available_with_a_reason(book):
     book.add("error", float("nan"), "m", reason="there are no own runs")
     book.add("other", None)
     entry = json.loads(book.save().read_text())["error"]
-    assert (entry["value"], entry["text"], entry["reason"]) == (
-        None,
-        "not available",
-        "there are no own runs",
-    )
+    assert entry["value"] is None and entry["text"] == "not available"
+    assert entry["reason"] == "there are no own runs"
     assert book.entries["other"]["reason"]
 
 
-def test_a_name_that_is_taken_and_a_guessed_provenance_are_refused(tmp_path):
-    book = numbers.Numbers("n", tmp_path)
+def test_a_name_that_is_taken_and_a_guessed_provenance_are_refused(book):
     book.add("taken", 1)
     with pytest.raises(ValueError, match="already"):
         book.add("taken", 2)
@@ -99,34 +98,14 @@ def test_colophon_names_commit_and_versions(tmp_path):
     assert (tmp_path / "numbers.json").read_bytes() == again
 
 
-def test_a_table_gives_a_number_for_each_cell(tmp_path):
-    book = numbers.Numbers("n", tmp_path)
-    table = pd.DataFrame(
-        {
-            "value": [1.0, 2.0],
-            "low": [0.5, np.nan],
-            "n": [3, 4],
-            "source": ["R4", "R5"],
-        },
-        ["a", "b"],
-    )
-    book.add_table(
-        table[["value", "low", "source"]],
-        "kW",
-        "published",
-        "slope_{row}_{column}",
-        digits=2,
-        reason="none",
-    )
-    book.add_table(table[["n", "source"]], "", names="rows_{row}")
-    assert list(book.entries) == [
-        "slope_a",
-        "slope_b",
-        "slope_a_low",
-        "slope_b_low",
-        "rows_a",
-        "rows_b",
-    ]
+def test_a_table_gives_a_number_for_each_cell(book):
+    columns = {"value": [1.0, 2.0], "low": [0.5, np.nan], "source": ["R4", "R5"]}
+    table = pd.DataFrame(columns, ["a", "b"])
+    about = dict(digits=2, reason="none")
+    book.add_table(table, "kW", "published", "slope_{row}_{column}", **about)
+    book.add_table(pd.DataFrame({"n": [3, 4]}, ["a", "b"]), "", names="rows_{row}")
+    slopes = ["slope_a", "slope_b", "slope_a_low", "slope_b_low"]
+    assert list(book.entries) == [*slopes, "rows_a", "rows_b"]
     expected = {
         "value": 2.0,
         "unit": "kW",

@@ -13,7 +13,6 @@ from energynn import config
 from energynn.analysis import report
 from energynn.files import REPOSITORY
 from tests.analysis.notebook import execute
-from tests.conftest import minimal_record
 
 BROWSERS = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
 BROWSER = next(filter(None, BROWSERS), None)
@@ -55,13 +54,10 @@ def built(synthetic, executed, tmp_path_factory):
         folder / "runs", tmp_path_factory.mktemp("measured") / "runs"
     )
     command = {"command": "python train.py", "sampling_period_s": 0.04}
-    names = ("ended_at", "history", "segments", "files", "record_sha256")
-    about = {name: value for name, value in minimal_record().items() if name in names}
-    about |= dict(workload="command", system="measured", run_id=COMMAND, config=command)
+    about = dict(workload="command", system="measured", run_id=COMMAND, config=command)
+    about |= dict(record_sha256="", time_s=30.0, parts_W={"cpu": 30.0})
     run = config.make("resnet50", repeat=9)
-    synthetic.write_run(
-        runs_dir, run, "measured", time_s=30.0, parts_W={"cpu": 30.0}, **about
-    )
+    synthetic.write_run(runs_dir, run, "measured", **about)
     execute("90_explore", runs_dir=str(runs_dir), build_dir=str(folder), live=False)
     execute("91_plan", build_dir=str(folder), live=False)
     return report.build(folder)
@@ -81,14 +77,8 @@ def texts(page, selector="#figure-explore"):
     return page.evaluate(f"{marks}.map(text => text.textContent)")
 
 
-def click_on(page, mark, key=None):
-    mark.scroll_into_view_if_needed()
-    box = mark.bounding_box()
-    if key:
-        page.keyboard.down(key)
-    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    if key:
-        page.keyboard.up(key)
+def click_on(page, mark, *keys):
+    mark.click(modifiers=keys, force=True)
     page.wait_for_timeout(300)
 
 
@@ -150,8 +140,7 @@ def test_the_middle_of_a_ring_is_hit_and_a_miss_changes_nothing(opened):
     assert run not in texts(opened)
     opened.mouse.move(*at[ring])
     assert "published" in opened.inner_text("#vg-tooltip-element")
-    opened.mouse.click(*at[ring])
-    opened.wait_for_timeout(300)
+    click_on(opened, ring)
     shown = texts(opened)
     assert run in shown
     x, y = at[ring]

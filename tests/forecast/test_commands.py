@@ -3,6 +3,7 @@ refusals.
 """
 
 import json
+import re
 import shutil
 
 import pandas as pd
@@ -47,11 +48,7 @@ def answer(capsys, *words) -> dict:
 def refusal(capsys, *words) -> str:
     """The line with which a command refuses."""
     assert forecast(*words) == 2
-    (line,) = [
-        line
-        for line in capsys.readouterr().err.splitlines()
-        if line.startswith("energynn: ")
-    ]
+    (line,) = re.findall("^energynn: .*", capsys.readouterr().err, re.MULTILINE)
     return line
 
 

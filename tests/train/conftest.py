@@ -2,13 +2,17 @@
 
 import json
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from energynn import config as configuration
-from energynn.measure.samples import read_phases
+from energynn.measure.samples import events_of_kind, read_events, read_phases
+from energynn.train.distributed import World
 from tests.ranks import start_ranks
 
 # trainings of seconds
@@ -17,6 +21,7 @@ IMAGES = dict(
     local_batch_size=4, image_size=32, training_samples=24, validation_samples=10
 )
 HERE = Path(__file__).parent
+ALONE = World(0, 1, 0, torch.device("cpu"), "h")
 
 
 @dataclass
@@ -38,12 +43,11 @@ class Run:
         return {int(rank): json.loads(losses) for rank, losses in told}
 
     def events(self, rank: int = 0) -> list[dict]:
-        return [
-            json.loads(line)
-            for line in (self.run_dir / f"events-rank{rank}.jsonl")
-            .read_text()
-            .splitlines()
-        ]
+        events = read_events(self.run_dir)
+        return [event for event in events if event["rank"] == rank]
+
+    def of_kind(self, kind: str) -> list[dict]:
+        return events_of_kind(self.events(), kind)
 
 
 @pytest.fixture(scope="session")
@@ -73,6 +77,24 @@ def train():
         return Run(run_dir, done.returncode, done.stdout)
 
     return start
+
+
+@pytest.fixture
+def alone():
+    """A world of one rank that is joined; signals are handled as before afterwards."""
+    numbers = signal.SIGTERM, signal.SIGUSR1
+    kept = [signal.getsignal(number) for number in numbers]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield ALONE
+    dist.destroy_process_group()
+    for number, handler in zip(numbers, kept, strict=True):
+        signal.signal(number, handler)
+
+
+def ranks_of(run_dir: Path) -> dict[int, int]:
+    """Rank -> process, of the newest start."""
+    started = events_of_kind(read_events(run_dir), "rank_start")
+    return {event["rank"]: event["pid"] for event in started}
 
 
 def phase_times(run_dir: Path) -> list[dict]:

@@ -14,50 +14,34 @@ from energynn.train import distributed
 from energynn.train.distributed import Request
 
 
-@pytest.fixture
-def two_ranks_of_gpus(monkeypatch):
-    """A function that joins as rank 0 of two, this host's number 2 of GPUs; what it set is
-    returned, or it raises.
+@pytest.mark.parametrize("visible, device", [(1, "cuda:0"), (4, "cuda:2")])
+def test_a_rank_takes_its_gpu_and_stays_beside_it(monkeypatch, visible, device):
+    """A launcher may show each rank its own GPU only, which is number 0 then.
 
-    CUDA, NCCL and NVML are stood in for.
+    This is rank 0 of two, the host's number 2 of GPUs; CUDA, NCCL and NVML are stood in for.
     """
-
-    def join(visible):
-        did, store = {}, HashStore()
-        gpu = SimpleNamespace(name="H100", uuid="aaaa")
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-        monkeypatch.setattr(
-            torch.cuda, "set_device", lambda device: did.update(device=str(device))
-        )
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-        monkeypatch.setattr(
+    did, found = {}, (0, 2, 2, HashStore())
+    gpu = SimpleNamespace(name="H100", uuid="aaaa")
+    stands_in = [
+        (torch.cuda, "is_available", lambda: True),
+        (torch.cuda, "device_count", lambda: visible),
+        (torch.cuda, "set_device", lambda device: did.update(device=str(device))),
+        (torch.cuda, "get_device_properties", lambda device: gpu),
+        (
             distributed.dist,
             "init_process_group",
             lambda backend, **_: did.update(backend=backend),
-        )
-        monkeypatch.setattr(machine, "pin_to_gpu", lambda uuid: did.update(beside=uuid))
-        monkeypatch.setattr(distributed, "be_deterministic", lambda *_, **__: None)
-        monkeypatch.setattr(distributed, "_find", lambda timeout: (0, 2, 2, store))
-        distributed.join(
-            config.make(
-                "resnet50",
-                device="gpu",
-                devices=2,
-                threads_per_device=torch.get_num_threads(),
-            )
-        )
-        return did
-
-    return join
-
-
-@pytest.mark.parametrize("visible, device", [(1, "cuda:0"), (4, "cuda:2")])
-def test_a_rank_takes_its_gpu_and_stays_beside_it(two_ranks_of_gpus, visible, device):
-    """A launcher may show each rank its own GPU only, which is number 0 then."""
-    assert two_ranks_of_gpus(visible) == dict(
-        device=device, backend="nccl", beside="aaaa"
-    )
+        ),
+        (machine, "pin_to_gpu", lambda uuid: did.update(beside=uuid)),
+        (distributed, "be_deterministic", lambda *_, **__: None),
+        (distributed, "_find", lambda timeout: found),
+    ]
+    for owner, name, function in stands_in:
+        monkeypatch.setattr(owner, name, function)
+    threads = torch.get_num_threads()
+    about = dict(device="gpu", devices=2, threads_per_device=threads)
+    distributed.join(config.make("resnet50", **about))
+    assert did == dict(device=device, backend="nccl", beside="aaaa")
 
 
 def test_warm_up_leaves_no_trace():
@@ -65,10 +49,8 @@ def test_warm_up_leaves_no_trace():
     model = nn.Sequential(
         nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1)
     )
-    before, random_state = (
-        copy.deepcopy(model.state_dict()),
-        torch.random.get_rng_state(),
-    )
+    before = copy.deepcopy(model.state_dict())
+    random_state = torch.random.get_rng_state()
     calls = []
 
     def loss():
@@ -82,21 +64,6 @@ def test_warm_up_leaves_no_trace():
     )
     assert torch.equal(torch.random.get_rng_state(), random_state)
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.fixture
-def alone():
-    """A world of one rank that is joined; signals are handled as before afterwards."""
-    kept = {
-        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)
-    }
-    torch.distributed.init_process_group(
-        "gloo", store=HashStore(), rank=0, world_size=1
-    )
-    yield distributed.World(0, 1, 0, torch.device("cpu"), "a")
-    torch.distributed.destroy_process_group()
-    for number, handler in kept.items():
-        signal.signal(number, handler)
 
 
 def test_ranks_agree_about_once_a_second_by_the_clock_of_rank_0(
@@ -131,26 +98,16 @@ def test_a_file_asks_all_ranks_to_stop(alone, tmp_path):
     assert agreement.is_due() and agreement() == Request.STOP
 
 
-def test_gradients_in_buckets_lie_side_by_side():
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        world = distributed.World(0, 1, 0, torch.device("cpu"), "a")
-        for is_on in (False, True):
-            about = SimpleNamespace(
-                gradient_buckets=is_on, gradient_compression="none", compile=False
-            )
-            model = distributed.data_parallel(nn.Linear(4, 4), about, world)
-            for _ in range(2):  # after the first the buckets have their order
-                model.zero_grad()
-                model(torch.ones(1, 4)).sum().backward()
-            places = {
-                parameter.grad.untyped_storage().data_ptr()
-                for parameter in model.parameters()
-            }
-            assert len(places) == (1 if is_on else 2)
-    finally:
-        torch.distributed.destroy_process_group()
+@pytest.mark.parametrize("is_on, number", [(False, 2), (True, 1)])
+def test_gradients_in_buckets_lie_side_by_side(alone, is_on, number):
+    made = config.make("resnet50", gradient_buckets=is_on)
+    model = distributed.data_parallel(nn.Linear(4, 4), made, alone)
+    for _ in range(2):  # after the first the buckets have their order
+        model.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    places = {gradient.untyped_storage().data_ptr() for gradient in gradients}
+    assert len(places) == number
 
 
 def test_one_rank_has_lost_no_other_and_says_what_nccl_said_last(monkeypatch):

@@ -7,34 +7,22 @@ import numpy as np
 import pytest
 
 from energynn import records
+from energynn.config import FAST, FAST_IMAGES
 from energynn.files import REPOSITORY
 from tests.processes import energynn
 from tests.train.conftest import AFNO, IMAGES
 
 RESNET50 = IMAGES | dict(epochs=2)
-CHEAP = dict(
-    precision="bfloat16",
-    fused_optimizer=True,
-    deterministic=False,
-    pinned_memory=True,
-    gradient_buckets=True,
-)
-OF_IMAGES = dict(
-    channels_last=True,
-    uint8_to_device=True,
-    image_loading="fast",
-    top5_per_sample=False,
-)
 RECIPES = {
     "resnet50-fast": (
         "resnet50",
-        RESNET50 | CHEAP | OF_IMAGES | dict(synchronous_phases=True),
+        RESNET50 | FAST | FAST_IMAGES | dict(synchronous_phases=True),
     ),
     "resnet50-device": ("resnet50", RESNET50 | dict(image_loading="device")),
     "fourcastnet-fast": (
         "fourcastnet",
         AFNO
-        | CHEAP
+        | FAST
         | dict(
             epochs=2,
             activation_checkpointing=True,
@@ -59,12 +47,8 @@ def test_a_training_stays_on_its_gpu(tmp_path, train, name):
     )
     assert here.status == there.status == 0, there.output
     assert there.events()[0]["device"] == "imagined"
-    assert (
-        next(event for event in there.events() if event["event"] == "training_end")[
-            "memory_gpu_peak_B"
-        ]
-        == 10**9
-    )
+    (end,) = there.of_kind("training_end")
+    assert end["memory_gpu_peak_B"] == 10**9
     rounding = 0.02 if "fast" in name or "device" in name else 1e-3
     np.testing.assert_allclose(there.losses, here.losses, rtol=rounding)
 
@@ -91,7 +75,7 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
     sizes = dict(sampling_period_s=0.02, idle_ready_s=0.5)
     (tmp_path / "limits").write_text("[0, 0, 200000]\n")
     done = start(
-        tmp_path, RESNET50 | CHEAP | OF_IMAGES | sizes, ["tests/train/imagined"]
+        tmp_path, RESNET50 | FAST | FAST_IMAGES | sizes, ["tests/train/imagined"]
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = records.run_dirs(tmp_path / "runs")

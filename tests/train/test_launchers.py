@@ -15,10 +15,10 @@ import torch
 
 from energynn import config as configuration
 from energynn import files
-from energynn.measure.samples import read_events
+from energynn.measure.samples import events_of_kind, read_events
 from tests.processes import processes_of, wait_until
 from tests.ranks import ENVIRONMENT, MPIRUN
-from tests.train.conftest import AFNO, HERE, IMAGES
+from tests.train.conftest import AFNO, HERE, IMAGES, ranks_of
 
 TINY = AFNO | dict(workload="fourcastnet", devices=2)
 RESNET50 = IMAGES | dict(
@@ -40,28 +40,16 @@ TORCHRUN = [
 TIMEOUT_S = 4
 
 
-def start(
-    launcher, run_dir, ranks=2, script="rank_main.py", base=TINY, **parameters
-) -> subprocess.Popen:
-    """Ranks that print into ``<run_dir>/output``."""
-    commands = {
-        "mpirun": [MPIRUN, "-n", str(ranks)],
-        "torchrun": TORCHRUN,
-    }
+def start(launcher, run_dir, base=TINY, **parameters) -> subprocess.Popen:
+    """Two ranks that print into ``<run_dir>/output``."""
     if launcher == "mpirun" and not MPIRUN:
         pytest.skip("no mpirun")
     run_dir.mkdir(exist_ok=True)
-    settings = json.dumps(
-        configuration.to_dict(configuration.make(**base | parameters))
-    )
-    command = [
-        *commands[launcher],
-        sys.executable,
-        str(HERE / script),
-        str(run_dir),
-        settings,
-        "float32",
-    ]
+    made = configuration.make(**base | parameters)
+    settings = json.dumps(configuration.to_dict(made))
+    starts = [MPIRUN, "-n", "2"] if launcher == "mpirun" else TORCHRUN
+    script = [sys.executable, str(HERE / "rank_main.py")]
+    command = [*starts, *script, str(run_dir), settings, "float32"]
     with open(run_dir / "output", "w") as output:
         return subprocess.Popen(
             command,
@@ -75,13 +63,11 @@ def start(
 
 def pids(run_dir) -> dict[int, int]:
     """Rank -> process, once the training has begun on both."""
-    begun = lambda: [e for e in read_events(run_dir) if e["event"] == "training_start"]  # noqa: E731
-    wait_until(lambda: len(begun()) == 2, what="for the training to begin")
-    return {
-        event["rank"]: event["pid"]
-        for event in read_events(run_dir)
-        if event["event"] == "rank_start"
-    }
+    wait_until(
+        lambda: len(events_of_kind(read_events(run_dir), "training_start")) == 2,
+        what="for the training to begin",
+    )
+    return ranks_of(run_dir)
 
 
 def end(started, run_dir) -> None:
@@ -101,15 +87,9 @@ def test_launchers_start_the_same_trainer(tmp_path):
         assert started.wait(timeout=300) == 0, output.read_text()
         losses = sorted(re.findall(r"losses of rank \d (\[.*?\])", output.read_text()))
         assert len(losses) == 2 and losses == (expected := expected or losses)
-        starts = [
-            event
-            for event in read_events(tmp_path / launcher)
-            if event["event"] == "rank_start"
-        ]
-        assert sorted((event["rank"], event["world_size"]) for event in starts) == [
-            (0, 2),
-            (1, 2),
-        ]
+        starts = events_of_kind(read_events(tmp_path / launcher), "rank_start")
+        places = [(event["rank"], event["world_size"]) for event in starts]
+        assert places == [(0, 2), (1, 2)]
 
 
 @pytest.mark.slow
@@ -143,18 +123,12 @@ def test_a_lost_rank_ends_the_run_in_clear_words(tmp_path, launcher, number, bas
         )
         said_s = time.monotonic() - killed
         assert started.wait(timeout=TIMEOUT_S + 40) != 0
-        print(
-            f"{launcher}, {number.name}: said after {said_s:.1f} s, ended after {time.monotonic() - killed:.1f} s"
-        )
-        lines = [
-            line
-            for line in (run_dir / "output").read_text().splitlines()
-            if "LostRank: another rank" in line
-        ]
-        if launcher != "mpirun" or number == signal.SIGSTOP:
-            assert lines and all(
-                "goes on from its checkpoint" in line for line in lines
-            )
+        ended_s = time.monotonic() - killed
+        print(f"{number.name}: said after {said_s:.1f} s, ended after {ended_s:.1f} s")
+        output = (run_dir / "output").read_text()
+        lines = re.findall(".*LostRank: another rank.*", output)
+        assert lines
+        assert all("goes on from its checkpoint" in line for line in lines)
     finally:
         end(started, run_dir)
 
@@ -167,17 +141,14 @@ def test_sigusr1_to_one_rank_leaves_a_checkpoint_and_a_status_of_its_own(
     run_dir = tmp_path / "run"
     started = start(launcher, run_dir, epochs=100_000)
     try:
-        rank = pids(run_dir)[1]
-        os.kill(rank, signal.SIGUSR1)
+        os.kill(pids(run_dir)[1], signal.SIGUSR1)
         status = started.wait(timeout=300)
         output = (run_dir / "output").read_text()
         assert len(re.findall("interrupted: checkpoint after", output)) == 2, output
         # torchrun has one status for whatever its ranks ended with, but says theirs.
-        assert (
-            status == 75
-            if launcher != "torchrun"
-            else re.search(r"exitcode *: 75", output)
-        ), output
+        if launcher == "torchrun":
+            status = int(re.search(r"exitcode *: (\d+)", output)[1])
+        assert status == 75, output
         (mark,) = run_dir.glob("checkpoint/*.sha256")
         saved = torch.load(mark.with_suffix(".pt"), weights_only=True)
         assert saved["optimizer_steps"] > 0 and len(saved["ranks"]) == 2

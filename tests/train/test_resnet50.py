@@ -4,7 +4,6 @@ differ between ranks.
 
 import pytest
 import torch
-import torch.distributed as dist
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -12,21 +11,12 @@ from energynn import config as configuration
 from energynn.data import manifests
 from energynn.data.images import normalized
 from energynn.train import resnet50
-from energynn.train.distributed import World
 from tests.jpegs import as_jpegs
 from tests.train.conftest import IMAGES
 
-ALONE = World(0, 1, 0, torch.device("cpu"), "h")
 # the seed as people write a date
 SIZES = IMAGES | dict(training_samples=20, learning_rate=0.1, seed=20_261_125)
 MEAN, STD = resnet50.CHANNEL_MEAN, resnet50.CHANNEL_STD
-
-
-@pytest.fixture
-def alone():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield ALONE
-    dist.destroy_process_group()
 
 
 def crops_of(data, seed=3, crop="random", **fields):
@@ -107,7 +97,7 @@ def test_a_training_with_other_choices_counts_what_it_does(tmp_path, train, fiel
     sizes = SIZES | dict(training_samples=12, validation_samples=6)
     run = train(tmp_path / "run", "resnet50", epochs=2, **sizes, **fields)
     assert run.status == 0, run.output
-    (end,) = [event for event in run.events() if event["event"] == "training_end"]
+    (end,) = run.of_kind("training_end")
     # the fast preset evaluates the validation set only
     both = fields.get("preset") != "fast"
     # six images, or the one batch of four that they fill
@@ -192,11 +182,7 @@ def test_the_learning_rate_falls_by_a_plateau_of_the_validation_loss(tmp_path, t
     fields = sizes | dict(
         warmup_epochs=0, plateau_patience=0, plateau_factor=0.5, epochs=5
     )
-    epochs = [
-        event
-        for event in train(tmp_path / "run", "resnet50", **fields).events()
-        if event["event"] == "epoch"
-    ]
+    epochs = train(tmp_path / "run", "resnet50", **fields).of_kind("epoch")
 
     def rates(metric):
         optimizer = torch.optim.SGD(

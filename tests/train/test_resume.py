@@ -10,40 +10,32 @@ import pytest
 import torch
 
 from energynn import config as configuration
-from energynn.measure.samples import read_events
-from energynn.train import checkpoint
-from energynn.train.distributed import World
+from energynn.measure.samples import events_of_kind, read_events
+from energynn.train import checkpoint, distributed
 from tests.ranks import Ranks
-from tests.train.conftest import HERE, IMAGES
+from tests.train.conftest import ALONE, HERE, IMAGES, ranks_of
 
 RESNET50 = IMAGES | dict(
     workload="resnet50", epochs=3, training_samples=40, loader_workers=1
 )
-CASES = {
-    "fourcastnet on two ranks": dict(
-        workload="fourcastnet", devices=2, embed_dim=32, depth=1, epochs=4
-    ),
-    "resnet50 on two ranks with loader workers": RESNET50 | dict(devices=2),
-    "resnet50 as fast as it can, gradients added up": RESNET50
-    | dict(preset="fast", dataset="photographs", global_batch_size=8),
-}
 STEP_KILL, STEP_STOP = ("killed after a step", 1), ("asked to stop after a step", 1)
-WRITE_KILLS = [
-    ("killed with half a file", 0),
-    ("killed between weights and checksum", 0),
-    ("killed after the checksum", 0),
-]
-POINTS = dict(
-    zip(
-        CASES,
-        (
-            [STEP_KILL, *WRITE_KILLS, STEP_STOP],
-            [STEP_STOP, STEP_KILL],
-            [STEP_KILL, STEP_STOP],
-        ),
-        strict=True,
-    )
-)
+HALF_A_FILE = "killed with half a file"
+UNFINISHED = "killed between weights and checksum"
+WRITE_KILLS = [(HALF_A_FILE, 0), (UNFINISHED, 0), ("killed after the checksum", 0)]
+CASES = {  # parameters, and where which rank ends
+    "fourcastnet on two ranks": (
+        dict(workload="fourcastnet", devices=2, embed_dim=32, depth=1, epochs=4),
+        [STEP_KILL, *WRITE_KILLS, STEP_STOP],
+    ),
+    "resnet50 on two ranks with loader workers": (
+        RESNET50 | dict(devices=2),
+        [STEP_STOP, STEP_KILL],
+    ),
+    "resnet50 as fast as it can, gradients added up": (
+        RESNET50 | dict(preset="fast", dataset="photographs", global_batch_size=8),
+        [STEP_KILL, STEP_STOP],
+    ),
+}
 STOPPED_IN_EVALUATION = """
 import pathlib, runpy, sys
 from energynn.train import resnet50
@@ -58,15 +50,6 @@ runpy.run_path(%r)
 
 def start(run_dir, settings, devices, script=HERE / "rank_main.py", **environment):
     return Ranks(devices, script, run_dir, settings, "float32", extra=environment)
-
-
-def ranks_of(run_dir):
-    """Process numbers of the ranks that wrote the newest start."""
-    return {
-        event["rank"]: event["pid"]
-        for event in read_events(run_dir)
-        if event["event"] == "rank_start"
-    }
 
 
 def newest(run_dir) -> int:
@@ -94,13 +77,10 @@ def assert_same(one, other):
 
 def assert_each_start_went_on_from(steps, run_dir, config):
     """The trainings began after these optimizer steps, every rank of them."""
-    starts = [
-        event["samples_done"]
-        for event in read_events(run_dir)
-        if event["event"] == "training_start"
-    ]
-    assert sorted(starts) == sorted(
-        config.devices * [number * config.global_batch_size for number in steps]
+    starts = events_of_kind(read_events(run_dir), "training_start")
+    done = sorted(event["samples_done"] for event in starts)
+    assert done == sorted(
+        config.devices * [n * config.global_batch_size for n in steps]
     )
 
 
@@ -111,40 +91,28 @@ def test_kills_at_named_points_change_no_bit(tmp_path, name):
     """After a step, and within and between the writes of a checkpoint; each start goes on from
     the newest whole one.
     """
-    config = configuration.make(
-        **CASES[name], save_weights=True, checkpoint_period_s=0.001
-    )
+    parameters, points = CASES[name]
+    parameters = parameters | dict(save_weights=True, checkpoint_period_s=0.001)
+    config = configuration.make(**parameters)
     settings = json.dumps(configuration.to_dict(config))
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     unbroken.mkdir()
     broken.mkdir()
     undisturbed = start(unbroken, settings, config.devices)
     expected = [0]
-    for point, rank in POINTS[name]:
-        dying_rank = str(min(rank, config.devices - 1))
-        dying = start(
-            broken,
-            settings,
-            config.devices,
-            HERE / "killed_rank.py",
-            DIES_AT=point,
-            DYING_RANK=dying_rank,
-        )
-        ended = dying.wait()
-        assert (
-            ended.returncode == 75
-            if point.startswith("asked")
-            else ended.returncode not in (0, 75)
-        ), ended.stdout
+    for point, rank in points:
+        about = dict(DIES_AT=point, DYING_RANK=str(min(rank, config.devices - 1)))
+        script = HERE / "killed_rank.py"
+        ended = start(broken, settings, config.devices, script, **about).wait()
+        assert ended.returncode != 0
+        assert (ended.returncode == 75) == point.startswith("asked"), ended.stdout
         assert "Traceback" not in ended.stdout, ended.stdout
         expected.append(newest(broken))
         assert expected[-1] > expected[-2], f"{point}: {ended.stdout}"
-        temporary = [path for path in broken.glob("checkpoint/.*")]
-        assert bool(temporary) == (point == "killed with half a file"), temporary
+        temporary = list(broken.glob("checkpoint/.*"))
+        assert bool(temporary) == (point == HALF_A_FILE), temporary
         newest_file = max(broken.glob("checkpoint/*.pt")).stem
-        assert (int(newest_file) > expected[-1]) == (
-            point == "killed between weights and checksum"
-        )
+        assert (int(newest_file) > expected[-1]) == (point == UNFINISHED)
     last = start(broken, settings, config.devices)
     outputs = [started.wait().stdout for started in (undisturbed, last)]
     assert_each_start_went_on_from(expected, broken, config)
@@ -155,18 +123,13 @@ def test_kills_at_named_points_change_no_bit(tmp_path, name):
 def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
     """The evaluation is most of this training; afterwards it is made anew, and counted once."""
     sizes = IMAGES | dict(epochs=1, training_samples=20, validation_samples=120)
-    config = configuration.make(
-        "resnet50",
-        **sizes,
-        evaluate_training_set=True,
-        checkpoint_period_s=0,
-        save_weights=True,
-    )
+    sizes |= dict(evaluate_training_set=True, checkpoint_period_s=0, save_weights=True)
+    config = configuration.make("resnet50", **sizes)
     settings = json.dumps(configuration.to_dict(config))
     (tmp_path / "program.py").write_text(
         STOPPED_IN_EVALUATION % str(HERE / "rank_main.py")
     )
-    weights = []
+    outcomes = []
     for stopped in (False, True):
         run_dir = tmp_path / str(stopped)
         run_dir.mkdir()
@@ -178,43 +141,29 @@ def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
                 time.sleep(0.01)
             os.kill(ranks_of(run_dir)[0], signal.SIGTERM)
             ended = started.wait()
-            assert (
-                ended.returncode == 75
-                and "interrupted: checkpoint after 5 of 5 steps" in ended.stdout
-            ), ended.stdout
+            assert ended.returncode == 75, ended.stdout
+            assert "interrupted: checkpoint after 5 of 5 steps" in ended.stdout
         output = start(run_dir, settings, 1).wait().stdout
         assert ("goes on after 5 optimizer steps" in output) == stopped
-        weights.append(
-            torch.load(run_dir / "weights.pt", weights_only=True)["state_dict"]
-        )
-        (end,) = [
-            event for event in read_events(run_dir) if event["event"] == "training_end"
-        ]
+        outcomes.append(outcome(run_dir, output))
+        (end,) = events_of_kind(read_events(run_dir), "training_end")
         assert end["samples_evaluated"] == 120 + 20 and len(end["metrics"]) == 4, output
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert_same(*outcomes)
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(
-    tmp_path, capsys, monkeypatch
-):
-    world = World(0, 1, 0, torch.device("cpu"), "h")
-    monkeypatch.setattr(
-        checkpoint.distributed.dist,
-        "all_gather_object",
-        lambda found, own: found.__setitem__(0, own),
-    )
-    monkeypatch.setattr(checkpoint.distributed, "barrier", lambda world: None)
+def saved(checkpoints) -> list[int]:
+    return sorted(int(path.stem) for path in checkpoints.folder.glob("*.pt"))
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, alone):
     model = torch.nn.Linear(1, 1)
-    checkpoints = checkpoint.Checkpoints(tmp_path, world, 0, {"model": model})
+    checkpoints = checkpoint.Checkpoints(tmp_path, alone, 0, {"model": model})
     assert checkpoints.load() is None
     for steps in (10, 20, 30):
         model.weight.data[:] = steps
         checkpoints.save(steps, losses=[1.0 * steps])
     drawn = torch.rand(3).tolist()
-    assert sorted(path.name for path in checkpoints.folder.glob("*.pt")) == [
-        "000000000020.pt",
-        "000000000030.pt",
-    ]
+    assert saved(checkpoints) == [20, 30]
     model.weight.data[:] = 0
     assert checkpoints.load() == (30, {"losses": [30.0]}) and model.weight.item() == 30
     assert torch.rand(3).tolist() == drawn, "random generators come back"
@@ -234,10 +183,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     capsys.readouterr()
     # going on from there: the whole one before stays, not the damaged one
     checkpoints.save(25, losses=[])
-    assert sorted(path.stem for path in checkpoints.folder.glob("*.pt")) == [
-        "000000000020",
-        "000000000025",
-    ]
+    assert saved(checkpoints) == [20, 25]
 
 
 @pytest.mark.parametrize(
@@ -246,9 +192,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 def test_a_checkpoint_is_due_after_its_period_and_never_where_there_is_none(
     tmp_path, monkeypatch, period_s, elapsed_s, due
 ):
-    checkpoints = checkpoint.Checkpoints(
-        tmp_path, World(0, 1, 0, torch.device("cpu"), "h"), period_s, {}
-    )
+    checkpoints = checkpoint.Checkpoints(tmp_path, ALONE, period_s, {})
     begun = checkpoints.last_s
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: begun + elapsed_s)
     assert checkpoints.is_due() == due
@@ -258,13 +202,7 @@ def test_ranks_that_see_different_checkpoints_do_not_go_on(tmp_path, monkeypatch
     """As over a shared disk that is late, or damaged for one host: some would wait for the
     others for ever.
     """
-    world = World(0, 2, 0, torch.device("cpu"), "h")
-    monkeypatch.setattr(
-        checkpoint.distributed.dist,
-        "all_gather_object",
-        lambda found, own: found.__setitem__(slice(2), [own, "x"]),
-    )
-    with pytest.raises(
-        ValueError, match="ranks see different checkpoints .*'', 'x'.*; start again"
-    ):
-        checkpoint.Checkpoints(tmp_path, world, 0, {}).load()
+    monkeypatch.setattr(distributed, "of_all", lambda own, world: [own, "x"])
+    message = "ranks see different checkpoints .*'', 'x'.*; start again"
+    with pytest.raises(ValueError, match=message):
+        checkpoint.Checkpoints(tmp_path, ALONE, 0, {}).load()

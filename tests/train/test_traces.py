@@ -73,7 +73,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, train):
         parts.losses == pytest.approx(whole.losses, rel=1e-4)
         and len(parts.losses) == 10
     )
-    (end,) = [event for event in parts.events() if event["event"] == "training_end"]
+    (end,) = parts.of_kind("training_end")
     assert (
         end["optimizer_steps"],
         end["forward_backward_passes"],
