@@ -84,10 +84,8 @@ def _said(file, *names: str) -> np.ndarray:
 def _names(file) -> list[str]:
     """Read the names of the channels, of texts, bytes or one text; numbers name none."""
     said = _said(file, "channels", "channel", "channel_names", "fields")
-    if said.dtype.kind not in "OSU":
-        return []
-    texts = [text.decode() if isinstance(text, bytes) else text for text in said]
-    return re.findall(r"\w+", " ".join(texts).lower())
+    text = " ".join(said.astype("S").astype(str))
+    return re.findall(r"\w*[a-z]\w*", text.lower())
 
 
 def _order(names: list[str]) -> list[int]:
@@ -121,11 +119,9 @@ def _times(file, year: int) -> tuple[np.ndarray, np.ndarray, str]:
         coordinates = {"time": ("time", values, attributes)}
         time = xr.decode_cf(xr.Dataset(coords=coordinates)).time
         require_dates(time)
-        hours = six_hourly(time.values, year)
-        found = time.values[:, None] == hours.astype("datetime64[h]")
-        if found.sum() > len(hours):
+        if len(np.unique(time)) < len(time):
             raise ValueError("a time is there twice; keep one of them")
-        return hours, found.argmax(axis=0), ""
+        return *six_hourly(time.values, year), ""
     hours = hours_of_year(year)
     if count > len(hours) or count in OTHER_STEPS:
         raise ValueError(

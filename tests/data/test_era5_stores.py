@@ -12,7 +12,7 @@ import xarray as xr
 
 from energynn import cli, config
 from energynn.data import era5_sources, era5_store, manifests
-from energynn.data.era5_sources import (
+from energynn.data.era5_values import (
     CHANNELS,
     NAMES,
     hours_of_year,
