@@ -109,23 +109,14 @@ def _open(place: str):
 def _datasets(place: str) -> dict:
     """Open the stores and files of a place that have something wanted, each by its path.
 
-    Raises ValueError where there are none, or where their grids differ.
+    Raises ValueError where there are none.
     """
     datasets: dict = {}
     for file in [place] if "://" in place else map(str, _places(Path(place))):
         with one_fault(file):
             dataset = _arranged(_open(file))
-            if not dataset.data_vars:
-                continue
-            dataset = _on_our_grid(_with_our_levels(dataset))
-            for name in GRID if datasets else ():
-                first = next(iter(datasets.values()))[name].values
-                # nearly: float32 in one file and float64 in another
-                if len(first) != len(dataset[name]) or not np.allclose(
-                    first, dataset[name], rtol=0, atol=1e-3
-                ):
-                    raise ValueError(f"{name} differs from {next(iter(datasets))}")
-            datasets[file] = dataset
+            if dataset.data_vars:
+                datasets[file] = _on_our_grid(_with_our_levels(dataset))
     if not datasets:
         raise ValueError(
             f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files with them"
@@ -184,7 +175,7 @@ def _with_our_levels(dataset):
     pascal = dataset.level.attrs.get("units") == "Pa" or dataset.level.max() > 2_000
     level_hPa = np.rint(dataset.level / (100 if pascal else 1)).astype(int)
     dataset = dataset.assign_coords(level=level_hPa)
-    return dataset.sel(level=level_hPa.isin(LEVELS_HPA)) if level_hPa.dims else dataset
+    return dataset.isel(level=np.isin(level_hPa, LEVELS_HPA), missing_dims="ignore")
 
 
 def _on_our_grid(dataset):
@@ -202,11 +193,19 @@ def _on_our_grid(dataset):
 
 def _open_xarray(place: str, year: int) -> Source:
     """Open an hourly or 6-hourly store; variables, levels and times may lie in several files of
-    one grid.
+    one grid. Raises ValueError where their grids differ.
     """
     datasets = _datasets(place)
+    first = next(iter(datasets))
+    grid = [datasets[first][name].values for name in GRID]
     told: Counter = Counter()
-    for dataset in datasets.values():
+    for file, dataset in datasets.items():
+        for name, values in zip(GRID, grid, strict=True):
+            # nearly: float32 in one file and float64 in another
+            if len(values) != len(dataset[name]) or not np.allclose(
+                values, dataset[name], rtol=0, atol=1e-3
+            ):
+                raise ValueError(f"{file}: {name} differs from {first}")
         levels = dataset.level.values if "level" in dataset.coords else ""
         for time in np.atleast_1d(dataset.time.values):
             told[f"{[*dataset.data_vars]} {levels}", time] += 1
@@ -215,7 +214,6 @@ def _open_xarray(place: str, year: int) -> Source:
     remark = (
         f"{repeated} times of {place} are there more than once, with the same values"
     )
-    grid = [next(iter(datasets.values()))[name].values for name in GRID]
 
     def read(index: int) -> np.ndarray:
         return _read_state(datasets, hours[index])
@@ -236,15 +234,15 @@ def _read_state(datasets: dict, hour: int) -> np.ndarray:
             with one_fault(file):
                 piece = dataset.isel(time=row, missing_dims="ignore")
                 for channel, plane in _planes(piece):
-                    first, other = planes.get(channel, (plane, file))
-                    merged = np.where(np.isnan(first), plane, first)
-                    again = np.where(np.isnan(plane), first, plane)
-                    if not np.array_equal(merged, again, equal_nan=True):
-                        raise ValueError(
-                            f"two values of {channel} at {utc(hour)}, here and in {other}, "
-                            "differ; keep one"
-                        )
-                    planes[channel] = merged, file
+                    if channel in planes:
+                        first, other = planes[channel]
+                        lesser, plane = np.fmin(first, plane), np.fmax(first, plane)
+                        if not np.array_equal(lesser, plane, equal_nan=True):
+                            raise ValueError(
+                                f"two values of {channel} at {utc(hour)}, here and in {other}, "
+                                "differ; keep one"
+                            )
+                    planes[channel] = plane, file
 
     def weather(channel: str) -> np.ndarray:
         if channel not in planes:
