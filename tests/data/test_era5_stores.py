@@ -124,27 +124,6 @@ def test_leap_years_and_the_papers_counts():
     )
 
 
-@pytest.mark.parametrize("south_first", [False, True])
-def test_netcdf_in_several_files_with_the_names_of_the_climate_data_store(
-    tmp_path, south_first
-):
-    # hourly, from the year before on
-    hours = np.arange(hours_of_year(2019)[0] - 3, hours_of_year(2019)[0] + 20)
-    kind = dict(
-        which=1, south_first=south_first, level="pressure_level", time="valid_time"
-    )
-    for file, names in (("single", SURFACE), ("levels", "tuvzr")):
-        found = dataset(hours, names, **kind)
-        if south_first:  # as in WeatherBench2's coarse stores
-            found = found.transpose(..., "longitude", "latitude")
-        found.to_netcdf(tmp_path / f"{file}.nc", engine="scipy")
-    source = era5_sources.open_year(str(tmp_path), 2019)
-    assert source.hours.tolist() == (hours_of_year(2019)[:4]).tolist()
-    assert source.latitude_deg.tolist() == LATITUDE_DEG[:-1].tolist()
-    for index, hour in enumerate(source.hours):  # ERA5's own relative humidity, in %
-        assert np.array_equal(source.read(index), state(hour))
-
-
 @pytest.mark.parametrize("kind", ["nc", "zarr"])
 # ARCO has no relative humidity, WeatherBench2 a fraction
 @pytest.mark.parametrize("with_fraction", [False, True])
@@ -181,58 +160,12 @@ def test_relative_humidity_against_tables():
         assert found == pytest.approx(50, rel=5e-3)
 
 
-@pytest.mark.parametrize(
-    "shape, kind", [((4, 21, 8, 16), "f4"), ((4, 21, 9, 16), "f8"), ((9, 16), "f4")]
-)
-def test_hdf5_of_another_shape_is_one_clear_line(tmp_path, capsys, shape, kind):
-    with h5py.File(tmp_path / "2019.h5", "w") as file:
-        file.create_dataset("fields", shape, kind)
-    out = tmp_path / "out"
-    words = f"data era5 --source {tmp_path} --out {out} --years 2019".split()
-    assert cli.main(words) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "2019.h5" in error and str(shape) in error
-    assert not list(out.iterdir())
-
-
-def test_truncated_hdf5_and_missing_years_are_named(tmp_path):
-    write_hdf5(tmp_path, 2019, 2)
-    path = tmp_path / "2019.h5"
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match="truncated file"):
-        era5_store.prepare(str(tmp_path), tmp_path / "out", [2019])
+def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="neither <year>.h5 of every year"):
         era5_sources.open_year(str(tmp_path), 2018)
     dataset(hours_of_year(2019)[:2]).to_netcdf(tmp_path / "store.nc", engine="scipy")
     with pytest.raises(ValueError, match="of 2018; look at --years"):
         era5_sources.open_year(str(tmp_path / "store.nc"), 2018)
-
-
-@pytest.mark.parametrize("name", ["t2m", "z"])
-def test_a_missing_variable_is_named(tmp_path, name):
-    names = [other for other in NAMES if other != name]
-    dataset(hours_of_year(2019)[:2], names).to_netcdf(
-        tmp_path / "store.nc", engine="scipy"
-    )
-    with pytest.raises(ValueError, match=f"no {NAMES[name][0]} or .*2019-01-01T06 UTC"):
-        era5_sources.open_year(str(tmp_path / "store.nc"), 2019).read(1)
-
-
-def test_nan_names_variable_and_time(tmp_path):
-    write_hdf5(tmp_path, 2019, 12)
-    with h5py.File(tmp_path / "2019.h5", "r+") as file:
-        file["fields"][10, CHANNELS.index("z500"), 2, 3] = np.nan
-        file["fields"][3, 20] = np.nan  # sst over land: not used
-    with pytest.raises(ValueError, match="no finite z500 at 2019-01-03T12 UTC"):
-        era5_store.prepare(str(tmp_path), tmp_path / "out", [2019])
-    damaged = dataset(hours_of_year(2019)[:2])
-    damaged["geopotential"][1, LEVELS_HPA.index(50), 2, 3] = np.nan
-    path = tmp_path / "levels.nc"
-    damaged.to_netcdf(path, engine="scipy")
-    with pytest.raises(
-        ValueError, match="levels.nc: no finite z50 at 2019-01-01T06 UTC"
-    ):
-        era5_store.prepare(str(path), tmp_path / "out", [2019])
 
 
 # ------------------------------------------------------------------------------------ the store
