@@ -61,11 +61,11 @@ def cut(folder):
     (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-1000])
 
 
-def netcdf(change=lambda source: source, hours=HOURS, **names):
+def netcdf(change=lambda source: source, hours=HOURS):
     """0.nc as from the Climate Data Store after a change, or 0.nc, 1.nc, ... of several."""
 
     def write(folder):
-        sources = change(dataset(hours, which=1, **names))
+        sources = change(dataset(hours, which=1))
         for k, source in enumerate(sources if isinstance(sources, list) else [sources]):
             source.to_netcdf(folder / f"{k}.nc", engine="scipy")
 
@@ -89,6 +89,11 @@ def with_cmips_names(source):
     source["other"].attrs["standard_name"] = "eastward_wind"
     source = source.rename(level="plev", latitude="lat", longitude="lon")
     return source.assign_coords(plev=source.plev * 100.0)
+
+
+def as_new(source):
+    source = source.assign_coords(expver=("time", ["0001"] * 4), number=0)
+    return source.rename(level="pressure_level", time="valid_time")
 
 
 def with_calendar(source):
@@ -219,13 +224,7 @@ CASES = {
         netcdf(lambda s: expver(s, s.assign(sp=s.sp + 1))),
         "0.nc: two values of sp at .* differ; keep one",
     ),
-    "new CDS": (
-        netcdf(
-            lambda s: s.assign_coords(expver=("valid_time", ["0001"] * 4), number=0),
-            **dict(level="pressure_level", time="valid_time"),
-        ),
-        "",
-    ),
+    "new CDS": (netcdf(as_new), ""),
     "member": (netcdf(lambda s: s.expand_dims(number=[0], axis=1)), ""),
     "members": (
         netcdf(lambda s: s.expand_dims(number=range(10), axis=1)),
@@ -248,8 +247,12 @@ CASES = {
         netcdf(lambda s: grids(s, 1, "f8")),
         "1.nc: longitude differs from .*0.nc",
     ),
+    "from south to north": (
+        netcdf(lambda s: s.isel(latitude=slice(None, None, -1))),
+        "",
+    ),
     "rows after columns": (
-        netcdf(lambda s: s.transpose(..., "longitude", "latitude"), south_first=True),
+        netcdf(lambda s: s.transpose(..., "longitude", "latitude")),
         "",
     ),
     "shuffled": (
