@@ -22,6 +22,7 @@ from energynn.data.era5_values import (
     LEVELS_HPA,
     NAMES,
     OURS,
+    Part,
     Source,
     in_our_unit,
     relative_humidity_percent,
@@ -64,10 +65,10 @@ def open_year(place: str, year: int) -> Source:
     files = [*Path(place).glob(f"{year}.h5"), *Path(place).glob(f"*/{year}.h5")]
     if len(files) > 1:
         raise ValueError(f"{files[0]}: there is {files[1]}, too; keep one of them")
-    with one_fault(files[0] if files else place):
-        if files:
-            return era5_hdf5.open_year(files[0], year)
-        return _open_xarray(place, year)
+    path = str(files[0]) if files else place
+    with one_fault(path):
+        parts = [era5_hdf5.open_part(path, year)] if files else _parts(path)
+        return _of_parts(path, parts, year)
 
 
 def _places(path: Path) -> Iterator[Path]:
@@ -106,22 +107,21 @@ def _open(place: str):
 
 
 @lru_cache(maxsize=1)
-def _datasets(place: str) -> dict:
-    """Open the stores and files of a place that have something wanted, each by its path.
-
-    Raises ValueError where there are none.
+def _parts(place: str) -> list[Part]:
+    """Open the stores and files of a place that have something wanted. Raises ValueError if none
+    has.
     """
-    datasets: dict = {}
+    parts = []
     for file in [place] if "://" in place else map(str, _places(Path(place))):
         with one_fault(file):
             dataset = _arranged(_open(file))
             if dataset.data_vars:
-                datasets[file] = _on_our_grid(_with_our_levels(dataset))
-    if not datasets:
+                parts.append(_part(file, dataset))
+    if not parts:
         raise ValueError(
             f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files with them"
         )
-    return datasets
+    return parts
 
 
 def _arranged(dataset):
@@ -165,75 +165,81 @@ def _arranged(dataset):
     return dataset
 
 
-def _with_our_levels(dataset):
-    """Select our levels, in hPa. Raises ValueError where there is no time of the usual calendar."""
-    if "time" not in dataset.coords:
-        raise ValueError("no coordinate time")
-    require_dates(dataset.time)
-    if "level" not in dataset.coords:
-        return dataset
-    pascal = dataset.level.attrs.get("units") == "Pa" or dataset.level.max() > 2_000
-    level_hPa = np.rint(dataset.level / (100 if pascal else 1)).astype(int)
-    dataset = dataset.assign_coords(level=level_hPa)
-    return dataset.isel(level=np.isin(level_hPa, LEVELS_HPA), missing_dims="ignore")
-
-
-def _on_our_grid(dataset):
-    """Order rows from north to south, without the south pole. Raises ValueError for other grids."""
+def _part(file: str, dataset) -> Part:
+    """Select our levels, in hPa, of a dataset with our names. Raises ValueError where a coordinate
+    is missing, or the calendar is another.
+    """
     for name in GRID:
         if name not in dataset.indexes:
             raise ValueError(f"no coordinate {name} of one dimension")
-    steps = np.diff(dataset.latitude)
-    if (steps > 0).all():
-        dataset = dataset.isel(latitude=slice(None, None, -1))
-    elif not (steps < 0).all():
-        raise ValueError("latitude does not go from pole to pole")
-    return dataset.sel(latitude=slice(None, -89.999))
+    if "time" not in dataset.coords:
+        raise ValueError("no coordinate time")
+    require_dates(dataset.time)
+    levels_hPa = np.empty(0)
+    if "level" in dataset.coords:
+        level = dataset.level
+        pascal = level.attrs.get("units") == "Pa" or level.max() > 2_000
+        levels_hPa = np.rint(np.atleast_1d(level) / (100 if pascal else 1)).astype(int)
+        is_ours = np.isin(levels_hPa, LEVELS_HPA)
+        levels_hPa = levels_hPa[is_ours]
+        dataset = dataset.isel(level=is_ours, missing_dims="ignore")
+    order = ("expver", "level", *GRID)
+
+    def read(row: int) -> Iterator[tuple[str, np.ndarray]]:
+        # All levels are read at once, because a chunk of such a store holds every level.
+        piece = dataset.isel(time=row, missing_dims="ignore")
+        piece = piece.transpose(*order, missing_dims="ignore").load()
+        for name, field in piece.data_vars.items():
+            values = in_our_unit(name, field.values, field.attrs.get("units"))
+            levels = levels_hPa if len(name) == 1 else [""]
+            for planes in values.reshape(-1, len(levels), *values.shape[-2:]):
+                for level, plane in zip(levels, planes, strict=True):
+                    yield f"{name}{level}", plane
+
+    times = np.atleast_1d(dataset.time.values)
+    grid = [dataset[name].values for name in GRID]
+    return Part(file, times, *grid, read, f"{[*dataset.data_vars]} {levels_hPa}")
 
 
-def _open_xarray(place: str, year: int) -> Source:
-    """Open an hourly or 6-hourly store; variables, levels and times may lie in several files of
-    one grid. Raises ValueError where their grids differ.
+def _of_parts(place: str, parts: list[Part], year: int) -> Source:
+    """Make one source of the variables, levels and times of several files of one grid. Raises
+    ValueError where their grids differ.
     """
-    datasets = _datasets(place)
-    first = next(iter(datasets))
-    grid = [datasets[first][name].values for name in GRID]
+    first = parts[0]
+    grid = first.latitude_deg[first.rows], first.longitude_deg
     told: Counter = Counter()
-    for file, dataset in datasets.items():
-        for name, values in zip(GRID, grid, strict=True):
+    for part in parts:
+        here = part.latitude_deg[part.rows], part.longitude_deg
+        for name, one, other in zip(GRID, grid, here, strict=True):
             # nearly: float32 in one file and float64 in another
-            if len(values) != len(dataset[name]) or not np.allclose(
-                values, dataset[name], rtol=0, atol=1e-3
-            ):
-                raise ValueError(f"{file}: {name} differs from {first}")
-        levels = dataset.level.values if "level" in dataset.coords else ""
-        for time in np.atleast_1d(dataset.time.values):
-            told[f"{[*dataset.data_vars]} {levels}", time] += 1
-    hours, _ = six_hourly(np.array([time for _, time in told]), year)
-    repeated = sum(count > 1 for count in told.values())
-    remark = (
-        f"{repeated} times of {place} are there more than once, with the same values"
-    )
+            if len(one) != len(other) or not np.allclose(one, other, rtol=0, atol=1e-3):
+                raise ValueError(f"{part.file}: {name} differs from {first.file}")
+        told.update((part.content, time) for time in part.times)
+    hours = six_hourly(np.array([time for _, time in told]), year)
+    remark = first.remark
+    if repeated := sum(count > 1 for count in told.values()):
+        remark = f"{repeated} times of {place} are there more than once, with the same values"
 
     def read(index: int) -> np.ndarray:
-        return _read_state(datasets, hours[index])
+        with one_fault(place):
+            return _read_state(parts, hours[index])
 
-    return Source(hours, *grid, read, remark if repeated else "")
+    return Source(hours, *grid, read, remark)
 
 
-def _read_state(datasets: dict, hour: int) -> np.ndarray:
-    """Read one time of some datasets, (channels, latitude, longitude).
+def _read_state(parts: list[Part], hour: int) -> np.ndarray:
+    """Read one time, (channels, latitude, longitude).
 
     What lies in several files, under several `expver` or twice becomes one. Raises ValueError for
     what is missing, differs or is no weather.
     """
     time = np.datetime64(int(hour), "h")
     planes: dict[str, tuple[np.ndarray, str]] = {}
-    for file, dataset in datasets.items():
-        for row in np.flatnonzero(np.atleast_1d(dataset.time.values) == time):
-            with one_fault(file):
-                piece = dataset.isel(time=row, missing_dims="ignore")
-                for channel, plane in _planes(piece):
+    for part in parts:
+        for row in np.flatnonzero(part.times == time):
+            with one_fault(part.file):
+                for channel, values in part.read(row):
+                    plane = values[part.rows]
                     if channel in planes:
                         first, other = planes[channel]
                         lesser, plane = np.fmin(first, plane), np.fmax(first, plane)
@@ -242,7 +248,7 @@ def _read_state(datasets: dict, hour: int) -> np.ndarray:
                                 f"two values of {channel} at {utc(hour)}, here and in {other}, "
                                 "differ; keep one"
                             )
-                    planes[channel] = plane, file
+                    planes[channel] = plane, part.file
 
     def weather(channel: str) -> np.ndarray:
         if channel not in planes:
@@ -260,21 +266,8 @@ def _read_state(datasets: dict, hour: int) -> np.ndarray:
         if channel[0] == "r" and channel not in planes:
             level = channel[1:]
             pressure_Pa = 100 * np.float64(level)
-            parts = weather(f"t{level}"), weather(f"q{level}"), pressure_Pa
-            state.append(relative_humidity_percent(*parts))
+            facts = weather(f"t{level}"), weather(f"q{level}"), pressure_Pa
+            state.append(relative_humidity_percent(*facts))
         else:
             state.append(weather(channel))
     return np.stack(state).astype(np.float32)
-
-
-def _planes(piece) -> Iterator[tuple[str, np.ndarray]]:
-    """Load one time of a dataset in our units: channels and planes, again for each `expver`."""
-    # All levels are read at once, because a chunk of such a store holds every level.
-    order = ("expver", "level", *GRID)
-    piece = piece.transpose(*order, missing_dims="ignore").load()
-    for name, field in piece.data_vars.items():
-        values = in_our_unit(name, field.values, field.attrs.get("units"))
-        levels = np.atleast_1d(field.level) if len(name) == 1 else [""]
-        for planes in values.reshape(-1, len(levels), *values.shape[-2:]):
-            for level, plane in zip(levels, planes, strict=True):
-                yield f"{name}{level}", plane

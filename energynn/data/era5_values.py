@@ -5,7 +5,7 @@ and what can be weather.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,13 +70,39 @@ MOST_ZEROS = 0.25  # of a plane; a part of a file that was never written reads a
 
 
 @dataclass(frozen=True)
+class Part:
+    """Hold what one file has: ``read(row)`` gives names and planes, (latitude, longitude) in our
+    units, of one of its times; a channel may come more than once.
+
+    times: (times,) datetime64; content: the same for files of the same variables and levels;
+    remark: what a person should know.
+    """
+
+    file: str
+    times: np.ndarray
+    latitude_deg: np.ndarray
+    longitude_deg: np.ndarray
+    read: Callable[[int], Iterable[tuple[str, np.ndarray]]]
+    content: str = ""
+    remark: str = ""
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Those of a plane from north to south, without the south pole, as in FourCastNet (721 rows
+        -> 720).
+        """
+        order = np.argsort(-self.latitude_deg)
+        return order[self.latitude_deg[order] > -89.999]
+
+
+@dataclass(frozen=True)
 class Source:
     """Hold one year: ``read(index)`` gives a state, (channels, latitude, longitude) float32 in
     SI units and %.
 
-    hours: (times,) int, since 1970-01-01 00 UTC, rising, multiples of six. The south pole is left
-    out, as in FourCastNet (721 rows -> 720). ``read`` may be called from several threads, and
-    raises ValueError for what is no weather. remark: what a person should know.
+    hours: (times,) int, since 1970-01-01 00 UTC, rising, multiples of six. ``read`` may be called
+    from several threads, and raises ValueError for what is no weather. remark: what a person
+    should know.
     """
 
     hours: np.ndarray
@@ -101,27 +127,25 @@ def require_dates(time) -> None:
         )
 
 
-def six_hourly(times: np.ndarray, year: int) -> tuple[np.ndarray, np.ndarray]:
-    """List which of the 6-hourly times of a year are there, in hours since 1970, and where each
-    stands first.
+def six_hourly(times: np.ndarray, year: int) -> np.ndarray:
+    """List which of the 6-hourly times of a year are there, in hours since 1970.
 
     Raises ValueError naming those that are there if none is of them, and where none is six hours
     after another.
     """
-    wanted = hours_of_year(year).astype("datetime64[h]")
-    found, rows, _ = np.intersect1d(times, wanted, return_indices=True)
-    if len(found) == 0:
+    wanted = hours_of_year(year)
+    hours = wanted[np.isin(wanted.astype("datetime64[h]"), times)]
+    if len(hours) == 0:
         raise ValueError(
             f"no six-hourly time of {year}; look at --years and --source, whose "
             f"{len(times)} times are {min(times)!s:.16} to {max(times)!s:.16}"
         )
-    hours = found.astype("datetime64[h]").astype(int)
     if len(hours) > 1 and STEP_H not in np.diff(hours):
         raise ValueError(
             f"{len(hours)} of {len(wanted)} times of {year}, and none is {STEP_H} h after "
             "another; get those of 00, 06, 12 and 18 UTC"
         )
-    return hours, rows
+    return hours
 
 
 def utc(hour: int) -> str:

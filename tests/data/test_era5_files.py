@@ -173,7 +173,7 @@ CASES = {
     "begins late": (hdf5(a_start_time="2019-01-01T12"), "2019.h5: it starts at"),
     "times": (hdf5(lambda values: values[::-1], HOURS[::-1]), ""),
     "03, 09": (hdf5(hours=HOURS + 3), "2019-01-01T03:00 to 2019-01-01T21:00"),
-    "a time twice": (hdf5(hours=HOURS[[0, 1, 1, 2]]), "a time is there twice"),
+    "a time twice": (hdf5(hours=HOURS[[0, 1, 1, 2]]), "2019.h5: two values of u10"),
     "12 hours apart": (
         netcdf(hours=HOURS[0] + 12 * np.arange(4)),
         "4 of 1460 times of 2019, and none is 6 h after another",
@@ -255,10 +255,7 @@ CASES = {
         netcdf(lambda s: s.transpose(..., "longitude", "latitude")),
         "",
     ),
-    "shuffled": (
-        netcdf(lambda s: s.isel(latitude=[0, 2, 1, *range(3, 9)])),
-        "latitude",
-    ),
+    "shuffled": (netcdf(lambda s: s.isel(latitude=[0, 2, 1, *range(3, 9)])), ""),
     "zarr by content": (lambda folder: zarr(folder, zarr_format=3), ""),
     # names of channels and rows
     "attribute": (reversed_hdf5(a_channels=REVERSED), ""),
@@ -271,8 +268,8 @@ CASES = {
         "",
     ),
     "other channel": (
-        hdf5(channel=[name.replace("r500", "q500") for name in REVERSED]),
-        "one of them must be r500",
+        reversed_hdf5(channel=[name.replace("t500", "t600") for name in REVERSED]),
+        "2019.h5: no temperature or t for t500",
     ),
     "south first": (
         hdf5(lambda values: values[:, :, ::-1], latitude=np.linspace(-90, 90, 9)),
