@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mimetypes
 import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -43,7 +41,11 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
     if dataset == "imagenet":
         listings = imagenet.list_images(folder, remarks)
         found = [_counts(listing) for listing in listings]
-        sums = _imagenet(listings)
+        sums = {
+            os.fsdecode(listing.names[index]): digest
+            for listing in listings
+            for index, digest in digests(range(len(listing)), listing.digest)
+        }
         files = []  # a million of them
     else:
         if dataset in manifests.PHOTOGRAPHS:
@@ -94,7 +96,7 @@ def _counts(listing: imagenet.Listing) -> str:
     """Count the images of a split by kind and, where there are few, by class."""
     kinds: Counter = Counter()
     for name in listing.names:
-        path = Path(imagenet.printable(name))
+        path = Path(imagenet.shown(name))
         folder = path.parts[1] if len(listing.classes) <= MOST_CLASSES else "*"
         kinds[f"{folder}/*{path.suffix.lower()}"] += 1
     counted = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
@@ -106,25 +108,12 @@ def _summary(remarks: dict[str, str]) -> list[str]:
     """Tell each reason once, with the first names."""
     names: dict[str, list[str]] = {}
     for name, reason in sorted(remarks.items()):
-        names.setdefault(reason, []).append(imagenet.printable(os.fsencode(name)))
+        names.setdefault(reason, []).append(imagenet.shown(os.fsencode(name)))
     return [
         f"{len(these)} {reason}: {', '.join(these[:MOST_NAMED])}"
         + ", ..." * (len(these) > MOST_NAMED)
         for reason, these in names.items()
     ]
-
-
-def _imagenet(listings: Iterable[imagenet.Listing]) -> dict[str, str]:
-    """Compute SHA-256 of every image, also of those in archives."""
-    images = {}
-    for listing in listings:
-        for index, name in enumerate(listing.names):
-            images[os.fsdecode(name)] = partial(listing.read, index)
-
-    def digest_of(name: str) -> str:
-        return hashlib.sha256(images[name]()).hexdigest()
-
-    return dict(digests(images, digest_of))
 
 
 def _file_objects(folder: Path, sums: dict[str, str]) -> list[dict]:

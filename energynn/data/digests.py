@@ -28,10 +28,8 @@ def verify_tree(
             )
 
 
-def digests(
-    names: Collection[str], digest_of: Callable[[str], str]
-) -> Iterator[tuple[str, str]]:
-    """Compute name and digest of each, some at the same time, in their order."""
+def digests(names: Collection, digest_of: Callable[..., str]) -> Iterator[tuple]:
+    """Compute name (or number) and digest of each, some at the same time, in their order."""
     advance = meter("checksums", len(names), "files")
     with ThreadPool(THREADS) as pool:
         for name, digest in zip(names, pool.imap(digest_of, names), strict=True):

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 
 from energynn.data.era5_values import (
     CHANNELS,
     OURS,
-    Source,
+    Part,
     hours_of_year,
     require_dates,
-    require_weather,
-    six_hourly,
 )
-from energynn.reading import one_fault, require_plain_hdf5
+from energynn.reading import require_plain_hdf5
 
-USUAL = [*CHANNELS, "sst"]  # where a file does not name its channels
 TIMES = ("time", "valid_time", "timestamp")
 REMEDY = (
     "write its times into a data set `time`, with units as `hours since 1970-01-01`"
@@ -27,7 +24,7 @@ REMEDY = (
 OTHER_STEPS = (365, 366, 730, 732, 1095, 1098)
 
 
-def open_year(path: Path, year: int) -> Source:
+def open_part(path: str, year: int) -> Part:
     """Open ``fields`` float32 (times, channels, 721, 1440); what else the file holds says which
     channels, times, rows and columns these are.
 
@@ -41,35 +38,29 @@ def open_year(path: Path, year: int) -> Source:
     require_plain_hdf5(file, texts=True)
     fields = file["fields"]
     shape = fields.shape
-    names = _names(file) or USUAL
+    channels = _channels(file) or [*CHANNELS, "sst"]
     if (
         len(shape) != 4
-        or shape[1] != len(names)
+        or shape[1] != len(channels)
         or shape[3] != 2 * (shape[2] - 1)
         or fields.dtype != "f4"
     ):
         raise ValueError(
-            f"`fields` must be float32 of shape (times, {len(names)}, rows, "
+            f"`fields` must be float32 of shape (times, {len(channels)}, rows, "
             f"2 (rows - 1)), as (1460, 21, 721, 1440); it is {fields.dtype} {shape}"
         )
-    channels = _order(names)
-    hours, rows, remark = _times(file, year)
+    times, remark = _times(file, year)
     latitude_deg = _said(file, "latitude", "lat")
     if len(latitude_deg) != shape[2]:
         latitude_deg = np.linspace(90, -90, shape[2])
-    step = 1 if latitude_deg[0] > latitude_deg[-1] else -1
     longitude_deg = _said(file, "longitude", "lon")
     if len(longitude_deg) != shape[3]:
         longitude_deg = np.arange(shape[3]) * 360 / shape[3]
 
-    def read(index: int) -> np.ndarray:
-        with one_fault(path):
-            state = fields[rows[index], : 1 + max(channels)][channels, ::step][:, :-1]
-            for name, plane in zip(CHANNELS, state, strict=True):
-                require_weather(name, plane, hours[index])
-        return state
+    def read(row: int) -> Iterator[tuple[str, np.ndarray]]:
+        return zip(channels, fields[row], strict=True)
 
-    return Source(hours, latitude_deg[::step][:-1], longitude_deg, read, remark)
+    return Part(path, times, latitude_deg, longitude_deg, read, remark=remark)
 
 
 def _said(file, *names: str) -> np.ndarray:
@@ -81,33 +72,21 @@ def _said(file, *names: str) -> np.ndarray:
     return np.empty(0)
 
 
-def _names(file) -> list[str]:
-    """Read the names of the channels, of texts, bytes or one text; numbers name none."""
+def _channels(file) -> list[str]:
+    """Read the names of the channels, of texts, bytes or one text, and make ours of them; numbers
+    name none.
+    """
     said = _said(file, "channels", "channel", "channel_names", "fields")
-    if said.dtype.kind not in "OSU":
-        return []
-    texts = [text.decode() if isinstance(text, bytes) else text for text in said]
-    return re.findall(r"\w+", " ".join(texts).lower())
-
-
-def _order(names: list[str]) -> list[int]:
-    """Find where our channels are among names. Raises ValueError for one that is missing."""
+    text = " ".join(said.astype("S").astype(str))
     ours = []
-    for name in names:
+    for name in re.findall(r"\w*[a-z]\w*", text.lower()):
         variable, level = re.fullmatch(r"(.*?)_?(\d*)", name).groups()
         ours.append(OURS.get(name) or OURS.get(variable, variable) + level)
-    for channel in CHANNELS:
-        if ours.count(channel) != 1:
-            raise ValueError(
-                f"its channels are {' '.join(names)}; exactly one of them must be {channel}"
-            )
-    return [ours.index(channel) for channel in CHANNELS]
+    return ours
 
 
-def _times(file, year: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """List the six-hourly times of a file, in hours since 1970, where they stand in it, and what
-    a person should know of them.
-    """
+def _times(file, year: int) -> tuple[np.ndarray, str]:
+    """List the times of a file, and what a person should know of them."""
     count = len(file["fields"])
     clock = next((file[name] for name in TIMES if name in file), None)
     if clock is not None:
@@ -121,11 +100,7 @@ def _times(file, year: int) -> tuple[np.ndarray, np.ndarray, str]:
         coordinates = {"time": ("time", values, attributes)}
         time = xr.decode_cf(xr.Dataset(coords=coordinates)).time
         require_dates(time)
-        hours = six_hourly(time.values, year)
-        found = time.values[:, None] == hours.astype("datetime64[h]")
-        if found.sum() > len(hours):
-            raise ValueError("a time is there twice; keep one of them")
-        return hours, found.argmax(axis=0), ""
+        return time.values, ""
     hours = hours_of_year(year)
     if count > len(hours) or count in OTHER_STEPS:
         raise ValueError(
@@ -137,4 +112,5 @@ def _times(file, year: int) -> tuple[np.ndarray, np.ndarray, str]:
     remark = (
         f"{file.filename} has no times: its {count} states are taken from 1 January on"
     )
-    return hours[:count], np.arange(count), remark if count < len(hours) else ""
+    times = hours[:count].astype("datetime64[h]")
+    return times, remark if count < len(hours) else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -21,10 +22,9 @@ from energynn.data.era5_values import (
     LEVELS_HPA,
     NAMES,
     OURS,
-    STEP_H,
+    Part,
     Source,
-    conversion,
-    hours_of_year,
+    in_our_unit,
     relative_humidity_percent,
     require_dates,
     require_weather,
@@ -33,12 +33,21 @@ from energynn.data.era5_values import (
 )
 from energynn.reading import one_fault
 
-COORDINATES = {"time": "time", "valid_time": "time"}
-COORDINATES |= {"latitude": "latitude", "lat": "latitude"}
-COORDINATES |= {"longitude": "longitude", "lon": "longitude"}
-COORDINATES |= dict.fromkeys(
-    "level pressure_level isobaricInhPa plev pressure lev air_pressure".split(), "level"
-)
+COORDINATES = {
+    "time": "time",
+    "valid_time": "time",
+    "latitude": "latitude",
+    "lat": "latitude",
+    "longitude": "longitude",
+    "lon": "longitude",
+    "level": "level",
+    "pressure_level": "level",
+    "isobaricInhPa": "level",
+    "plev": "level",
+    "pressure": "level",
+    "lev": "level",
+    "air_pressure": "level",
+}
 GRID = ("latitude", "longitude")
 ZARR = ("zarr.json", ".zgroup", ".zmetadata")
 NETCDF = (".nc", ".nc4", ".netcdf")
@@ -56,16 +65,10 @@ def open_year(place: str, year: int) -> Source:
     files = [*Path(place).glob(f"{year}.h5"), *Path(place).glob(f"*/{year}.h5")]
     if len(files) > 1:
         raise ValueError(f"{files[0]}: there is {files[1]}, too; keep one of them")
-    with one_fault(files[0] if files else place):
-        opened = era5_hdf5.open_year if files else _open_xarray
-        source = opened(files[0] if files else place, year)
-    count = len(source.hours)
-    if count > 1 and STEP_H not in np.diff(source.hours):
-        raise ValueError(
-            f"{place}: {count} of {len(hours_of_year(year))} times of {year}, and none is "
-            f"{STEP_H} h after another; get those of 00, 06, 12 and 18 UTC"
-        )
-    return source
+    path = str(files[0]) if files else place
+    with one_fault(path):
+        parts = [era5_hdf5.open_part(path, year)] if files else _parts(path)
+        return _of_parts(path, parts, year)
 
 
 def _places(path: Path) -> Iterator[Path]:
@@ -104,211 +107,167 @@ def _open(place: str):
 
 
 @lru_cache(maxsize=1)
-def _datasets(place: str) -> dict:
-    """Open the stores and files of a place that have something wanted, each by its path.
-
-    Raises ValueError where there are none, or where their grids differ.
+def _parts(place: str) -> list[Part]:
+    """Open the stores and files of a place that have something wanted. Raises ValueError if none
+    has.
     """
-    datasets: dict = {}
+    parts = []
     for file in [place] if "://" in place else map(str, _places(Path(place))):
         with one_fault(file):
             dataset = _arranged(_open(file))
-            if not dataset.data_vars:
-                continue
-            dataset = _on_our_grid(_with_our_levels(dataset))
-            for name in GRID if datasets else ():
-                first = next(iter(datasets.values()))[name].values
-                # nearly: float32 in one file and float64 in another
-                if len(first) != len(dataset[name]) or not np.allclose(
-                    first, dataset[name], rtol=0, atol=1e-3
-                ):
-                    raise ValueError(f"{name} differs from {next(iter(datasets))}")
-                dataset = dataset.assign_coords({name: first})
-            datasets[file] = dataset
-    if not datasets:
+            if dataset.data_vars:
+                parts.append(_part(file, dataset))
+    if not parts:
         raise ValueError(
             f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files with them"
         )
-    return datasets
-
-
-def _named(variables, names: dict[str, str]) -> dict[str, str]:
-    """Find which variables are ours, {name: our name}, by name or else by CF's standard name."""
-    found: dict[str, str] = {}
-    standard = {name: variables[name].attrs.get("standard_name") for name in variables}
-    for words in ({name: name for name in variables}, standard):
-        for name, word in words.items():
-            if word in names and name not in found.values():
-                found.setdefault(names[word], name)
-    return {name: ours for ours, name in found.items()}
+    return parts
 
 
 def _arranged(dataset):
-    """Give coordinates and variables our names, and leave out the others.
+    """Give coordinates and variables our names, by theirs or else by CF's standard name, and leave
+    out the others.
 
     A variable of several levels without a level is another: the surface's geopotential. Raises
     ValueError for a dimension that we do not know, and for a unit that is not known.
     """
-    ours = {*COORDINATES.values()}
-    # of two times, the one that is a dimension, or lies along one
-    first = sorted(
-        dataset.coords,
-        key=lambda name: (name not in dataset.dims, dataset[name].ndim != 1),
-    )
-    renamed = _named({name: dataset[name] for name in first}, COORDINATES)
-    clashing = ours & {*dataset.variables} - renamed.keys()
-    dataset = dataset.drop_vars(clashing).rename(renamed)
-    along = {name: dataset[name].dims for name in renamed.values()}
-    dataset = dataset.swap_dims(
-        {d[0]: name for name, d in along.items() if len(d) == 1}
-    )
-    single = [dim for dim, size in dataset.sizes.items() if size == 1]
-    dataset = dataset.squeeze([dim for dim in single if dim not in ours], drop=True)
 
-    renamed = _named(dataset.data_vars, OURS)
-    dataset = dataset[list(renamed)].rename(renamed)
+    def rank(name: str) -> tuple[bool, ...]:
+        """Of two times, take the one that is a dimension, or lies along one."""
+        is_named = name in COORDINATES or name in OURS
+        return not is_named, name not in dataset.dims, dataset[name].ndim != 1
+
+    found: dict[str, str] = {}
+    for name in sorted(dataset.variables, key=rank):
+        names = COORDINATES if name in dataset.coords else OURS
+        word = name if name in names else dataset[name].attrs.get("standard_name")
+        if word in names:
+            found.setdefault(names[word], name)
+    others = {*dataset.variables} - {*found.values()}
+    dataset = dataset.squeeze().drop_vars(others)
+    dataset = dataset.rename({name: ours for ours, name in found.items()})
+    dataset = dataset.swap_dims(
+        {time.dims[0]: name for name, time in dataset.coords.items() if time.ndim == 1}
+    )
     for name, variable in dataset.data_vars.items():
-        unit = variable.attrs.get("units")
-        for dim in sorted({*variable.dims} - ours - {"expver"}):
+        for dim in sorted({*variable.dims} - {*COORDINATES.values(), "expver"}):
             raise ValueError(
                 f"{name} has a dimension {dim} of {dataset.sizes[dim]}; keep one of them"
             )
+        unit = variable.attrs.get("units")
         # WeatherBench2 derives a fraction over water alone; ERA5's own, in %, is over ice in the
         # cold.
         fraction = name == "r" and unit not in ("%", "percent")
         if fraction or (len(name) == 1 and "level" not in variable.coords):
             dataset = dataset.drop_vars(name)
-        elif unit:
-            conversion(name, unit)
-    used = {*dataset.dims, "time", "level"}
-    return dataset.drop_vars({*dataset.coords} - used)
+        else:
+            in_our_unit(name, np.zeros(1), unit)
+    return dataset
 
 
-def _with_our_levels(dataset):
-    """Select our levels, in hPa. Raises ValueError where there is no time of the usual calendar."""
+def _part(file: str, dataset) -> Part:
+    """Select our levels, in hPa, of a dataset with our names. Raises ValueError where a coordinate
+    is missing, or the calendar is another.
+    """
+    for name in GRID:
+        if name not in dataset.indexes:
+            raise ValueError(f"no coordinate {name} of one dimension")
     if "time" not in dataset.coords:
         raise ValueError("no coordinate time")
     require_dates(dataset.time)
-    if "level" not in dataset.coords:
-        return dataset
-    unit = dataset.level.attrs.get("units")
-    pascal = unit == "Pa" or (unit is None and dataset.level.max() > 2_000)
-    level_hPa = np.rint(dataset.level / (100 if pascal else 1)).astype(int)
-    dataset = dataset.assign_coords(level=level_hPa)
-    return dataset.sel(level=level_hPa.isin(LEVELS_HPA)) if level_hPa.dims else dataset
+    levels_hPa = np.empty(0)
+    if "level" in dataset.coords:
+        level = dataset.level
+        pascal = level.attrs.get("units") == "Pa" or level.max() > 2_000
+        levels_hPa = np.rint(np.atleast_1d(level) / (100 if pascal else 1)).astype(int)
+        is_ours = np.isin(levels_hPa, LEVELS_HPA)
+        levels_hPa = levels_hPa[is_ours]
+        dataset = dataset.isel(level=is_ours, missing_dims="ignore")
+    order = ("expver", "level", *GRID)
+
+    def read(row: int) -> Iterator[tuple[str, np.ndarray]]:
+        # All levels are read at once, because a chunk of such a store holds every level.
+        piece = dataset.isel(time=row, missing_dims="ignore")
+        piece = piece.transpose(*order, missing_dims="ignore").load()
+        for name, field in piece.data_vars.items():
+            values = in_our_unit(name, field.values, field.attrs.get("units"))
+            levels = levels_hPa if len(name) == 1 else [""]
+            for planes in values.reshape(-1, len(levels), *values.shape[-2:]):
+                for level, plane in zip(levels, planes, strict=True):
+                    yield f"{name}{level}", plane
+
+    times = np.atleast_1d(dataset.time.values)
+    grid = [dataset[name].values for name in GRID]
+    return Part(file, times, *grid, read, f"{[*dataset.data_vars]} {levels_hPa}")
 
 
-def _on_our_grid(dataset):
-    """Order rows from north to south, without the south pole. Raises ValueError for other grids."""
-    for name in GRID:
-        if name not in dataset.coords or dataset[name].dims != (name,):
-            raise ValueError(f"no coordinate {name} of one dimension")
-    steps = np.diff(dataset.latitude)
-    if (steps > 0).all():
-        dataset = dataset.isel(latitude=slice(None, None, -1))
-    elif not (steps < 0).all():
-        raise ValueError("latitude does not go from pole to pole")
-    pole = np.isclose(dataset.latitude[-1], -90)
-    return dataset.isel(latitude=slice(-1 if pole else None))
-
-
-def _open_xarray(place: str, year: int) -> Source:
-    """Open an hourly or 6-hourly store; variables, levels and times may lie in several files of
-    one grid.
-
-    Raises ValueError naming the times that there are where none is wanted.
+def _of_parts(place: str, parts: list[Part], year: int) -> Source:
+    """Make one source of the variables, levels and times of several files of one grid. Raises
+    ValueError where their grids differ.
     """
-    datasets = _datasets(place)
-    times: dict = {}
-    for dataset in datasets.values():
-        levels = dataset.level.values if "level" in dataset.coords else ""
-        values = np.atleast_1d(dataset.time.values)
-        times.setdefault(f"{[*dataset.data_vars]} {levels}", []).append(values)
-    every = [np.concatenate(parts) for parts in times.values()]
-    hours = six_hourly(np.concatenate(every), year)
-    repeated = max(len(values) - len(np.unique(values)) for values in every)
-    remark = (
-        f"{repeated} times of {place} are there more than once, with the same values"
-    )
-    grid = [next(iter(datasets.values()))[name].values for name in GRID]
+    first = parts[0]
+    grid = first.latitude_deg[first.rows], first.longitude_deg
+    told: Counter = Counter()
+    for part in parts:
+        here = part.latitude_deg[part.rows], part.longitude_deg
+        for name, one, other in zip(GRID, grid, here, strict=True):
+            # nearly: float32 in one file and float64 in another
+            if len(one) != len(other) or not np.allclose(one, other, rtol=0, atol=1e-3):
+                raise ValueError(f"{part.file}: {name} differs from {first.file}")
+        told.update((part.content, time) for time in part.times)
+    hours = six_hourly(np.array([time for _, time in told]), year)
+    remark = first.remark
+    if repeated := sum(count > 1 for count in told.values()):
+        remark = f"{repeated} times of {place} are there more than once, with the same values"
 
     def read(index: int) -> np.ndarray:
-        return _read_state(datasets, hours[index])
+        with one_fault(place):
+            return _read_state(parts, hours[index])
 
-    return Source(hours, *grid, read, remark if repeated else "")
+    return Source(hours, *grid, read, remark)
 
 
-def _read_state(datasets: dict, hour: int) -> np.ndarray:
-    """Read one time of some datasets, (channels, latitude, longitude).
+def _read_state(parts: list[Part], hour: int) -> np.ndarray:
+    """Read one time, (channels, latitude, longitude).
 
-    What lies in several files, under several `expver` or twice becomes one by xarray's merge.
-    Raises ValueError for what is missing, differs or is no weather.
+    What lies in several files, under several `expver` or twice becomes one. Raises ValueError for
+    what is missing, differs or is no weather.
     """
-    import xarray as xr
-
     time = np.datetime64(int(hour), "h")
-    pieces = [
-        (file, dataset.isel(time=row) if dataset.time.dims else dataset)
-        for file, dataset in datasets.items()
-        for row in np.flatnonzero(np.atleast_1d(dataset.time.values) == time)
-    ]
-    files: dict = {}
-    for file, piece in pieces:
-        for name in piece.data_vars:
-            files.setdefault(name, {})[file] = None
-    unused = "q" if "r" in files else "r"
-    for name in NAMES.keys() - {unused}:
-        if name not in files:
-            raise ValueError(f"no {' or '.join(NAMES[name][:2])} at {utc(hour)}")
-    parts = []
-    for file, piece in pieces:
-        with one_fault(file):
-            parts += _load(piece.drop_vars(unused, errors="ignore"))
-    try:
-        state = xr.merge(parts, join="outer", compat="no_conflicts")
-    except xr.MergeError as error:
-        name = next(name for name in files if f"'{name}'" in str(error))
-        raise ValueError(
-            f"{', '.join(files[name])}: two values of {name} at {utc(hour)} differ; keep one"
-        ) from error
+    planes: dict[str, tuple[np.ndarray, str]] = {}
+    for part in parts:
+        for row in np.flatnonzero(part.times == time):
+            with one_fault(part.file):
+                for channel, values in part.read(row):
+                    plane = values[part.rows]
+                    if channel in planes:
+                        first, other = planes[channel]
+                        lesser, plane = np.fmin(first, plane), np.fmax(first, plane)
+                        if not np.array_equal(lesser, plane, equal_nan=True):
+                            raise ValueError(
+                                f"two values of {channel} at {utc(hour)}, here and in {other}, "
+                                "differ; keep one"
+                            )
+                    planes[channel] = plane, part.file
 
-    def plane(channel: str):
-        name = channel if channel in NAMES else channel[0]
-        field = state[name]
-        with one_fault(", ".join(files[name])):
-            if name != channel:
-                level_hPa = int(channel[1:])
-                if level_hPa not in state.level:
-                    raise ValueError(f"no {name} at {level_hPa} hPa")
-                field = field.sel(level=level_hPa)
-            require_weather(channel, field.values, hour)
-        return field
-
-    planes = []
-    for channel in CHANNELS:
-        if channel[0] == unused == "r":
-            temperature_K, humidity = plane(f"t{channel[1:]}"), plane(f"q{channel[1:]}")
-            pressure_Pa = 100 * humidity.level
-            planes.append(
-                relative_humidity_percent(temperature_K, humidity, pressure_Pa)
+    def weather(channel: str) -> np.ndarray:
+        if channel not in planes:
+            names = NAMES.get(channel) or NAMES[channel[0]]
+            raise ValueError(
+                f"no {' or '.join(names[:2])} for {channel} at {utc(hour)}"
             )
+        plane, file = planes[channel]
+        with one_fault(file):
+            require_weather(channel, plane, hour)
+        return plane
+
+    state = []
+    for channel in CHANNELS:
+        if channel[0] == "r" and channel not in planes:
+            level = channel[1:]
+            pressure_Pa = 100 * np.float64(level)
+            facts = weather(f"t{level}"), weather(f"q{level}"), pressure_Pa
+            state.append(relative_humidity_percent(*facts))
         else:
-            planes.append(plane(channel))
-    return np.stack(planes).astype(np.float32)
-
-
-def _load(piece) -> list:
-    """Load one time of a dataset in our units, each `expver` by itself."""
-    # All levels are read at once, because a chunk of such a store holds every level.
-    piece = piece.transpose(..., *GRID).load().drop_vars("time")
-    for name, field in piece.data_vars.items():
-        unit = field.attrs.get("units")
-        factor, offset = conversion(name, unit) if unit else (1, 0)
-        if (factor, offset) != (1, 0):
-            field = field * factor + offset
-        piece[name] = field
-    if "level" in piece.coords and not piece.level.dims:
-        piece = piece.expand_dims("level")
-    if "expver" not in piece.dims:
-        return [piece]
-    return [piece.isel(expver=row, drop=True) for row in range(piece.sizes["expver"])]
+            state.append(weather(channel))
+    return np.stack(state).astype(np.float32)

@@ -5,9 +5,8 @@ and what can be weather.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -27,11 +26,17 @@ NAMES = {
     "t2m": ("2m_temperature", "t2m", "tas"),
     "sp": ("surface_pressure", "sp", "ps", "surface_air_pressure"),
     "mslp": (
-        *("mean_sea_level_pressure", "msl", "mslp", "psl"),
-        *("air_pressure_at_mean_sea_level", "air_pressure_at_sea_level"),
+        "mean_sea_level_pressure",
+        "msl",
+        "mslp",
+        "psl",
+        "air_pressure_at_mean_sea_level",
+        "air_pressure_at_sea_level",
     ),
     "tcwv": (
-        *("total_column_water_vapour", "tcwv", "prw"),
+        "total_column_water_vapour",
+        "tcwv",
+        "prw",
         "atmosphere_mass_content_of_water_vapor",
     ),
     "t": ("temperature", "t", "ta", "air_temperature"),
@@ -65,13 +70,39 @@ MOST_ZEROS = 0.25  # of a plane; a part of a file that was never written reads a
 
 
 @dataclass(frozen=True)
+class Part:
+    """Hold what one file has: ``read(row)`` gives names and planes, (latitude, longitude) in our
+    units, of one of its times; a channel may come more than once.
+
+    times: (times,) datetime64; content: the same for files of the same variables and levels;
+    remark: what a person should know.
+    """
+
+    file: str
+    times: np.ndarray
+    latitude_deg: np.ndarray
+    longitude_deg: np.ndarray
+    read: Callable[[int], Iterable[tuple[str, np.ndarray]]]
+    content: str = ""
+    remark: str = ""
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Those of a plane from north to south, without the south pole, as in FourCastNet (721 rows
+        -> 720).
+        """
+        order = np.argsort(-self.latitude_deg)
+        return order[self.latitude_deg[order] > -89.999]
+
+
+@dataclass(frozen=True)
 class Source:
     """Hold one year: ``read(index)`` gives a state, (channels, latitude, longitude) float32 in
     SI units and %.
 
-    hours: (times,) int, since 1970-01-01 00 UTC, rising, multiples of six. The south pole is left
-    out, as in FourCastNet (721 rows -> 720). ``read`` may be called from several threads, and
-    raises ValueError for what is no weather. remark: what a person should know.
+    hours: (times,) int, since 1970-01-01 00 UTC, rising, multiples of six. ``read`` may be called
+    from several threads, and raises ValueError for what is no weather. remark: what a person
+    should know.
     """
 
     hours: np.ndarray
@@ -99,16 +130,22 @@ def require_dates(time) -> None:
 def six_hourly(times: np.ndarray, year: int) -> np.ndarray:
     """List which of the 6-hourly times of a year are there, in hours since 1970.
 
-    Raises ValueError naming those that are there if none is of them.
+    Raises ValueError naming those that are there if none is of them, and where none is six hours
+    after another.
     """
-    hours = hours_of_year(year)
-    found = hours[np.isin(hours.astype("datetime64[h]"), times)]
-    if len(found) == 0:
+    wanted = hours_of_year(year)
+    hours = wanted[np.isin(wanted.astype("datetime64[h]"), times)]
+    if len(hours) == 0:
         raise ValueError(
             f"no six-hourly time of {year}; look at --years and --source, whose "
             f"{len(times)} times are {min(times)!s:.16} to {max(times)!s:.16}"
         )
-    return found
+    if len(hours) > 1 and STEP_H not in np.diff(hours):
+        raise ValueError(
+            f"{len(hours)} of {len(wanted)} times of {year}, and none is {STEP_H} h after "
+            "another; get those of 00, 06, 12 and 18 UTC"
+        )
+    return hours
 
 
 def utc(hour: int) -> str:
@@ -121,16 +158,15 @@ def quantity(name: str) -> tuple[str, float, float]:
     return QUANTITIES.get(name) or QUANTITIES[name[0]]
 
 
-@lru_cache
-def conversion(name: str, unit: str) -> tuple[float, float]:
-    """Find the factor and then the offset that lead from a unit to ours, as CF and pint have it.
+def in_our_unit(name: str, values: np.ndarray, unit: str | None) -> np.ndarray:
+    """Convert values from the unit that their file names, as CF and pint have it; a geopotential
+    height becomes a geopotential.
 
-    A geopotential height becomes a geopotential. Raises ValueError where the units are of two
-    kinds, or the unit is none.
+    Raises ValueError where the units are of two kinds, or the unit is none.
     """
     ours = quantity(name)[0]
-    if unit == ours:
-        return 1.0, 0.0
+    if unit in (None, "", ours):
+        return values
     try:
         with warnings.catch_warnings():  # it has no matplotlib
             warnings.simplefilter("ignore")
@@ -138,15 +174,14 @@ def conversion(name: str, unit: str) -> tuple[float, float]:
     except ImportError as error:
         raise ValueError("units need packages: pip install 'energynn[era5]'") from error
     try:
-        ends = registry.Quantity(np.array([0.0, 1.0]), unit)
-        if ours == "m2/s2" and ends.check("[length]"):
-            ends = ends * registry.Quantity(GRAVITY_M_S2, "m/s2")
-        zero, one = ends.to(ours).magnitude.tolist()
+        found = registry.Quantity(values, unit)
+        if ours == "m2/s2" and found.check("[length]"):
+            found = found * registry.Quantity(GRAVITY_M_S2, "m/s2")
+        return found.to(ours).magnitude
     except Exception as error:  # pint's own errors are of many types
         raise ValueError(
             f"{name} is in {unit!r}, which is no unit like {ours}; write CF's"
         ) from error
-    return one - zero, zero
 
 
 def require_weather(name: str, plane: np.ndarray, hour: int) -> None:

@@ -15,26 +15,25 @@ def list_files(root: Path, remarks: dict[str, str], folder: str = "") -> Iterato
     tells of it, and of files that are there twice within a class (two folders down): name ->
     reason. Raises OSError for a folder that may not be read.
     """
-    above = [os.path.dirname(os.path.abspath(root))]
+    above = [root.absolute().parent]
     if folder:
-        above.append(os.path.realpath(root))
+        above.append(root.resolve())
     return _below(root, folder, above, {}, remarks)
 
 
 def _below(
-    root: Path, folder: str, above: list[str], seen: dict, remarks: dict[str, str]
+    root: Path, folder: str, above: list[Path], seen: dict, remarks: dict[str, str]
 ) -> Iterator[str]:
     """Go through a folder; ``above``: real paths of those that led here, ``seen``: first names of
     the files of its class.
     """
-    real = os.path.realpath(root / folder)
-    holder = os.path.join(real, "")  # "/" ends with one
-    if any(os.path.join(path, "").startswith(holder) for path in above):
+    real = (root / folder).resolve()
+    if any(path.is_relative_to(real) for path in above):
         remarks[folder[:-1]] = "left out, a link back into its own path"
         return
     if folder.count("/") <= 2:
         seen = {}
-    device = os.stat(real).st_dev
+    device = real.stat().st_dev
     with os.scandir(real) as entries:
         by_name = sorted(entries, key=lambda entry: entry.name)
     for entry in by_name:
@@ -44,9 +43,9 @@ def _below(
             yield from _below(root, f"{name}/", [*above, real], seen, remarks)
         elif kind == "file":
             # a scan knows the number of a file, without a question for each of a million
-            identity = (device, entry.inode())
+            identity = device, entry.inode()
             if entry.is_symlink():
-                identity = (entry.stat().st_dev, entry.stat().st_ino)
+                identity = entry.stat().st_dev, entry.stat().st_ino
             if seen.setdefault(identity, name) != name:
                 remarks[name] = (
                     "used, though another name of its class is the same file"
@@ -60,9 +59,8 @@ def _kind(entry: os.DirEntry) -> str:
     """Return "file", "folder", or why it is left out."""
     if entry.name.startswith("."):
         return "left out, hidden"
-    if (
-        "\n" in entry.name or "\r" in entry.name
-    ):  # a list of checksums has one name a line
+    # a list of checksums has one name a line
+    if "\n" in entry.name or "\r" in entry.name:
         return "left out, a line break in its name"
     with contextlib.suppress(OSError):  # a link to itself
         if entry.is_dir():

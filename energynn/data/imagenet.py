@@ -26,6 +26,7 @@ from energynn.data import photographs
 from energynn.data.folders import list_files
 from energynn.files import REPOSITORY, whole
 from energynn.progress import meter
+from energynn.texts import printable
 
 SPLITS = ("train", "val")
 # those of torchvision's ImageFolder
@@ -70,7 +71,7 @@ class Listing:
 
     def where(self, index: int) -> str:
         """Name the image's path, or its archive and its name there, for messages."""
-        name = printable(self.names[index])
+        name = shown(self.names[index])
         return (
             f"{self.place}/{name}" if self.offsets is None else f"{self.place}: {name}"
         )
@@ -79,6 +80,10 @@ class Listing:
         """Say whose fault it is, whatever a decoder raised."""
         reason = " ".join(str(error).split()) or type(error).__name__
         return f"image {self.where(index)} is broken ({reason}); copy it"
+
+    def digest(self, index: int) -> str:
+        """Compute the image's SHA-256."""
+        return hashlib.sha256(self.read(index)).hexdigest()
 
     def read(self, index: int) -> bytes:
         """Read the image's bytes as they lie there."""
@@ -100,10 +105,9 @@ class Misplaced(ValueError):
     """A tree whose images do not lie in the folders of their classes."""
 
 
-def printable(name: bytes) -> str:
+def shown(name: bytes) -> str:
     """Return a file's name as any terminal and any file takes it."""
-    text = name.decode(errors="backslashreplace")
-    return re.sub(r"[\x00-\x1f\x7f]", "?", text)
+    return printable(name.decode(errors="backslashreplace"))
 
 
 def list_images(
@@ -151,7 +155,7 @@ def make_listing(
     if offsets is not None:
         offsets = np.asarray(offsets)[order]
         sizes = np.asarray(sizes)[order]
-    classes = tuple(map(printable, classes))
+    classes = tuple(map(shown, classes))
     return Listing(classes, names[order], labels, place, offsets, sizes)
 
 
@@ -201,10 +205,7 @@ def _index(archive: Path) -> dict[str, np.ndarray]:
         )
         try:
             with tarfile.open(archive, "r:") as file:
-                table = [
-                    np.array(column)
-                    for column in zip(*rows(file, archive), strict=True)
-                ]
+                table = [np.array(column) for column in zip(*rows(file), strict=True)]
                 if file.offset >= state.st_size:
                     raise tarfile.ReadError("it ends without tar's mark of an end")
         except tarfile.TarError as error:
@@ -224,9 +225,7 @@ def _save(
         np.savez(file, names=names, offsets=offsets, sizes=sizes)
 
 
-def _training_images(
-    outer: tarfile.TarFile, archive: Path
-) -> Iterator[tuple[bytes, int, int]]:
+def _training_images(outer: tarfile.TarFile) -> Iterator[tuple[bytes, int, int]]:
     """Find name, offset and bytes of each image; there is one archive per synset within the
     archive.
     """
@@ -244,15 +243,13 @@ def _shown(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             yield member
 
 
-def _validation_images(
-    flat: tarfile.TarFile, archive: Path
-) -> Iterator[tuple[bytes, int, int]]:
+def _validation_images(flat: tarfile.TarFile) -> Iterator[tuple[bytes, int, int]]:
     """Find the same; line k of the development kit's ground truth is the class of
     ILSVRC2012_val_<k>.JPEG.
     """
     from scipy.io import loadmat
 
-    with tarfile.open(archive.with_name(DEVELOPMENT_KIT)) as kit:
+    with tarfile.open(Path(flat.name).with_name(DEVELOPMENT_KIT)) as kit:
         meta = kit.extractfile(f"{KIT_FOLDER}/meta.mat").read()
         truth = kit.extractfile(
             f"{KIT_FOLDER}/ILSVRC2012_validation_ground_truth.txt"

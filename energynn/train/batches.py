@@ -5,10 +5,10 @@ the device.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from energynn.config import RunConfig
 from energynn.train.distributed import World
@@ -33,39 +33,24 @@ class Shard(DistributedSampler):
         )
 
 
-class Told(Dataset):
-    """Give the samples of a batch, or the fault of one that cannot be read: of what a loader's
-    worker raises torch makes a traceback in place of its sentence.
-    """
-
-    def __init__(self, dataset: Dataset):
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitems__(self, numbers: list[int]):
-        try:
-            return [self.dataset[number] for number in numbers]
-        except (ValueError, OSError) as fault:
-            return fault
-
-
 class Loader(DataLoader):
-    """Load batches, and raise the fault of one that could not be read when it is asked for."""
+    """Load batches, and raise the fault of one as its own sentence."""
 
     def __iter__(self):
-        return map(_raise_fault, super().__iter__())
+        return _one_sentence(super().__iter__())
 
 
-def _collate(samples: list | Exception):
-    return samples if isinstance(samples, Exception) else default_collate(samples)
-
-
-def _raise_fault(batch):
-    if isinstance(batch, Exception):
-        raise batch
-    return batch
+def _one_sentence(batches: Iterator) -> Iterator:
+    """Give batches; of what a loader's worker raises torch makes a traceback, whose last line is
+    the fault.
+    """
+    try:
+        yield from batches
+    except (ValueError, OSError) as fault:
+        text = str(fault)
+        if not text.startswith("Caught "):
+            raise
+        raise type(fault)(text.splitlines()[-1].partition(": ")[2]) from fault
 
 
 def make_loader(
@@ -78,8 +63,7 @@ def make_loader(
         config.persistent_workers and options["num_workers"] > 0
     )
     options["pin_memory"] = config.pinned_memory and world.device.type == "cuda"
-    options["collate_fn"] = _collate
-    return Loader(Told(dataset), config.local_batch_size, sampler=sampler, **options)
+    return Loader(dataset, config.local_batch_size, sampler=sampler, **options)
 
 
 def require_batches(loader, count: int) -> None:

@@ -12,8 +12,8 @@ import xarray as xr
 
 from energynn import cli
 from energynn.data.era5 import GRAVITY_M_S2
-from energynn.data.era5_sources import CHANNELS, NAMES, hours_of_year
-from tests.data.test_era5_stores import SURFACE, dataset, state, write_hdf5
+from energynn.data.era5_values import CHANNELS, hours_of_year
+from tests.data.test_era5_stores import dataset, state, write_hdf5
 
 HOURS = hours_of_year(2019)[:4]
 FILE = "2019.h5"
@@ -44,10 +44,10 @@ def write_times(path, hours):
         file["time"].attrs["units"] = "hours since 1970-01-01"
 
 
-def states(count):
+def empty(*shape, kind="f4"):
     def write(folder):
         with h5py.File(folder / FILE, "w") as file:
-            file.create_dataset("fields", (count, 21, 9, 16), "f4")
+            file.create_dataset("fields", shape, kind)
 
     return write
 
@@ -56,38 +56,32 @@ def reversed_hdf5(**members):
     return hdf5(lambda values: values[:, ::-1], **members)
 
 
-def cds(names=NAMES):
-    return dataset(HOURS, names, which=1)
+def cut(folder):
+    hdf5()(folder)
+    (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-1000])
 
 
-def netcdf(change=lambda source: source):
-    return files(lambda: {"store": change(cds())})
+def netcdf(change=lambda source: source, hours=HOURS):
+    """0.nc as from the Climate Data Store after a change, or 0.nc, 1.nc, ... of several."""
 
-
-def files(sources):
     def write(folder):
-        for name, source in sources().items():
-            source.to_netcdf(folder / f"{name}.nc", engine="scipy")
+        sources = change(dataset(hours, which=1))
+        for k, source in enumerate(sources if isinstance(sources, list) else [sources]):
+            source.to_netcdf(folder / f"{k}.nc", engine="scipy")
 
     return write
 
 
 def with_value(name, value):
     def change(source):
-        source[name][1, 2, 3] = value
+        source[name][1, ..., 2, 3] = value
         return source
 
-    return change
+    return netcdf(change)
 
 
-def in_units(change, **units):
-    def changed(source):
-        source = source.assign(change(source))
-        for name, unit in units.items():
-            source[name].attrs["units"] = unit
-        return source
-
-    return netcdf(changed)
+def in_unit(name, unit, change):
+    return netcdf(lambda s: s.assign({name: change(s[name]).assign_attrs(units=unit)}))
 
 
 def with_cmips_names(source):
@@ -97,37 +91,43 @@ def with_cmips_names(source):
     return source.assign_coords(plev=source.plev * 100.0)
 
 
+def as_new(source):
+    source = source.assign_coords(expver=("time", ["0001"] * 4), number=0)
+    return source.rename(level="pressure_level", time="valid_time")
+
+
+def with_calendar(source):
+    source["time"] = ("time", [0.0, 6, 12, 18])
+    source.time.attrs = {"units": "hours since 2019-01-01", "calendar": "365_day"}
+    return source
+
+
 def expver(source, *others):
     """Final states of the first times, and preliminary ones of the others."""
     parts = [source.isel(time=[0, 1]), source.isel(time=[2, 3]), *others]
-    return xr.concat(
-        parts, xr.IndexVariable("expver", [1, 5, 6][: len(parts)]), join="outer"
-    )
+    numbers = xr.IndexVariable("expver", [1, 5, 6][: len(parts)])
+    return xr.concat(parts, numbers, join="outer")
 
 
-def levels_apart():
-    upper = cds("tuvzr")
-    levels = {f"level{hPa}": upper.sel(level=hPa) for hPa in (50, 500, 850, 1000)}
-    return levels | {"surface": cds(SURFACE)}
+def apart(source, *levels):
+    """The surface, and the levels in files of their own."""
+    upper = source[[*"tuvzr"]]
+    parts = [upper.sel(level=level) for level in levels] or [upper]
+    return [source.drop_dims("level"), *parts]
 
 
-def levels_in_pairs():
-    upper = cds("tuvzr")
-    pairs = [upper.sel(level=pair) for pair in ([50, 500], [850, 1000])]
-    return {"surface": cds(SURFACE), "high": pairs[0], "low": pairs[1]}
+def surface_geopotential(source):
+    surface, levels = apart(source)
+    return [surface.assign(z=surface.t2m + 1), levels]
 
 
-def surface_geopotential():
-    surface = cds(SURFACE)
-    return {"surface": surface.assign(z=surface.t2m + 1), "levels": cds("tuvzr")}
-
-
-def almost_the_same_grid():
-    surface, levels = (
-        source.assign_coords(longitude=(source.longitude + 1 / 3).astype(kind))
-        for source, kind in ((cds(SURFACE), "f4"), (cds("tuvzr"), "f8"))
-    )
-    return {"surface": surface, "levels": levels}
+def grids(source, move, kind):
+    surface, levels = apart(source)
+    longitude = surface.longitude + 1 / 3
+    return [
+        surface.assign_coords(longitude=longitude),
+        levels.assign_coords(longitude=(longitude + move).astype(kind)),
+    ]
 
 
 def hidden(folder):
@@ -140,43 +140,51 @@ def zipped(folder):
         archive.writestr("data.nc", b"CDF")
 
 
-def zarr_by_content(folder):
+def zarr(folder, **options):
     pytest.importorskip("zarr", reason="needs the extra era5")
-    cds().to_zarr(folder / "era5-2019", zarr_format=3, consolidated=False)
+    store = folder / "era5-2019"
+    dataset(HOURS, which=1).to_zarr(store, consolidated=False, **options)
+    return store
 
 
 def missing_chunk(folder):
-    pytest.importorskip("zarr", reason="needs the extra era5")
     chunks = {"t2m": {"chunks": (1, 9, 16)}}
-    cds().to_zarr(folder / "s", zarr_format=2, encoding=chunks, consolidated=False)
-    (folder / "s" / "t2m" / "1.0.0").unlink()
-    about = folder / "s" / "t2m" / ".zarray"
+    store = zarr(folder, zarr_format=2, encoding=chunks) / "t2m"
+    (store / "1.0.0").unlink()
+    about = store / ".zarray"
     about.write_text(about.read_text().replace('"NaN"', "null"))
 
 
-def with_calendar(source):
-    source["time"] = ("time", [0.0, 6, 12, 18])
-    source.time.attrs = {"units": "hours since 2019-01-01", "calendar": "365_day"}
-    return source
-
-
+# Case -> how it is written, and what is said of it, if it is refused.
 CASES = {
     "plain": (netcdf(), ""),
-    "hdf5": (hdf5(), ""),
+    "hdf5 without sst": (
+        hdf5(
+            lambda values: (
+                values * np.where(np.arange(21) < 20, 1, np.nan)[:, None, None]
+            )
+        ),
+        "",
+    ),
     # a count is no clock
-    "hourly": (states(8760), "8760 states, and 2019 has 1460"),
-    "surplus": (states(1461), "1461 states"),
-    "12-hourly": (states(730), "730 states"),
+    "hourly": (empty(8760, 21, 9, 16), "8760 states, and 2019 has 1460"),
+    "surplus": (empty(1461, 21, 9, 16), "1461 states"),
+    "12-hourly": (empty(730, 21, 9, 16), "730 states"),
     "begins late": (hdf5(a_start_time="2019-01-01T12"), "2019.h5: it starts at"),
     "times": (hdf5(lambda values: values[::-1], HOURS[::-1]), ""),
     "03, 09": (hdf5(hours=HOURS + 3), "2019-01-01T03:00 to 2019-01-01T21:00"),
-    "a time twice": (hdf5(hours=HOURS[[0, 1, 1, 2]]), "a time is there twice"),
+    "a time twice": (hdf5(hours=HOURS[[0, 1, 1, 2]]), "2019.h5: two values of u10"),
     "12 hours apart": (
-        netcdf(lambda s: s.assign_coords(time=s.time[0] + 2 * (s.time - s.time[0]))),
+        netcdf(hours=HOURS[0] + 12 * np.arange(4)),
         "4 of 1460 times of 2019, and none is 6 h after another",
     ),
-    "365_day": (netcdf(with_calendar), "store.nc: time is of the calendar 365_day"),
+    "every hour": (netcdf(hours=np.arange(HOURS[0] - 3, HOURS[0] + 20)), ""),
+    "365_day": (netcdf(with_calendar), "0.nc: time is of the calendar 365_day"),
     # what is missing
+    "rows": (empty(4, 21, 8, 16), r"2019.h5: .* it is float32 \(4, 21, 8, 16\)"),
+    "float64": (empty(4, 21, 9, 16, kind="f8"), r"it is float64 \(4, 21, 9, 16\)"),
+    "no times": (empty(9, 16), r"2019.h5: .* it is float32 \(9, 16\)"),
+    "cut": (cut, "truncated file"),
     "zeros": (
         hdf5(lambda values: values * (np.arange(4) < 2)[:, None, None, None]),
         "u10 is 0 to 0",
@@ -186,37 +194,41 @@ CASES = {
         "u10 is 0 to",
     ),
     "missing chunk": (missing_chunk, "t2m is 0 to 0"),
-    "fill": (netcdf(with_value("t2m", 9.97e36)), "store.nc: t2m is .* to 9.97e"),
-    "packed fill": (netcdf(with_value("t2m", -32767)), "store.nc: t2m is -32767"),
-    "-9999": (netcdf(with_value("u10", -9999)), "u10 is -9999"),
-    # units
-    "degC": (in_units(lambda s: {"t2m": s.t2m - 273.15}, t2m="degC"), ""),
-    "degF": (in_units(lambda s: {"t2m": s.t2m * 1.8 - 459.67}, t2m="degF"), ""),
-    "hPa, gpm, km/h": (
-        in_units(
-            lambda s: {"sp": s.sp / 100, "z": s.z / GRAVITY_M_S2, "u10": s.u10 * 3.6},
-            **dict(sp="hPa", z="gpm", u10="km/h"),
-        ),
-        "",
+    "fill": (with_value("t2m", 9.97e36), "0.nc: t2m is .* to 9.97e"),
+    "packed fill": (with_value("t2m", -32767), "0.nc: t2m is -32767"),
+    "-9999": (with_value("u10", -9999), "u10 is -9999"),
+    "NaN": (with_value("z", np.nan), "0.nc: no finite z1000 at 2019-01-01T06 UTC"),
+    "NaN in hdf5": (
+        hdf5(lambda values: np.where(values > 299.8, np.nan, values)),
+        "2019.h5: no finite u10 at 2019-01-01T00 UTC",
     ),
-    "another kind": (in_units(lambda s: {}, t2m="m"), "store.nc: t2m is in 'm'"),
-    "no unit": (in_units(lambda s: {}, t2m="warm"), "store.nc: t2m is in 'warm'"),
+    "no z": (netcdf(lambda s: s.drop_vars("z")), "no geopotential or z for z1000 at"),
+    "no t2m": (netcdf(lambda s: s.drop_vars("t2m")), "no 2m_temperature or t2m .* at"),
+    "a level missing": (
+        netcdf(lambda s: s.sel(level=[50, 500, 850])),
+        "no u_component_of_wind or u for u1000 at 2019-01-01T00 UTC",
+    ),
+    # units
+    "degC": (in_unit("t2m", "degC", lambda values: values - 273.15), ""),
+    "degF": (in_unit("t2m", "degF", lambda values: values * 1.8 - 459.67), ""),
+    "hPa": (in_unit("sp", "hPa", lambda values: values / 100), ""),
+    "gpm": (in_unit("z", "gpm", lambda values: values / GRAVITY_M_S2), ""),
+    "km/h": (in_unit("u10", "km/h", lambda values: values * 3.6), ""),
+    "another kind": (in_unit("t2m", "m", abs), "0.nc: t2m is in 'm'"),
+    "no unit": (in_unit("t2m", "warm", abs), "0.nc: t2m is in 'warm'"),
     "unsaid hPa": (netcdf(lambda s: s.assign(msl=s.msl + 750)), "mslp is .*as in hPa"),
     # names, dimensions and files
     "CMIP": (netcdf(with_cmips_names), ""),
     "expver": (netcdf(expver), ""),
     "expver differ": (
         netcdf(lambda s: expver(s, s.assign(sp=s.sp + 1))),
-        "store.nc: two values of sp at .* differ; keep one",
+        "0.nc: two values of sp at .* differ; keep one",
     ),
-    "new CDS": (
-        netcdf(lambda s: s.assign_coords(expver=("time", ["0001"] * 4), number=0)),
-        "",
-    ),
+    "new CDS": (netcdf(as_new), ""),
     "member": (netcdf(lambda s: s.expand_dims(number=[0], axis=1)), ""),
     "members": (
         netcdf(lambda s: s.expand_dims(number=range(10), axis=1)),
-        "store.nc: .* has a dimension number of 10",
+        "0.nc: .* has a dimension number of 10",
     ),
     "equal twice": (netcdf(lambda s: s.isel(time=[0, 1, 1, 2, 3])), ""),
     "zip": (zipped, "era5.nc: is a ZIP archive; unpack it"),
@@ -225,29 +237,26 @@ CASES = {
         lambda folder: (folder / "a.nc").write_text("<html>"),
         "a.nc: is no NetCDF file",
     ),
-    "levels apart": (files(levels_apart), ""),
-    "levels in pairs": (files(levels_in_pairs), ""),
-    "a level missing": (netcdf(lambda s: s.isel(level=[0, 1, 2])), "no u at 1000 hPa"),
-    "times apart": (
-        files(lambda: {f"t{index}": cds().isel(time=index) for index in range(4)}),
+    "two files": (netcdf(apart), ""),
+    "levels apart": (netcdf(lambda s: apart(s, 50, 500, 850, 1000)), ""),
+    "levels in pairs": (netcdf(lambda s: apart(s, [50, 500], [850, 1000])), ""),
+    "times apart": (netcdf(lambda s: [s.isel(time=k) for k in range(4)]), ""),
+    "surface z": (netcdf(surface_geopotential), ""),
+    "float32 grid": (netcdf(lambda s: grids(s, 0, "f4")), ""),
+    "another grid": (
+        netcdf(lambda s: grids(s, 1, "f8")),
+        "1.nc: longitude differs from .*0.nc",
+    ),
+    "from south to north": (
+        netcdf(lambda s: s.isel(latitude=slice(None, None, -1))),
         "",
     ),
-    "surface z": (files(surface_geopotential), ""),
-    "float32 grid": (files(almost_the_same_grid), ""),
-    "another grid": (
-        files(
-            lambda: {
-                "a": cds("tuvzr"),
-                "b": cds(SURFACE).assign_coords(longitude=range(16)),
-            }
-        ),
-        "b.nc: longitude differs from .*a.nc",
+    "rows after columns": (
+        netcdf(lambda s: s.transpose(..., "longitude", "latitude")),
+        "",
     ),
-    "shuffled": (
-        netcdf(lambda s: s.isel(latitude=[0, 2, 1, *range(3, 9)])),
-        "latitude",
-    ),
-    "zarr by content": (zarr_by_content, ""),
+    "shuffled": (netcdf(lambda s: s.isel(latitude=[0, 2, 1, *range(3, 9)])), ""),
+    "zarr by content": (lambda folder: zarr(folder, zarr_format=3), ""),
     # names of channels and rows
     "attribute": (reversed_hdf5(a_channels=REVERSED), ""),
     "bytes": (reversed_hdf5(channel=np.array(REVERSED, "S")), ""),
@@ -259,14 +268,15 @@ CASES = {
         "",
     ),
     "other channel": (
-        hdf5(channel=[name.replace("r500", "q500") for name in REVERSED]),
-        "one of them must be r500",
+        reversed_hdf5(channel=[name.replace("t500", "t600") for name in REVERSED]),
+        "2019.h5: no temperature or t for t500",
     ),
     "south first": (
         hdf5(lambda values: values[:, :, ::-1], latitude=np.linspace(-90, 90, 9)),
         "",
     ),
 }
+CONVERTED = ("degC", "degF", "hPa", "gpm", "km/h")
 
 
 @pytest.mark.filterwarnings("ignore:Failed to open Zarr store")
@@ -285,7 +295,8 @@ def test_what_a_file_says_of_itself(tmp_path, capsys, case):
         return
     assert status == 0, told.err
     stored = np.load(out / "2019.npy")
-    assert np.allclose(stored, [state(hour) for hour in HOURS], rtol=1e-5)
+    states = [state(hour) for hour in HOURS]
+    assert np.allclose(stored, states, rtol=1e-5 if case in CONVERTED else 0, atol=0)
     assert "2019: 4 of 1460 times" in told.out
     assert ("1 times of" in told.out) == (case == "equal twice")
 

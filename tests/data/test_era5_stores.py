@@ -12,7 +12,7 @@ import xarray as xr
 
 from energynn import cli, config
 from energynn.data import era5_sources, era5_store, manifests
-from energynn.data.era5_sources import (
+from energynn.data.era5_values import (
     CHANNELS,
     NAMES,
     hours_of_year,
@@ -51,36 +51,31 @@ def write_hdf5(folder, year, times=None):
     return hours
 
 
-def dataset(hours, names=NAMES, which=0, south_first=False, level="level", time="time"):
+def dataset(hours, names=NAMES, which=0):
     """A store as WeatherBench2 (``which`` 0) or the Climate Data Store (1) names and arranges
     it.
     """
-    order = -1 if south_first else 1
     variables = {}
     for name in names:
         if name in SURFACE:
-            values = np.stack([plane(name, hour) for hour in hours])
-            variables[NAMES[name][which]] = (
-                (time, "latitude", "longitude"),
-                values[:, ::order],
-            )
+            dims = ("time",)
+            values = [plane(name, hour) for hour in hours]
         else:
-            values = np.stack(
-                [[plane(f"{name}{hPa}", hour) for hPa in LEVELS_HPA] for hour in hours]
-            )
-            variables[NAMES[name][which]] = (
-                (time, level, "latitude", "longitude"),
-                values[..., ::order, :],
-            )
+            dims = ("time", "level")
+            values = [
+                [plane(f"{name}{hPa}", hour) for hPa in LEVELS_HPA] for hour in hours
+            ]
+        dims = (*dims, "latitude", "longitude")
+        variables[NAMES[name][which]] = dims, np.array(values)
     coordinates = {
-        time: np.array(hours, dtype="datetime64[h]").astype("datetime64[ns]"),
-        level: LEVELS_HPA,
-        "latitude": LATITUDE_DEG[::order],
+        "time": np.array(hours, dtype="datetime64[h]").astype("datetime64[ns]"),
+        "level": LEVELS_HPA,
+        "latitude": LATITUDE_DEG,
         "longitude": np.arange(COLUMNS) * 360 / COLUMNS,
     }
     found = xr.Dataset(variables, coordinates)
-    if NAMES["r"][1] in found:
-        found["r"].attrs["units"] = "%"
+    if "r" in found:
+        found.r.attrs["units"] = "%"
     return found
 
 
@@ -112,37 +107,12 @@ def test_fourcastnets_hdf5(tmp_path):
     assert source.longitude_deg.tolist() == [22.5 * column for column in range(16)]
 
 
-def test_leap_years_and_the_papers_counts():
-    assert len(hours_of_year(1980)) == 1464 and len(hours_of_year(1900)) == 1460
-    assert (
-        sum(len(hours_of_year(year)) for year in config.parse_years("1979-2015"))
-        == 54_056
-    )
-    assert (
-        sum(len(hours_of_year(year)) for year in config.parse_years("2016-2017"))
-        == 2_924
-    )
-
-
-@pytest.mark.parametrize("south_first", [False, True])
-def test_netcdf_in_several_files_with_the_names_of_the_climate_data_store(
-    tmp_path, south_first
-):
-    # hourly, from the year before on
-    hours = np.arange(hours_of_year(2019)[0] - 3, hours_of_year(2019)[0] + 20)
-    kind = dict(
-        which=1, south_first=south_first, level="pressure_level", time="valid_time"
-    )
-    for file, names in (("single", SURFACE), ("levels", "tuvzr")):
-        found = dataset(hours, names, **kind)
-        if south_first:  # as in WeatherBench2's coarse stores
-            found = found.transpose(..., "longitude", "latitude")
-        found.to_netcdf(tmp_path / f"{file}.nc", engine="scipy")
-    source = era5_sources.open_year(str(tmp_path), 2019)
-    assert source.hours.tolist() == (hours_of_year(2019)[:4]).tolist()
-    assert source.latitude_deg.tolist() == LATITUDE_DEG[:-1].tolist()
-    for index, hour in enumerate(source.hours):  # ERA5's own relative humidity, in %
-        assert np.array_equal(source.read(index), state(hour))
+@pytest.mark.parametrize(
+    "years, count",
+    [("1980", 1464), ("1900", 1460), ("1979-2015", 54_056), ("2016-2017", 2_924)],
+)
+def test_leap_years_and_the_papers_counts(years, count):
+    assert sum(map(len, map(hours_of_year, config.parse_years(years)))) == count
 
 
 @pytest.mark.parametrize("kind", ["nc", "zarr"])
@@ -181,58 +151,12 @@ def test_relative_humidity_against_tables():
         assert found == pytest.approx(50, rel=5e-3)
 
 
-@pytest.mark.parametrize(
-    "shape, kind", [((4, 21, 8, 16), "f4"), ((4, 21, 9, 16), "f8"), ((9, 16), "f4")]
-)
-def test_hdf5_of_another_shape_is_one_clear_line(tmp_path, capsys, shape, kind):
-    with h5py.File(tmp_path / "2019.h5", "w") as file:
-        file.create_dataset("fields", shape, kind)
-    out = tmp_path / "out"
-    words = f"data era5 --source {tmp_path} --out {out} --years 2019".split()
-    assert cli.main(words) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "2019.h5" in error and str(shape) in error
-    assert not list(out.iterdir())
-
-
-def test_truncated_hdf5_and_missing_years_are_named(tmp_path):
-    write_hdf5(tmp_path, 2019, 2)
-    path = tmp_path / "2019.h5"
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match="truncated file"):
-        era5_store.prepare(str(tmp_path), tmp_path / "out", [2019])
+def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="neither <year>.h5 of every year"):
         era5_sources.open_year(str(tmp_path), 2018)
     dataset(hours_of_year(2019)[:2]).to_netcdf(tmp_path / "store.nc", engine="scipy")
     with pytest.raises(ValueError, match="of 2018; look at --years"):
         era5_sources.open_year(str(tmp_path / "store.nc"), 2018)
-
-
-@pytest.mark.parametrize("name", ["t2m", "z"])
-def test_a_missing_variable_is_named(tmp_path, name):
-    names = [other for other in NAMES if other != name]
-    dataset(hours_of_year(2019)[:2], names).to_netcdf(
-        tmp_path / "store.nc", engine="scipy"
-    )
-    with pytest.raises(ValueError, match=f"no {NAMES[name][0]} or .*2019-01-01T06 UTC"):
-        era5_sources.open_year(str(tmp_path / "store.nc"), 2019).read(1)
-
-
-def test_nan_names_variable_and_time(tmp_path):
-    write_hdf5(tmp_path, 2019, 12)
-    with h5py.File(tmp_path / "2019.h5", "r+") as file:
-        file["fields"][10, CHANNELS.index("z500"), 2, 3] = np.nan
-        file["fields"][3, 20] = np.nan  # sst over land: not used
-    with pytest.raises(ValueError, match="no finite z500 at 2019-01-03T12 UTC"):
-        era5_store.prepare(str(tmp_path), tmp_path / "out", [2019])
-    damaged = dataset(hours_of_year(2019)[:2])
-    damaged["geopotential"][1, LEVELS_HPA.index(50), 2, 3] = np.nan
-    path = tmp_path / "levels.nc"
-    damaged.to_netcdf(path, engine="scipy")
-    with pytest.raises(
-        ValueError, match="levels.nc: no finite z50 at 2019-01-01T06 UTC"
-    ):
-        era5_store.prepare(str(path), tmp_path / "out", [2019])
 
 
 # ------------------------------------------------------------------------------------ the store
@@ -452,30 +376,33 @@ SMALL = dict(
 )
 
 
+def trained(folder, devices, **parameters):
+    """Train in ranks of their own: what they printed, and the end of training of each."""
+    folder.mkdir(exist_ok=True)
+    script = folder / "train.py"
+    script.write_text(TRAIN)
+    parameters = SMALL | parameters | dict(devices=devices)
+    done = start_ranks(devices, script, folder, json.dumps(parameters))
+    assert done.returncode == 0, done.stdout
+    ends = []
+    for path in (folder / "run").glob("events-rank*.jsonl"):
+        events = map(json.loads, path.read_text().splitlines())
+        ends += [event for event in events if event["event"] == "training_end"]
+    assert len(ends) == devices
+    return done.stdout, ends
+
+
 @pytest.mark.parametrize("stage, workers", [("pretrain", 0), ("finetune", 1)])
 def test_fourcastnet_trains_on_the_store(described, tmp_path, stage, workers):
-    initial_run = "earlier" if stage == "finetune" else ""
-    changes = dict(
-        training_years=2015,
-        stage=stage,
-        initial_run=initial_run,
-        loader_workers=workers,
-    )
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN)
-    done = start_ranks(1, script, tmp_path, json.dumps(SMALL | changes))
-    assert done.returncode == 0, done.stdout
-    losses = json.loads(done.stdout.splitlines()[-1])
-    assert (
-        len(losses) == (8 if stage == "pretrain" else 7) and np.isfinite(losses).all()
-    )
-    events = [
-        json.loads(line)
-        for line in (tmp_path / "run" / "events-rank0.jsonl").read_text().splitlines()
-    ]
-    (end,) = [event for event in events if event["event"] == "training_end"]
+    changes = dict(training_years=2015, stage=stage, loader_workers=workers)
+    if stage == "finetune":
+        changes["initial_run"] = "earlier"
+    said, (end,) = trained(tmp_path, 1, **changes)
+    losses = json.loads(said.splitlines()[-1])
+    steps = 8 if stage == "pretrain" else 7
+    assert len(losses) == steps and np.isfinite(losses).all()
     # 39 times of the test year: the initial conditions of 1 and 10 January; 8 of the validation's.
-    assert end["samples_evaluated"] == 2 + (7 if stage == "pretrain" else 6)
+    assert end["samples_evaluated"] == 2 + steps - 1
     assert {
         "z500_rmse_6h_m",
         "z500_rmse_12h_m",
@@ -491,24 +418,11 @@ def test_any_number_of_ranks_scores_every_sample_once(described, tmp_path):
     """
     found = []
     for devices in (1, 2, 3):
-        parameters = SMALL | dict(learning_rate=0, local_batch_size=2, devices=devices)
         folder = tmp_path / str(devices)
         folder.mkdir()
         (folder / "data_manifests").symlink_to(tmp_path / "data_manifests")
-        script = folder / "train.py"
-        script.write_text(TRAIN)
-        done = start_ranks(devices, script, folder, json.dumps(parameters))
-        assert done.returncode == 0, done.stdout
-        for rank in range(devices):
-            events = (
-                (folder / "run" / f"events-rank{rank}.jsonl").read_text().splitlines()
-            )
-            found += [
-                event["metrics"]
-                for line in events
-                if (event := json.loads(line))["event"] == "training_end"
-            ]
-    assert len(found) == 6 and all(
-        metrics == pytest.approx(found[0], rel=1e-6) for metrics in found
-    )
+        _, ends = trained(folder, devices, learning_rate=0, local_batch_size=2)
+        found += [end["metrics"] for end in ends]
+    for metrics in found:
+        assert metrics == pytest.approx(found[0], rel=1e-6)
     assert found[0]["validation_loss"] > 0
