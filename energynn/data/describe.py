@@ -6,7 +6,7 @@ import json
 import mimetypes
 import os
 import re
-import shutil
+import tempfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,8 @@ MOST_NAMED = 5  # files of which one thing is said
 
 
 def build(dataset: str, source: Path | None = None) -> list[str]:
-    """Write the manifest that describes a data set as it lies there; photographs are made anew.
+    """Write the manifest that describes a data set as it lies there; photographs are made anew,
+    beside what was there.
 
     ``source`` is the folder of what does not ship, if not where its variable says. Any other name
     is that of data of one's own, all files of build/data/<dataset>. Returns what was found and left
@@ -49,7 +50,11 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
         files = []  # a million of them
     else:
         if dataset in manifests.PHOTOGRAPHS:
-            shutil.rmtree(folder, ignore_errors=True)
+            if os.path.lexists(folder):  # who knows what else lies in it
+                before = tempfile.mkdtemp(
+                    prefix=f"{dataset}-before-", dir=folder.parent
+                )
+                folder.rename(Path(before) / dataset)
             photographs.make_crops(folder)
             details = {"energynn:sources": photographs.PHOTOGRAPHS}
         names = folder.is_dir() and list(list_files(folder, remarks))
