@@ -138,7 +138,7 @@ class Evidence:
         if self.head is None:
             self.head, self.first_s = curve.values[:HEAD], t_s[0]
         is_new = (t_s > from_s) & (t_s <= to_s)
-        self.is_whole &= not (curve.values[is_new] % 1).any()
+        self.is_whole &= not (curve.values % 1).any()
         self.readings += int(
             (is_new & (t_s >= self.begin_s) & (t_s <= self.end_s)).sum()
         )

@@ -58,8 +58,9 @@ class Stream:
         for found in self.found.values():
             found.add(one, self._done_s, until_s)
         before_J = self._done_J - one.at(self._done_s)
-        is_next = (self.asked_s > self._done_s) & (self.asked_s <= until_s)
-        self.asked_J[is_next] = before_J + one.at(self.asked_s[is_next])
+        edges_s = self._done_s, until_s
+        these = slice(*np.searchsorted(self.asked_s, edges_s, side="right"))
+        self.asked_J[these] = before_J + one.at(self.asked_s[these])
         self._done_s, self._done_J = until_s, before_J + one.at(until_s)
 
     def finish(self) -> None:
