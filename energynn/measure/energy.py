@@ -12,8 +12,8 @@ about windows is ``evidence.py``'s; what is too long for a memory comes in piece
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,12 +22,12 @@ from energynn.measure.evidence import THRESHOLDS, Evidence
 JOULE_PER_KWH = 3.6e6
 SECOND_PER_HOUR = 3600.0
 COMPONENTS = ("gpu", "cpu", "ram")
-# From strongest to weakest: a sum is no better than its weakest part.
-PROVENANCES = ("measured", "published", "estimated", "simulated")
 # Share of an energy by which a sensor may be wrong throughout: 5 % is what MLPerf grants its power
 # meters, and NVML and RAPL were found within it (arXiv 2312.02741). An estimate's watts per core
 # are those of another CPU. A simulated sensor is what it says.
 SYSTEMATIC = {"measured": 0.05, "published": 0.05, "estimated": 0.5, "simulated": 0.0}
+# From strongest to weakest: a sum is no better than its weakest part.
+PROVENANCES = tuple(SYSTEMATIC)
 
 AVERAGED_S = 1.0  # NVML's mean power
 # times the least power of a device that is used: no load is below that
@@ -45,8 +45,7 @@ def may_leave_out(name: str) -> str:
     return f'left_out = ["{name}"] leaves it out'
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
+class Curve(NamedTuple):
     """Cumulative energy of one sensor, NaN if it has fewer than two readings.
 
     t_s, values, energy_J: (readings,) of good readings, the values in J, W or core-seconds;
@@ -207,19 +206,21 @@ def _movement(one: Evidence, limits: dict) -> Iterator[str]:
         yield refusal("S", text, *by)
     readings, seconds = one.still.T
     if one.is_counter:
-        spells = [(seconds, "counter_still_s", 3 * one.late_s)]
+        usual_s = 3 * one.late_s
+        longest_s = {"counter_still_s": seconds.max(initial=0.0)}
     else:
         # A power is read more finely than in whole watts, and its device under load.
         load_W = (one.least + one.most) / 2
         if not (one.is_busy or one.is_named):
             load_W = max(load_W, LEAST_LOAD * least_W)
         is_load = (readings >= load_W) & (readings % 1 != 0)
-        spells = [(seconds[is_load], "power_still_s", 3 * one.period_s)]
-        spells.append((np.array([one.zero_s]), "power_zero_s", 3 * one.period_s))
-    for still_s, threshold, usual_s in spells:
-        longest_s, most_s = still_s.max(initial=0.0), max(limits[threshold], usual_s)
-        if longest_s > most_s:
-            text = f"{name} showed the same for {longest_s:.1f} s, {most_s:.1f} s at most is usual"
+        load_s = seconds[is_load].max(initial=0.0)
+        usual_s = 3 * one.period_s
+        longest_s = {"power_still_s": load_s, "power_zero_s": one.zero_s}
+    for threshold, still_s in longest_s.items():
+        most_s = max(limits[threshold], usual_s)
+        if still_s > most_s:
+            text = f"{name} showed the same for {still_s:.1f} s, {most_s:.1f} s at most is usual"
             yield refusal("S", text, threshold)
 
 

@@ -46,10 +46,10 @@ class Stream:
         self._read = read[:, ~(is_failed & np.append(False, is_failed[:-1]))]
         until = self._read.shape[1] - MARGIN
         if until > PIECE - MARGIN:
-            self._use(self._read[0, until])
+            self.use(self._read[0, until])
             self._read = self._read[:, until - MARGIN :]
 
-    def _use(self, until_s: float) -> None:
+    def use(self, until_s: float) -> None:
         """Let the readings count that have not yet, until an instant."""
         one = self.make(self._sensor, *self._read, self.period_s)
         # what the first piece tells of the sensor holds for all
@@ -62,9 +62,6 @@ class Stream:
         these = slice(*np.searchsorted(self.asked_s, edges_s, side="right"))
         self.asked_J[these] = before_J + one.at(self.asked_s[these])
         self._done_s, self._done_J = until_s, before_J + one.at(until_s)
-
-    def finish(self) -> None:
-        self._use(np.inf)
 
     def at(self, t_s) -> np.ndarray:
         """Energy in J at instants that were asked for."""
@@ -84,10 +81,9 @@ def read_streams(
     windows_s: (begin, end) by name, in s of the monotonic clock; asked_s: further instants;
     begin_B: where to begin; make: curves, as ``energy.curve`` does.
     """
-    sensors = header["sensors"]
     streams = [
         Stream(sensor, header["period_s"], windows_s, asked_s, make)
-        for sensor in sensors
+        for sensor in header["sensors"]
     ]
     problems = header.get("problems", [])
     for part in pieces(path, begin_B):
@@ -98,5 +94,5 @@ def read_streams(
                     found.hear(*state)
             stream.take(part.t_ns / 1e9, column)
     for stream in streams:
-        stream.finish()
+        stream.use(np.inf)
     return streams, problems

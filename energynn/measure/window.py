@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -261,4 +261,4 @@ def _curve_on_beat(window_s: tuple[float, float], *readings) -> energy.Curve:
     # the first reading is of a renewal before it
     at_s = np.r_[at_s[0] - beat_s, at_s, one.t_s[-1]]
     joules = one.energy_J[np.r_[0, new, -1]]
-    return replace(one, energy_J=np.interp(one.t_s, at_s, joules))
+    return one._replace(energy_J=np.interp(one.t_s, at_s, joules))
