@@ -254,7 +254,8 @@ def _curve_on_beat(window_s: tuple[float, float], *readings) -> energy.Curve:
     beats_s = beat_s * BEATS
     turns = np.exp(2j * np.pi * near_s / beats_s[:, None]).mean(axis=1)
     best = abs(turns).argmax()
-    beat_s, first_s = beats_s[best], beats_s[best] * np.angle(turns[best]) / (2 * np.pi)
+    beat_s = beats_s[best]
+    first_s = beat_s * np.angle(turns[best]) / (2 * np.pi)
     fitted_s = first_s + beat_s * np.rint((near_s - first_s) / beat_s)
     if (abs(fitted_s - near_s) < half_s + one.period_s / 4).all():
         at_s[near] = fitted_s
