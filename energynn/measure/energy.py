@@ -11,9 +11,9 @@ about windows is ``evidence.py``'s; what is too long for a memory comes in piece
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,12 +22,12 @@ from energynn.measure.evidence import THRESHOLDS, Evidence
 JOULE_PER_KWH = 3.6e6
 SECOND_PER_HOUR = 3600.0
 COMPONENTS = ("gpu", "cpu", "ram")
-# From strongest to weakest: a sum is no better than its weakest part.
-PROVENANCES = ("measured", "published", "estimated", "simulated")
 # Share of an energy by which a sensor may be wrong throughout: 5 % is what MLPerf grants its power
 # meters, and NVML and RAPL were found within it (arXiv 2312.02741). An estimate's watts per core
 # are those of another CPU. A simulated sensor is what it says.
 SYSTEMATIC = {"measured": 0.05, "published": 0.05, "estimated": 0.5, "simulated": 0.0}
+# From strongest to weakest: a sum is no better than its weakest part.
+PROVENANCES = tuple(SYSTEMATIC)
 
 AVERAGED_S = 1.0  # NVML's mean power
 # times the least power of a device that is used: no load is below that
@@ -45,8 +45,7 @@ def may_leave_out(name: str) -> str:
     return f'left_out = ["{name}"] leaves it out'
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
+class Curve(NamedTuple):
     """Cumulative energy of one sensor, NaN if it has fewer than two readings.
 
     t_s, values, energy_J: (readings,) of good readings, the values in J, W or core-seconds;
@@ -73,22 +72,6 @@ class Curve:
         if self.sensor["kind"] == "power":
             return self.values
         return np.append(0.0, _steps_J(self.sensor, self.values))
-
-    def powers_W(
-        self, begin_s: float, end_s: float, step_s: float, is_new: np.ndarray
-    ) -> np.ndarray:
-        """Mean powers of whole steps between two instants: of those at new readings.
-
-        is_new: (readings,). Between two readings all steps have the same power: one stands for
-        them, so that years without readings cost nothing.
-        """
-        whole = np.ceil((end_s - begin_s) / step_s) - 1
-        at = np.unique(np.floor((self.t_s[is_new] - begin_s) / step_s).clip(0.0))
-        steps = np.append(at, at + 1)
-        steps = steps[steps < whole]
-        apart_s = (begin_s + step_s) - begin_s  # as np.arange does, to the last digit
-        joules = self.at(begin_s + apart_s * (steps + 1))
-        return (joules - self.at(begin_s + apart_s * steps)) / step_s
 
 
 def curve(
@@ -186,32 +169,30 @@ def judge(
     reasons = [refusal("D", text) for text in unaccounted]
     for one, other in combinations(primary, 2):
         if _are_one(one, other):
-            names = f"{one.sensor['id']} and {other.sensor['id']}"
-            without = may_leave_out(other.sensor["id"])
-            text = f"{names} are the same device, counted twice; {without}"
+            text = f"{one.sensor['id']} and {other.sensor['id']} are the same device"
+            text += f", counted twice; {may_leave_out(other.sensor['id'])}"
             reasons.append(refusal("D", text))
     for one in primary:
-        reasons += impossible(one, limits) + _gaps(one, limits, quota_cpus)
+        reasons += impossible(one, limits)
+        reasons += _gaps(one, limits, quota_cpus)
         for power in _checks(one, found):
             reasons += _disagreement(one, power, limits)
     return reasons
 
 
-def impossible(one: Evidence, limits: dict = THRESHOLDS) -> list[str]:
+def impossible(one: Evidence, limits: dict) -> Iterator[str]:
     """Test whether the readings can be those of the device: M, S and P. Else it has no energy."""
-    reasons = []
     # M: a counter never falls, its wrap aside, and no power is negative.
     if one.falls:
         text = f"{one.sensor['id']} fell or was negative {one.falls} times"
-        reasons.append(refusal("M", text))
-    if one.sensor["kind"] == "busy" or one.most < one.least:
-        return reasons
-    if one.is_used:
-        reasons += _movement(one, limits)
-    return reasons + _power(one, limits)
+        yield refusal("M", text)
+    if one.sensor["kind"] != "busy" and one.least <= one.most:
+        if one.is_used:
+            yield from _movement(one, limits)
+        yield from _power(one, limits)
 
 
-def _movement(one: Evidence, limits: dict) -> list[str]:
+def _movement(one: Evidence, limits: dict) -> Iterator[str]:
     """S: what is used draws more than next to nothing in the mean, and its sensor moves."""
     name, component = one.sensor["id"], one.sensor["component"]
     least_W, by = limits[f"least_{component}_W"], [f"least_{component}_W"]
@@ -219,31 +200,31 @@ def _movement(one: Evidence, limits: dict) -> list[str]:
         least_W = max(least_W, limits["least_share"] * one.limit_W)
         by.append("least_share")
     mean_W = one.energy_J / one.length_s
-    reasons = []
     if mean_W < least_W:
         text = f"{name} showed {mean_W:.2g} W in the mean, at least {least_W:.2g} W are drawn"
         text += f"; {may_leave_out(name)}" * bool(mean_W == 0)
-        reasons.append(refusal("S", text, *by))
+        yield refusal("S", text, *by)
     readings, seconds = one.still.T
     if one.is_counter:
-        spells = [(seconds, "counter_still_s", 3 * one.late_s)]
+        usual_s = 3 * one.late_s
+        longest_s = {"counter_still_s": seconds.max(initial=0.0)}
     else:
         # A power is read more finely than in whole watts, and its device under load.
         load_W = (one.least + one.most) / 2
         if not (one.is_busy or one.is_named):
             load_W = max(load_W, LEAST_LOAD * least_W)
         is_load = (readings >= load_W) & (readings % 1 != 0)
-        spells = [(seconds[is_load], "power_still_s", 3 * one.period_s)]
-        spells.append((np.array([one.zero_s]), "power_zero_s", 3 * one.period_s))
-    for still_s, threshold, usual_s in spells:
-        longest_s, most_s = still_s.max(initial=0.0), max(limits[threshold], usual_s)
-        if longest_s > most_s:
-            text = f"{name} showed the same for {longest_s:.1f} s, {most_s:.1f} s at most is usual"
-            reasons.append(refusal("S", text, threshold))
-    return reasons
+        load_s = seconds[is_load].max(initial=0.0)
+        usual_s = 3 * one.period_s
+        longest_s = {"power_still_s": load_s, "power_zero_s": one.zero_s}
+    for threshold, still_s in longest_s.items():
+        most_s = max(limits[threshold], usual_s)
+        if still_s > most_s:
+            text = f"{name} showed the same for {still_s:.1f} s, {most_s:.1f} s at most is usual"
+            yield refusal("S", text, threshold)
 
 
-def _power(one: Evidence, limits: dict) -> list[str]:
+def _power(one: Evidence, limits: dict) -> Iterator[str]:
     """P: its mean over a second, and a step of a counter, is what the device can draw.
 
     The limits of CPUs and RAM are means: half a minute is held against them, a second against
@@ -264,11 +245,11 @@ def _power(one: Evidence, limits: dict) -> list[str]:
     for shown_W, most_W, by in tests:
         if shown_W > most_W:
             text = f"{one.sensor['id']} showed {shown_W:.3g} W, at most {most_W:.3g} W can be drawn"
-            return [refusal("P", text, by)]
-    return []
+            yield refusal("P", text, by)
+            return
 
 
-def _gaps(one: Evidence, limits: dict, quota_cpus: float | None) -> list[str]:
+def _gaps(one: Evidence, limits: dict, quota_cpus: float | None) -> Iterator[str]:
     """G: hardly any time of a power is without readings.
 
     A counter loses nothing in a gap, but at the edges of the window, or if it can go round in it.
@@ -284,11 +265,10 @@ def _gaps(one: Evidence, limits: dict, quota_cpus: float | None) -> list[str]:
     else:
         is_lost = share > limits["gap_share"] or longest_s > most_s
         by.append("gap_share")
-    if not is_lost:
-        return []
-    what = f"no readings for {share:.1%} of the time, for {longest_s:.2g} s at most"
-    text = f"{one.sensor['id']} has {what}{_remedy(one, quota_cpus)}"
-    return [refusal("G", text, *by)]
+    if is_lost:
+        what = f"no readings for {share:.1%} of the time, for {longest_s:.2g} s at most"
+        text = f"{one.sensor['id']} has {what}{_remedy(one, quota_cpus)}"
+        yield refusal("G", text, *by)
 
 
 def _remedy(one: Evidence, quota_cpus: float | None) -> str:
@@ -314,7 +294,7 @@ def _checks(one: Evidence, found: list[Evidence]) -> list[Evidence]:
     ]
 
 
-def _disagreement(counter: Evidence, power: Evidence, limits: dict) -> list[str]:
+def _disagreement(counter: Evidence, power: Evidence, limits: dict) -> Iterator[str]:
     """C: counter and power of a device agree within 5 %, or what that power's lag allows."""
     counted_J, drawn_J = counter.energy_J, power.energy_J
     lag_s = AVERAGED_S / 2 if _is_averaged(power.sensor) else 1.5 * power.late_s
@@ -324,8 +304,7 @@ def _disagreement(counter: Evidence, power: Evidence, limits: dict) -> list[str]
     if abs(drawn_J - counted_J) > open_J:
         says = f"{drawn_J:.0f} J, not {counted_J:.0f} J"
         text = f"{power.sensor['id']} says {says} as {counter.sensor['id']}"
-        return [refusal("C", text, "disagreement")]
-    return []
+        yield refusal("C", text, "disagreement")
 
 
 def _are_one(one: Evidence, other: Evidence) -> bool:
@@ -352,7 +331,7 @@ def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[dict]:
         for other in _checks(one, found):
             bound_J = max(bound_J, abs(other.energy_J - energy_J))
         entry = one.sensor | {"samples": one.readings, "coverage": one.coverage}
-        if not impossible(one, limits) and np.isfinite(energy_J):
+        if np.isfinite(energy_J) and not any(impossible(one, limits)):
             entry |= {"energy_J": energy_J, "bound_J": bound_J}
         described.append(entry)
     return described

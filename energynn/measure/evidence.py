@@ -13,9 +13,8 @@ import numpy as np
 
 from energynn.measure.samples import DeviceState
 
-AROUND_S = (
-    2.0  # before and after a window: how much the power varies there, for its bound
-)
+# before and after a window: how much the power varies there, for its bound
+AROUND_S = 2.0
 NEAR_S = 1.0  # before and after a window: readings that the tests look at, too
 HALF_MINUTE_S = 30.0
 HEAD = 10_000  # readings by which two counters are compared
@@ -139,7 +138,7 @@ class Evidence:
         if self.head is None:
             self.head, self.first_s = curve.values[:HEAD], t_s[0]
         is_new = (t_s > from_s) & (t_s <= to_s)
-        self.is_whole &= not (curve.values[is_new] % 1).any()
+        self.is_whole &= not (curve.values % 1).any()
         self.readings += int(
             (is_new & (t_s >= self.begin_s) & (t_s <= self.end_s)).sum()
         )
@@ -158,9 +157,20 @@ class Evidence:
             self._add_readings(curve, near, is_new)
 
     def _powers_W(self, curve, around_s: float, step_s: float, is_new) -> np.ndarray:
+        """Mean powers of whole steps of the window and around it: of those at new readings.
+
+        is_new: (readings,). Between two readings all steps have the same power: one stands for
+        them, so that years without readings cost nothing.
+        """
         begin_s = max(self.begin_s - around_s, self.first_s)
         end_s = min(self.end_s + around_s, curve.t_s[-1])
-        return curve.powers_W(begin_s, end_s, step_s, is_new)
+        whole = np.ceil((end_s - begin_s) / step_s) - 1
+        at = np.unique(np.floor((curve.t_s[is_new] - begin_s) / step_s).clip(0.0))
+        steps = np.append(at, at + 1)
+        steps = steps[steps < whole]
+        apart_s = (begin_s + step_s) - begin_s  # as np.arange does, to the last digit
+        joules = curve.at(begin_s + apart_s * (steps + 1))
+        return (joules - curve.at(begin_s + apart_s * steps)) / step_s
 
     def _add_gaps(self, gaps_s: np.ndarray, begin_s: float, end_s: float) -> None:
         lost_s = np.diff(np.clip(gaps_s, begin_s, end_s)).ravel()

@@ -12,8 +12,8 @@ import os
 import platform
 import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -159,8 +159,7 @@ RESULTS = {
 }
 
 
-@dataclass(frozen=True)
-class PerunSensor:
+class PerunSensor(NamedTuple):
     """What one sensor of one host read in one round of a run.
 
     seconds: (samples,) float32, 0 at the first sample; readings: (samples,), in ``unit`` x
@@ -179,8 +178,7 @@ class PerunSensor:
     valid_max: float
 
 
-@dataclass(frozen=True)
-class PerunRun:
+class PerunRun(NamedTuple):
     """One run in a perun file: its sensors, and what perun itself made of them.
 
     started: as ISO date, "" if unknown; results: ``perun_time_s``, from the first to the last
@@ -208,7 +206,10 @@ def read_runs(path: Path, faults: list[str] | None = None) -> list[PerunRun]:
     import h5py
 
     runs, faults = [], [] if faults is None else faults
-    if _is_in_use(path):
+    is_in_use = False
+    with contextlib.suppress(ValueError):  # without locks HDF5 has none either
+        is_in_use = is_locked(path)
+    if is_in_use:
         raise ValueError(
             f"{path}: is in use by another process; try again when it ends"
         )
@@ -223,14 +224,6 @@ def read_runs(path: Path, faults: list[str] | None = None) -> list[PerunRun]:
         if not runs:
             raise ValueError("; ".join(faults) or "it holds no run")
     return runs
-
-
-def _is_in_use(path: Path) -> bool:
-    with contextlib.suppress(
-        ValueError
-    ):  # a file system without locks: HDF5 has none either
-        return is_locked(path)
-    return False
 
 
 def _read_run(application: str, name: str, run) -> PerunRun:

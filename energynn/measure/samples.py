@@ -283,4 +283,7 @@ def read_phases(folder: Path) -> dict[int, tuple]:
 def segments(run_dir: Path) -> list[Path]:
     """List the folders of each start of a run: the run's own, then segment-2, segment-3 ..."""
     later = run_dir.glob("segment-[0-9]*")
-    return [run_dir, *sorted(later, key=lambda path: int(path.name.partition("-")[2]))]
+    return [
+        run_dir,
+        *sorted(later, key=lambda path: int(path.name.removeprefix("segment-"))),
+    ]

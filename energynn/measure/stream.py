@@ -35,37 +35,33 @@ class Stream:
         self.asked_s = np.unique(asked_s)
         self.asked_J = np.full(len(self.asked_s), np.nan)
         self.first_s = np.inf
-        self._t_s = self._readings = np.zeros(0)
+        self._read = np.zeros((2, 0))  # times in s, and readings
         self._done_s, self._done_J = -np.inf, 0.0
 
     def take(self, t_s: np.ndarray, readings: np.ndarray) -> None:
         """Take further readings, NaN where one failed; shapes (samples,)."""
-        t_s, readings = np.append(self._t_s, t_s), np.append(self._readings, readings)
+        read = np.hstack([self._read, [t_s, readings]])
         # of several that failed one after the other, one is as good as a thousand
-        is_failed = np.isnan(readings)
-        is_kept = ~(is_failed & np.append(False, is_failed[:-1]))
-        self._t_s, self._readings = t_s[is_kept], readings[is_kept]
-        if len(self._t_s) > PIECE:
-            until = len(self._t_s) - MARGIN
-            self._use(self._t_s[until])
-            kept = slice(until - MARGIN, None)
-            self._t_s, self._readings = self._t_s[kept], self._readings[kept]
+        is_failed = np.isnan(read[1])
+        self._read = read[:, ~(is_failed & np.append(False, is_failed[:-1]))]
+        until = self._read.shape[1] - MARGIN
+        if until > PIECE - MARGIN:
+            self.use(self._read[0, until])
+            self._read = self._read[:, until - MARGIN :]
 
-    def _use(self, until_s: float) -> None:
+    def use(self, until_s: float) -> None:
         """Let the readings count that have not yet, until an instant."""
-        one = self.make(self._sensor, self._t_s, self._readings, self.period_s)
+        one = self.make(self._sensor, *self._read, self.period_s)
         # what the first piece tells of the sensor holds for all
         self._sensor = one.sensor
         self.first_s, self.last_s = min(self.first_s, one.t_s[0]), one.t_s[-1]
         for found in self.found.values():
             found.add(one, self._done_s, until_s)
         before_J = self._done_J - one.at(self._done_s)
-        is_next = (self.asked_s > self._done_s) & (self.asked_s <= until_s)
-        self.asked_J[is_next] = before_J + one.at(self.asked_s[is_next])
+        edges_s = self._done_s, until_s
+        these = slice(*np.searchsorted(self.asked_s, edges_s, side="right"))
+        self.asked_J[these] = before_J + one.at(self.asked_s[these])
         self._done_s, self._done_J = until_s, before_J + one.at(until_s)
-
-    def finish(self) -> None:
-        self._use(np.inf)
 
     def at(self, t_s) -> np.ndarray:
         """Energy in J at instants that were asked for."""
@@ -85,10 +81,9 @@ def read_streams(
     windows_s: (begin, end) by name, in s of the monotonic clock; asked_s: further instants;
     begin_B: where to begin; make: curves, as ``energy.curve`` does.
     """
-    sensors = header["sensors"]
     streams = [
         Stream(sensor, header["period_s"], windows_s, asked_s, make)
-        for sensor in sensors
+        for sensor in header["sensors"]
     ]
     problems = header.get("problems", [])
     for part in pieces(path, begin_B):
@@ -99,5 +94,5 @@ def read_streams(
                     found.hear(*state)
             stream.take(part.t_ns / 1e9, column)
     for stream in streams:
-        stream.finish()
+        stream.use(np.inf)
     return streams, problems

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -254,11 +254,12 @@ def _curve_on_beat(window_s: tuple[float, float], *readings) -> energy.Curve:
     beats_s = beat_s * BEATS
     turns = np.exp(2j * np.pi * near_s / beats_s[:, None]).mean(axis=1)
     best = abs(turns).argmax()
-    beat_s, first_s = beats_s[best], beats_s[best] * np.angle(turns[best]) / (2 * np.pi)
+    beat_s = beats_s[best]
+    first_s = beat_s * np.angle(turns[best]) / (2 * np.pi)
     fitted_s = first_s + beat_s * np.rint((near_s - first_s) / beat_s)
     if (abs(fitted_s - near_s) < half_s + one.period_s / 4).all():
         at_s[near] = fitted_s
     # the first reading is of a renewal before it
     at_s = np.r_[at_s[0] - beat_s, at_s, one.t_s[-1]]
     joules = one.energy_J[np.r_[0, new, -1]]
-    return replace(one, energy_J=np.interp(one.t_s, at_s, joules))
+    return one._replace(energy_J=np.interp(one.t_s, at_s, joules))
