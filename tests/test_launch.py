@@ -401,10 +401,12 @@ def test_papermill_refuses_bad_parameters_in_one_line(tmp_path):
     assert output[-1].startswith("ValueError: lerning_rate: not a parameter")
 
 
+def prepared(run_dir, **parameters):
+    return start.prepare(config.make("fourcastnet", **parameters), run_dir)
+
+
 def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path, capsys):
-    intent = start.prepare(
-        config.make("fourcastnet"), tmp_path / "mine" / "local" / "run"
-    )
+    intent = prepared(tmp_path / "mine" / "local" / "run")
     with supervise.take_host():
         with pytest.raises(ValueError, match="another measured run has this machine"):
             start.warnings_of(intent)
@@ -435,17 +437,16 @@ def test_a_host_is_one_across_network_namespaces(tmp_path, monkeypatch, name):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
-    made = config.make("fourcastnet")
+def test_what_cannot_work_is_said_before_anything_starts(tmp_path):
     (tmp_path / "file").write_text("")
     run_dir = tmp_path / "local" / "run"
     with pytest.raises(OSError, match="Not a directory"):
-        start.prepare(made, tmp_path / "file" / "runs" / "local" / "run")
+        prepared(tmp_path / "file" / "runs" / "local" / "run")
     with pytest.raises(ValueError, match="runs_dir: is empty"):
-        start.run(made, "")
+        start.run(config.make(), "")
     with pytest.raises(ValueError, match="data describe era6"):
-        start.prepare(config.make("resnet50", dataset="era6"), run_dir)
-    intent = start.prepare(made, run_dir) | {"started_at": "earlier"}
+        start.prepare(config.make(dataset="era6"), run_dir)
+    intent = prepared(run_dir) | {"started_at": "earlier"}
     run_dir.mkdir()
     start.begin(intent, run_dir)
     assert intent["data_root"] == "data_manifests/era5_ensemble"
@@ -455,7 +456,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     start.begin(intent, run_dir)
     assert not list(run_dir.glob("segment-*"))
     assert list(tmp_path.glob("local/superseded/run.1/checkpoint/5.pt"))
-    many = start.prepare(config.make("fourcastnet", devices=64), run_dir)
+    many = prepared(run_dir, devices=64)
     assert "64 devices" in start.warnings_of(many)[0]
     checksum = run_dir / "checkpoint/5.sha256"
     checksum.parent.mkdir()
@@ -473,7 +474,7 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     run_dir.mkdir(parents=True)
 
     def variables(**parameters):
-        intent = start.prepare(config.make("fourcastnet", **parameters), run_dir)
+        intent = prepared(run_dir, **parameters)
         start.ranks_command(run_dir, intent)
         environment = start.rank_environment(run_dir, intent)
         return environment["CUDA_VISIBLE_DEVICES"], (run_dir / "perun.ini").read_text()

@@ -81,16 +81,21 @@ def test_a_text_that_papermill_changed_is_refused_and_the_remedy_helps(
     assert found[name] == "007"
 
 
+def made(parameters):
+    """The run of a notebook's parameters, as its further cells make it."""
+    own = parameters.keys() - {"name", "note", "runs_dir"}
+    return config.make(**{name: parameters[name] for name in own})
+
+
 def test_what_papermill_gives_is_the_run_s_and_a_slip_is_refused(prepared):
     options = "-p workload fourcastnet -p test_years 2019 -p epochs 3 -p embed_dim 32 -p name a-1"
     found = Kernel().parameters(prepared(*options.split()))
     assert (found["epochs"], found["embed_dim"], found["name"]) == (3, 32, "a-1")
-    labels = ("name", "note", "runs_dir")
-    run = config.make(**{name: found[name] for name in found if name not in labels})
+    run = made(found)
     assert run.test_years == "2019" and run.workload == "fourcastnet"
     found = Kernel().parameters(prepared("-p", "epoch", "3"))
     with pytest.raises(ValueError, match="epoch: not a parameter.*did you mean epochs"):
-        config.make(**{name: found[name] for name in found if name not in labels})
+        made(found)
 
 
 def test_a_notebook_runs_again_in_its_kernel_with_what_was_changed(prepared):

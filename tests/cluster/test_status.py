@@ -9,15 +9,17 @@ from energynn.cluster import status
 from energynn.files import lock, write_json
 from tests.conftest import minimal_record
 
+START, RECORD = "job/start-1.json", "record.json"
 
-def submitted(runs_dir, name, job, **texts):
-    """A run that was submitted, and its other files: start={...} is job/start-1.json."""
+
+def submitted(runs_dir, name, job, contents=None):
+    """A run that was submitted, and its other files."""
     folder = runs_dir / "slurm" / name
     (folder / "job").mkdir(parents=True)
-    write_json(folder / "job" / "submission.json", {"submitted_at": "t", "job_id": job})
-    places = {"start": "job/start-1.json", "record": "record.json", "run": "run.json"}
-    for key, value in texts.items():
-        write_json(folder / places[key], value)
+    submission = {"submitted_at": "t", "job_id": job}
+    each = {"job/submission.json": submission} | (contents or {})
+    for path, value in each.items():
+        write_json(folder / path, value)
     return folder
 
 
@@ -27,52 +29,37 @@ def states_of(runs_dir):
 
 
 EPOCH = '{"t_mono_ns": 1, "t_wall_ns": 1, "event": "epoch", "epoch": 3, "epochs": 9}'
-STOPPED = {"submission": "t", "ended_at": "u", "outcome": "asked to stop"}
-FAILED = STOPPED | {"outcome": "failed: rank 1 ended"}
-OF_ANOTHER = {"submission": "an earlier one", "outcome": "failed: x"}
+STOPPED = {START: {"submission": "t", "ended_at": "u", "outcome": "asked to stop"}}
+OF_ANOTHER = {START: {"submission": "an earlier one", "outcome": "failed: x"}}
+FAILED = {START: {"submission": "t", "outcome": "failed: rank 1 ended"}}
 BAD = dict(valid=False, status="failed", status_reason="rank 1 ended")
+BROKEN = FAILED | {RECORD: minimal_record(invalid_reasons=[], **BAD)}
+FINISHED = {RECORD: minimal_record(valid=True)}
+SHORT = {RECORD: minimal_record(valid=False, invalid_reasons=["60 needed"])}
 GONE = "its job is gone; `sacct -j 77_0` and job/log.txt say more"
 DIED = "its launcher died; `energynn check --recover` says more"
 # state and reason of the job in the queue, files of the run, what is told of it
 RUNS = {
-    "running": ("RUNNING", "None", {}, "running", "3 of 9 epochs done"),
-    "queued": ("PENDING", "Resources", {}, "queued", "Resources"),
-    "suspended": ("SUSPENDED", "None", {}, "running", "no epoch reported"),
-    "again": ("PENDING", "BeginTime", dict(start=STOPPED), "queued", "BeginTime"),
-    "stopped": ("", "", dict(start=STOPPED), "stopped", "asked to stop"),
-    "failed": (
-        "",
-        "",
-        dict(start=FAILED, record=minimal_record(invalid_reasons=[], **BAD)),
-        "failed",
-        "rank 1 ended",
-    ),
-    "finished": (
-        "RUNNING",
-        "None",
-        dict(record=minimal_record(valid=True)),
-        "finished",
-        "",
-    ),
-    "short": (
-        "",
-        "",
-        dict(record=minimal_record(valid=False, invalid_reasons=["60 needed"])),
-        "not valid",
-        "60 needed",
-    ),
-    "lost": ("", "", dict(start=OF_ANOTHER), "stopped", GONE),
-    "died": ("", "", dict(run={}), "failed", DIED),
+    "running": ("RUNNING|None", {}, "running", "3 of 9 epochs done"),
+    "queued": ("PENDING|Resources", {}, "queued", "Resources"),
+    "suspended": ("SUSPENDED|None", {}, "running", "no epoch reported"),
+    "again": ("PENDING|BeginTime", STOPPED, "queued", "BeginTime"),
+    "stopped": ("", STOPPED, "stopped", "asked to stop"),
+    "failed": ("", BROKEN, "failed", "rank 1 ended"),
+    "finished": ("RUNNING|None", FINISHED, "finished", ""),
+    "short": ("", SHORT, "not valid", "60 needed"),
+    "lost": ("", OF_ANOTHER, "stopped", GONE),
+    "died": ("", {"run.json": {}}, "failed", DIED),
 }
 
 
 def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    for number, (name, (state, reason, texts, *_)) in enumerate(RUNS.items()):
+    for number, (name, (queued, contents, *_)) in enumerate(RUNS.items()):
         job = "" if name == "died" else f"{69 + number}_0"
-        folder = submitted(tmp_path, name, job, **texts)
-        if state:
-            fake_slurm.queue[job] = (state, reason)
+        folder = submitted(tmp_path, name, job, contents)
+        if queued:
+            fake_slurm.queue[job] = queued.split("|")
         if name == "running":
             (folder / "events-rank0.jsonl").write_text(EPOCH)
     found, notes = states_of(tmp_path)
@@ -94,9 +81,9 @@ def test_without_an_answer_the_files_tell_what_they_can_and_nothing_is_submitted
     fake_slurm.submit()
     fake_slurm.answers["squeue"] = answer
     assert fake_slurm.submit() == 2 and said in capsys.readouterr().err
-    submitted(tmp_path, "unknown", "1_0", start={"submission": "t"})
-    submitted(tmp_path, "finished", "3_0", record=minimal_record(valid=True))
-    submitted(tmp_path, "failed", "4_0", start=FAILED)
+    submitted(tmp_path, "unknown", "1_0", {START: {"submission": "t"}})
+    submitted(tmp_path, "finished", "3_0", FINISHED)
+    submitted(tmp_path, "failed", "4_0", FAILED)
     found, (note,) = states_of(tmp_path)
     assert [found[name][0] for name in found] == [*found] and len(found) == 3
     assert f"the queue is unknown, the rest is from the runs' files: {said}" in note
@@ -110,7 +97,7 @@ def test_an_ill_typed_file_concerns_its_own_run_alone(tmp_path, fake_slurm, job)
     fake_slurm.queue["1_0"] = ("RUNNING", "None")
     submitted(tmp_path, "good", "1_0")
     submitted(tmp_path, "bad", job)
-    submitted(tmp_path, "worse", "1_1", start={"exit_status": "many"})
+    submitted(tmp_path, "worse", "1_1", {START: {"exit_status": "many"}})
     found, notes = states_of(tmp_path)
     assert found.keys() == {"good"} and found["good"][0] == "running"
     assert [note.partition(":")[0] for note in notes] == ["bad", "worse"]
