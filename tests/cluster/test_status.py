@@ -1,5 +1,6 @@
 """What people are told of their runs, from files and a Slurm that answers or does not."""
 
+import os
 import re
 
 import pytest
@@ -14,7 +15,7 @@ START, RECORD = "job/start-1.json", "record.json"
 
 def submitted(runs_dir, name, job, contents=None):
     """A run that was submitted, and its other files."""
-    folder = runs_dir / "slurm" / name
+    folder = runs_dir / "two-nodes" / name
     (folder / "job").mkdir(parents=True)
     submission = {"submitted_at": "t", "job_id": job}
     each = {"job/submission.json": submission} | (contents or {})
@@ -68,7 +69,7 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeyp
     assert re.search(r"running +running +3 of 9 epochs done; job 69_0\n", shown)
     *table, last = shown.splitlines()
     assert all(len(line) <= 100 for line in table) and last.startswith("runs: 10; ")
-    with lock(tmp_path / "slurm" / "died" / "run.json"):  # its launcher lives
+    with lock(tmp_path / "two-nodes" / "died" / "run.json"):  # its launcher lives
         assert states_of(tmp_path)[0]["died"][0] == "running" and not notes
 
 
@@ -90,17 +91,36 @@ def test_without_an_answer_the_files_tell_what_they_can_and_nothing_is_submitted
 
 
 @pytest.mark.parametrize(
-    "job", ["x_0", "0_0", "77", "77_0,x_0", "²_0", "77_0\n", "9" * 20 + "_0", None]
+    "job",
+    [
+        "Welcome!\n41_0",
+        "x_0",
+        "0_0",
+        "77",
+        "77_0,x_0",
+        "²_0",
+        "77_0\n",
+        "9" * 20 + "_0",
+        None,
+    ],
 )
-def test_an_ill_typed_file_concerns_its_own_run_alone(tmp_path, fake_slurm, job):
+def test_an_ill_typed_file_concerns_its_own_run_alone_and_its_remedy_helps(
+    fake_slurm, capsys, job
+):
     """Slurm refuses a question with a wrong number, and runs in the queue would be made again."""
-    fake_slurm.queue["1_0"] = ("RUNNING", "None")
-    submitted(tmp_path, "good", "1_0")
-    submitted(tmp_path, "bad", job)
-    submitted(tmp_path, "worse", "1_1", {START: {"exit_status": "many"}})
-    found, notes = states_of(tmp_path)
-    assert found.keys() == {"good"} and found["good"][0] == "running"
+    fake_slurm.submit()
+    good = fake_slurm.submission().parents[1].name
+    bad = submitted(fake_slurm.runs_dir, "bad", job)
+    submitted(fake_slurm.runs_dir, "worse", "1_1", {START: {"exit_status": "many"}})
+    found, notes = states_of(fake_slurm.runs_dir)
+    assert found == {good: ("queued", "None")}
     assert [note.partition(":")[0] for note in notes] == ["bad", "worse"]
+    assert fake_slurm.submit() == fake_slurm.energynn("cancel", "--all") == 2
+    said = capsys.readouterr().err
+    path = bad / "job" / "submission.json"
+    assert said.count("\n") == said.count(f"{path}: is spoilt") == 2
+    os.system(re.search("then `(rm .*)`", said)[1])
+    assert fake_slurm.submit() == 0 and "0 to make" in capsys.readouterr().out
 
 
 def test_cancel_asks_which(tmp_path, capsys):
