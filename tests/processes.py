@@ -19,12 +19,12 @@ def energynn(*words, **more):
     )
 
 
-def wait_until(condition, timeout_s=180, what=""):
-    """Wait for a condition, or fail."""
+def wait_until(condition, timeout_s=180, what="", pause_s=0.05):
+    """Wait for a condition, or fail; a look may cost CPU time that others need."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s} s in vain {what}"
-        time.sleep(0.05)
+        time.sleep(pause_s)
 
 
 def processes_of(folder):

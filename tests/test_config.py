@@ -23,10 +23,6 @@ from energynn import cli, config, studies
         ),
         (dict(global_batch_size=10, accumulation_steps=3), "choose a multiple of 3"),
         (dict(learning_rate=float("nan")), "learning_rate: must have .*minimum 0"),
-        (
-            dict(evaluate_training_set=1),
-            "evaluate_training_set: must have type boolean",
-        ),
         (dict(dataset="../photographs"), "dataset: .*up to 64 letters"),
         (dict(system="a\nb"), "system: must have up to 64 letters"),
         (dict(preset="best"), "preset: .*fast.*paper.*smoke"),

@@ -90,18 +90,15 @@ def follow(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here / 'examples'}")
     monkeypatch.setenv("ENERGYNN_RUNS", str(tmp_path / "runs"))
 
-    def follow(word: str) -> dict:
-        lines = (REPOSITORY / "docs" / "own.md").read_text().splitlines()
-        program = "    .venv/bin/energynn "
-        found = [
-            line for line in lines if line.startswith(program) and re.search(word, line)
-        ]
+    def follow(words: str) -> dict:
+        text = (REPOSITORY / "docs" / "own.md").read_text()
+        found = re.findall(rf"^    \.venv/bin/energynn (.*(?:{words}).*)", text, re.M)
         assert len(found) == 2, found
         for line in found:
-            done = energynn(*line.split()[1:], cwd=here)
+            done = energynn(*line.split(), cwd=here)
             assert done.returncode == 0, done.stdout + done.stderr
-        (path,) = tmp_path.glob("runs/local/*/record.json")
-        record = json.loads(path.read_text())
+        (run_dir,) = records.run_dirs(tmp_path / "runs")
+        record = records.read(run_dir)
         assert record["valid"], record["invalid_reasons"]
         assert records.check(tmp_path / "runs") == []
         return record

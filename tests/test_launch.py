@@ -93,10 +93,9 @@ def victim(runs_dir, who, started):
     return supervisor if who == "supervisor" else supervisor.children()[0]
 
 
-@pytest.fixture(scope="session")
-def made(tmp_path_factory):
-    """One run that papermill has made, with what it printed while it trained."""
-    runs_dir = tmp_path_factory.mktemp("made") / "runs"
+@pytest.mark.slow
+def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_path):
+    runs_dir = tmp_path / "runs"
     started = papermill(runs_dir, LONGER)
     lines, live = [], []
     for line in started.stdout:
@@ -105,11 +104,7 @@ def made(tmp_path_factory):
             live.append(line)
     assert started.wait() == 0, "".join(lines)
     assert "s left" in "".join(live), "progress is to be seen while it trains"
-    return only_run(runs_dir)
-
-
-@pytest.mark.slow
-def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(made):
+    made = only_run(runs_dir)
     record = records.read(made)
     assert record["valid"], record["invalid_reasons"]
     assert record["devices"] == 2 and record["samples_in_training"] >= 60
@@ -121,9 +116,8 @@ def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(made
     total_J = sum(part["energy_cpu_J"] for part in parts)
     assert total_J == pytest.approx(record["energy_cpu_J"], rel=1e-3)
     assert 0 < record["idle_power_cpu_before_W"]
-
     before = (made / "record.json").stat().st_mtime_ns
-    assert start.run(config.make(**LONGER), made.parents[1]) == made
+    assert start.run(config.make(**LONGER), runs_dir) == made
     assert (made / "record.json").stat().st_mtime_ns == before, "not made again"
     lines = (made / "log.txt").read_text().splitlines()
     assert all(line.startswith(("[0] ", "[1] ")) for line in lines), (
@@ -401,10 +395,12 @@ def test_papermill_refuses_bad_parameters_in_one_line(tmp_path):
     assert output[-1].startswith("ValueError: lerning_rate: not a parameter")
 
 
+def prepared(run_dir, **parameters):
+    return start.prepare(config.make("fourcastnet", **parameters), run_dir)
+
+
 def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path, capsys):
-    intent = start.prepare(
-        config.make("fourcastnet"), tmp_path / "mine" / "local" / "run"
-    )
+    intent = prepared(tmp_path / "mine" / "local" / "run")
     with supervise.take_host():
         with pytest.raises(ValueError, match="another measured run has this machine"):
             start.warnings_of(intent)
@@ -435,17 +431,16 @@ def test_a_host_is_one_across_network_namespaces(tmp_path, monkeypatch, name):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
-    made = config.make("fourcastnet")
+def test_what_cannot_work_is_said_before_anything_starts(tmp_path):
     (tmp_path / "file").write_text("")
     run_dir = tmp_path / "local" / "run"
     with pytest.raises(OSError, match="Not a directory"):
-        start.prepare(made, tmp_path / "file" / "runs" / "local" / "run")
+        prepared(tmp_path / "file" / "runs" / "local" / "run")
     with pytest.raises(ValueError, match="runs_dir: is empty"):
-        start.run(made, "")
+        start.run(config.make(), "")
     with pytest.raises(ValueError, match="data describe era6"):
-        start.prepare(config.make("resnet50", dataset="era6"), run_dir)
-    intent = start.prepare(made, run_dir) | {"started_at": "earlier"}
+        start.prepare(config.make(dataset="era6"), run_dir)
+    intent = prepared(run_dir) | {"started_at": "earlier"}
     run_dir.mkdir()
     start.begin(intent, run_dir)
     assert intent["data_root"] == "data_manifests/era5_ensemble"
@@ -455,7 +450,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     start.begin(intent, run_dir)
     assert not list(run_dir.glob("segment-*"))
     assert list(tmp_path.glob("local/superseded/run.1/checkpoint/5.pt"))
-    many = start.prepare(config.make("fourcastnet", devices=64), run_dir)
+    many = prepared(run_dir, devices=64)
     assert "64 devices" in start.warnings_of(many)[0]
     checksum = run_dir / "checkpoint/5.sha256"
     checksum.parent.mkdir()
@@ -473,7 +468,7 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     run_dir.mkdir(parents=True)
 
     def variables(**parameters):
-        intent = start.prepare(config.make("fourcastnet", **parameters), run_dir)
+        intent = prepared(run_dir, **parameters)
         start.ranks_command(run_dir, intent)
         environment = start.rank_environment(run_dir, intent)
         return environment["CUDA_VISIBLE_DEVICES"], (run_dir / "perun.ini").read_text()

@@ -1,6 +1,7 @@
 """The parameters of notebooks/run_training.ipynb: by papermill, and by who executes it again."""
 
 import shlex
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -81,20 +82,26 @@ def test_a_text_that_papermill_changed_is_refused_and_the_remedy_helps(
     assert found[name] == "007"
 
 
+def made(parameters):
+    """The run of a notebook's parameters, as its further cells make it."""
+    own = parameters.keys() - {"name", "note", "runs_dir"}
+    return config.make(**{name: parameters[name] for name in own})
+
+
 def test_what_papermill_gives_is_the_run_s_and_a_slip_is_refused(prepared):
     options = "-p workload fourcastnet -p test_years 2019 -p epochs 3 -p embed_dim 32 -p name a-1"
     found = Kernel().parameters(prepared(*options.split()))
     assert (found["epochs"], found["embed_dim"], found["name"]) == (3, 32, "a-1")
-    labels = ("name", "note", "runs_dir")
-    run = config.make(**{name: found[name] for name in found if name not in labels})
+    run = made(found)
     assert run.test_years == "2019" and run.workload == "fourcastnet"
     found = Kernel().parameters(prepared("-p", "epoch", "3"))
     with pytest.raises(ValueError, match="epoch: not a parameter.*did you mean epochs"):
-        config.make(**{name: found[name] for name in found if name not in labels})
+        made(found)
 
 
 def test_a_notebook_runs_again_in_its_kernel_with_what_was_changed(prepared):
     kernel = Kernel()
+    kernel.cell("epoch = 7; mine = [1]; note = 3\nfrom pathlib import Path")
     words = ["-p", "workload", "fourcastnet", "-p", "depth", "1"]
     first = kernel.parameters(prepared(*words))
     assert (first["seed"], first["depth"]) == (0, 1)
@@ -108,13 +115,9 @@ def test_a_notebook_runs_again_in_its_kernel_with_what_was_changed(prepared):
         "also a slip, which is then refused"
     )
     assert again.keys() == Kernel().parameters().keys(), "as in a new kernel"
-
-
-def test_a_cell_of_one_s_own_before_is_no_parameter_and_a_path_is_a_folder(tmp_path):
-    kernel = Kernel()
-    kernel.cell("depth = 7; mine = [1]; note = 3\nfrom pathlib import Path")
-    new = f"runs_dir = Path({str(tmp_path)!r})"
-    found = kernel.parameters(old="runs_dir = None", new=new)
-    assert found["runs_dir"] == tmp_path and not found.keys() & {"depth", "mine"}
+    new = "runs_dir = Path('a folder')"
+    assert kernel.parameters(old="runs_dir = None", new=new)["runs_dir"] == Path(
+        "a folder"
+    )
     with pytest.raises(ValueError, match="^note: papermill made 3 of it.*in quotes"):
         kernel.parameters(old="note = None", new="note = 3")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -93,13 +94,11 @@ HOSTILE = (
 
 def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir, capsys):
     folder = run_dir.parent.parent
-    edited(run_dir / "run.json", note=HOSTILE, name="=1+1", device_name=HOSTILE)
+    texts = dict(note=HOSTILE, name="=1+1", device_name=HOSTILE, workload="command")
+    edited(run_dir / "run.json", config={"command": f"@x {HOSTILE}"}, **texts)
     host = json.dumps(HOSTILE)[1:-1]
     for path in run_dir.glob("*.jsonl"):
         path.write_text(path.read_text().replace('"host": "host"', f'"host": "{host}"'))
-    edited(
-        run_dir / "run.json", config={"command": f"@x {HOSTILE}"}, workload="command"
-    )
     records.build(run_dir, "finished", "")
     dead = folder / "local" / "dead"
     dead.mkdir()
@@ -115,9 +114,8 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir, capsys):
     for each in words:
         said = told(capsys, *each)[1]
         assert said and all(one.isprintable() or one == "\n" for one in said), each
-    scripts = page.read_text().partition("const spec")[2] or page.read_text()[-20_000:]
-    assert "alert(1)" in scripts and "<script>alert" not in page.read_text()
-    assert "<!--<script" not in page.read_text()
+    text = page.read_text()
+    assert "alert(1)" in text and not re.search("(<script>|<!--)(alert|<script)", text)
     row = pd.read_csv(table).set_index("name").loc["'=1+1"]
     assert row["command"].startswith("'@x")
     assert row["energy_J"] > 0, "numbers stay numbers"

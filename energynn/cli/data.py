@@ -39,7 +39,8 @@ def verify(
 
 @data.command()
 def describe(
-    dataset: Annotated[str, typer.Argument(metavar="DATASET")], root: Root = None
+    dataset: Annotated[str, typer.Argument(metavar="DATASET")],
+    root: Root = None,
 ) -> int:
     """Write the checksums and the manifest of a data set."""
     from energynn.data import describe

@@ -34,7 +34,8 @@ Limit = Annotated[float | None, typer.Option(min=1e-9, help="the most of it")]
 Size = Annotated[int | None, typer.Option(min=1)]
 Factor = Annotated[float | None, typer.Option(min=0)]
 Fit = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="of `energynn forecast fit`")
+    Path | None,
+    typer.Option(metavar="FILE", help="of `energynn forecast fit`"),
 ]
 
 

@@ -168,7 +168,10 @@ def import_perun(
     return 1 if faults else 0
 
 
-def claims(data: RunsDir = None, as_json: Json = False) -> int:
+def claims(
+    data: RunsDir = None,
+    as_json: Json = False,
+) -> int:
     """Judge the study's statements on published values and on own runs."""
     from energynn.analysis import claims
 

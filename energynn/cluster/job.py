@@ -38,8 +38,9 @@ def main(run_dir: Path, command: list[str]) -> int:
     }
     files.write_json(path, start)
     signals, ended = supervise.hear_signals(), threading.Event()
-    passed_on = run_dir, signals, ended
-    threading.Thread(target=_pass_on, args=passed_on, daemon=True).start()
+    threading.Thread(
+        target=_pass_on, args=(run_dir, signals, ended), daemon=True
+    ).start()
     _, last_line = local.execute(command, run_dir)
     ended.set()
     exit_status, outcome = _judge(run_dir, start, signals, last_line)
@@ -52,7 +53,10 @@ def main(run_dir: Path, command: list[str]) -> int:
 
 
 def _judge(
-    run_dir: Path, start: dict, signals: list[int], last_line: str
+    run_dir: Path,
+    start: dict,
+    signals: list[int],
+    last_line: str,
 ) -> tuple[int, str]:
     """Decide how a start has ended: exit status and outcome in words; CAN_GO_ON: to start again."""
     record = records.read(run_dir)
@@ -90,7 +94,11 @@ def _failures_in_a_row(run_dir: Path, submitted_at: str) -> int:
     return sum(start.exit_status != CANCELLED for start in starts)
 
 
-def _pass_on(run_dir: Path, signals: list[int], ended: threading.Event) -> None:
+def _pass_on(
+    run_dir: Path,
+    signals: list[int],
+    ended: threading.Event,
+) -> None:
     """Ask the ranks to stop by the file that they look for; a segment may only be beginning."""
     while not ended.wait(0.2):
         if signals and (run_dir / "run.json").exists():

@@ -74,7 +74,11 @@ def run_study(
     return failed
 
 
-def command(run: RunConfig, runs_dir: Path, labels: dict | None = None) -> list[str]:
+def command(
+    run: RunConfig,
+    runs_dir: Path,
+    labels: dict | None = None,
+) -> list[str]:
     """Write the command that executes the launch notebook for a run, in the run's folder."""
     parameters = configuration.to_dict(run)
     labels = labels or {}

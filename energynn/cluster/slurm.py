@@ -98,15 +98,6 @@ def queue_again(job: str) -> None:
             time.sleep(patience_s)
 
 
-def environment() -> dict[str, str]:
-    """This environment without the variables that change what Slurm's commands do."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in KEPT or not name.startswith(OPTIONS)
-    }
-
-
 def kept() -> list[str]:
     """List the variables that a submission takes from this environment."""
     return [f"{name}={os.environ[name]}" for name in KEPT if os.environ.get(name)]
@@ -119,6 +110,12 @@ def call(*command: str) -> str:
         raise ValueError(
             f"{name}: not found; submit from a login node of a Slurm cluster"
         )
+    # without the variables that change what Slurm's commands do
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT or not name.startswith(OPTIONS)
+    }
     try:
         done = subprocess.run(
             command,
@@ -126,7 +123,7 @@ def call(*command: str) -> str:
             text=True,
             errors="replace",
             timeout=PATIENCE_S,
-            env=environment(),
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         remedy = "see `squeue --me`, then try again"

@@ -26,7 +26,17 @@ from energynn.reading import one_fault
 RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 UNFINISHED = ("queued", "running")
 BAD = ("failed", "not valid")
-HEAD = ["started", "run", "what", "n", "batch", "error", "energy", "state", "differs"]
+HEAD = [
+    "started",
+    "run",
+    "what",
+    "n",
+    "batch",
+    "error",
+    "energy",
+    "state",
+    "differs",
+]
 WIDTH = 100  # of the table, where the terminal has no more
 # what a run without a record has of it
 UNKNOWN = {

@@ -168,7 +168,10 @@ def _queued(system_dir: Path) -> set[Path]:
 
 
 def plan(
-    runs: list[RunConfig], site: Site, system_dir: Path, queued: set[Path]
+    runs: list[RunConfig],
+    site: Site,
+    system_dir: Path,
+    queued: set[Path],
 ) -> list[Job]:
     """Group the missing runs into job arrays; fine-tuning comes after its pre-training.
 
@@ -202,7 +205,11 @@ def _hours(run: RunConfig, site: Site) -> float:
     return costs.expect(run, site.gpu).gpu_hours / run.devices or site.default_hours
 
 
-def script(job: Job, site: Site, name: str) -> str:
+def script(
+    job: Job,
+    site: Site,
+    name: str,
+) -> str:
     """Render the batch script of a job array; every value in it is quoted for the shell.
 
     Raises ValueError for a text that no script should hold.
@@ -254,7 +261,11 @@ def quote(value: str | Path) -> str:
     return shlex.quote(str(value))
 
 
-def submit(job: Job, site: Site, name: str) -> str:
+def submit(
+    job: Job,
+    site: Site,
+    name: str,
+) -> str:
     """Submit a job, and write beside each run how; returns a line for the user.
 
     Raises ValueError where Slurm refuses it.

@@ -115,7 +115,11 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _run_dir(command: list[str], out: Path | None, size: int) -> Path:
+def _run_dir(
+    command: list[str],
+    out: Path | None,
+    size: int,
+) -> Path:
     """Make the folder of the run; raises ValueError with the remedy for what cannot work."""
     program = shutil.which(command[0])
     if program is None:
@@ -197,7 +201,12 @@ def _intent(
 
 
 def _run(
-    command: list[str], folder: Path, events: Events, children, stopped, stdout
+    command: list[str],
+    folder: Path,
+    events: Events,
+    children,
+    stopped,
+    stdout,
 ) -> tuple[int, str]:
     """Idle, command, idle, with their marks; returns the exit status, minus a signal's number,
     and why it is not 0.
@@ -238,7 +247,11 @@ def _status(exit_status: int) -> tuple[str, str]:
     return "finished", ""
 
 
-def _verdict(folder: Path, size: int, stopped: list[int]) -> tuple[str, str]:
+def _verdict(
+    folder: Path,
+    size: int,
+    stopped: list[int],
+) -> tuple[str, str]:
     """Wait for the ends of all ranks; return status and reason of the whole."""
     quiet_s, patience_s = 0.0, 0.0 if stopped else READY_S
     while (

@@ -50,7 +50,9 @@ APART = {"stdin": subprocess.DEVNULL, "start_new_session": True}
 
 
 def run(
-    config: RunConfig, runs_dir: str | Path = "runs", labels: dict | None = None
+    config: RunConfig,
+    runs_dir: str | Path = "runs",
+    labels: dict | None = None,
 ) -> Path:
     """Make one run and return its folder; a run whose valid record exists is not made again.
 
@@ -270,7 +272,11 @@ def make(run_dir: Path, parent: int) -> None:
 
 
 def _wait_for_ranks(
-    ranks, folder: Path, devices: int, stopped: list[int], parent: int
+    ranks,
+    folder: Path,
+    devices: int,
+    stopped: list[int],
+    parent: int,
 ) -> str:
     """Wait until all ranks have ended, and end those that have to; returns why they had to."""
     looked_s, reason = time.monotonic(), ""

@@ -72,7 +72,12 @@ def _lock_file(path: str, _flags: int) -> int:
     return os.open(path, reading)
 
 
-def facts(run_dir: Path, system_file: Path, described: dict, uses_gpus: bool) -> dict:
+def facts(
+    run_dir: Path,
+    system_file: Path,
+    described: dict,
+    uses_gpus: bool,
+) -> dict:
     """Return what run.json tells of the place and the time of a run or a measured command."""
     gpus = described["gpus"] if uses_gpus else []
     return {
@@ -88,7 +93,12 @@ def facts(run_dir: Path, system_file: Path, described: dict, uses_gpus: bool) ->
     }
 
 
-def verdict(folder: Path, size: int, stop_reason: str, by: str = "") -> tuple[str, str]:
+def verdict(
+    folder: Path,
+    size: int,
+    stop_reason: str,
+    by: str = "",
+) -> tuple[str, str]:
     """Return status and reason of a run, from the last event of each of ``size`` ranks.
 
     ``by``: what is known of a rank that ended without a word. The exit status of mpirun proves

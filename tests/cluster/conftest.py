@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,16 +64,6 @@ class Cluster:
 
     def energynn(self, *words, check=True):
         return self.run(*ENERGYNN, *map(str, words), check=check)
-
-    def wait_for(self, condition, what, seconds=300):
-        """Wait patiently: the machine may do other work, too."""
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < deadline, (
-                f"waited {seconds} s for {what}\n{self.run('squeue', check=False).stdout}"
-            )
-            time.sleep(1)  # a look costs CPU time that the runs need
-        return found
 
 
 @pytest.fixture(scope="session")

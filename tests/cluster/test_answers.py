@@ -48,20 +48,6 @@ def test_an_answer_without_a_number_is_sbatch_s_and_is_not_kept(
     assert fake_slurm.submit() == 0 and "job 41" in capsys.readouterr().out
 
 
-def test_a_spoilt_submission_is_told_and_its_remedy_helps(fake_slurm, capsys):
-    fake_slurm.submit()
-    path = fake_slurm.submission()
-    path.write_text('{"submitted_at": "t", "job_id": "Welcome!\\n41_0"}')
-    capsys.readouterr()
-    assert fake_slurm.submit() == fake_slurm.energynn("cancel", "--all") == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == said.count(f"{path}: is spoilt") == 2
-    assert fake_slurm.energynn("status") == 0
-    assert "is spoilt" in capsys.readouterr().out
-    os.system(re.search("then `(rm .*)`", said)[1])
-    assert fake_slurm.submit() == 0 and "1 to make" in capsys.readouterr().out
-
-
 CHANGING = """SBATCH_TIMELIMIT SBATCH_ARRAY_INX SBATCH_NO_REQUEUE SBATCH_BEGIN SBATCH_WAIT
 SQUEUE_STATES SQUEUE_NAMES SQUEUE_FORMAT SCANCEL_STATE SCANCEL_INTERACTIVE"""
 

@@ -62,12 +62,13 @@ class Study:
             events = chain.from_iterable(map(read_events, folders))
             return "epoch" in [event["event"] for event in events]
 
-        self.cluster.wait_for(is_training, f"an epoch of start {segment}")
+        wait_until(is_training, 300, f"for an epoch of start {segment}", pause_s=1)
 
     def wait(self, *states):
-        self.cluster.wait_for(
-            lambda: {row["state"] for row in self.rows()} == {*states}, states
-        )
+        def are_there():
+            return {row["state"] for row in self.rows()} == {*states}
+
+        wait_until(are_there, 300, f"for {states}", pause_s=1)
 
     def records(self):
         """Wait for the records; all are valid, follow from the raw files, and nothing is left."""
@@ -196,9 +197,7 @@ def lose_node(cluster, node):
     for process in killed:
         process.kill()
     look = ("sinfo", "-hNn", node, "-o", "%T")
-    cluster.wait_for(
-        lambda: "down" in cluster.run(*look).stdout, f"{node} to be missed"
-    )
+    wait_until(lambda: "down" in cluster.run(*look).stdout, 300, pause_s=1)
     cluster.script("node-up", node)
 
 

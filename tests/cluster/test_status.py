@@ -1,5 +1,6 @@
 """What people are told of their runs, from files and a Slurm that answers or does not."""
 
+import os
 import re
 
 import pytest
@@ -9,15 +10,17 @@ from energynn.cluster import status
 from energynn.files import lock, write_json
 from tests.conftest import minimal_record
 
+START, RECORD = "job/start-1.json", "record.json"
 
-def submitted(runs_dir, name, job, **texts):
-    """A run that was submitted, and its other files: start={...} is job/start-1.json."""
-    folder = runs_dir / "slurm" / name
+
+def submitted(runs_dir, name, job, contents=None):
+    """A run that was submitted, and its other files."""
+    folder = runs_dir / "two-nodes" / name
     (folder / "job").mkdir(parents=True)
-    write_json(folder / "job" / "submission.json", {"submitted_at": "t", "job_id": job})
-    places = {"start": "job/start-1.json", "record": "record.json", "run": "run.json"}
-    for key, value in texts.items():
-        write_json(folder / places[key], value)
+    submission = {"submitted_at": "t", "job_id": job}
+    each = {"job/submission.json": submission} | (contents or {})
+    for path, value in each.items():
+        write_json(folder / path, value)
     return folder
 
 
@@ -27,52 +30,37 @@ def states_of(runs_dir):
 
 
 EPOCH = '{"t_mono_ns": 1, "t_wall_ns": 1, "event": "epoch", "epoch": 3, "epochs": 9}'
-STOPPED = {"submission": "t", "ended_at": "u", "outcome": "asked to stop"}
-FAILED = STOPPED | {"outcome": "failed: rank 1 ended"}
-OF_ANOTHER = {"submission": "an earlier one", "outcome": "failed: x"}
+STOPPED = {START: {"submission": "t", "ended_at": "u", "outcome": "asked to stop"}}
+OF_ANOTHER = {START: {"submission": "an earlier one", "outcome": "failed: x"}}
+FAILED = {START: {"submission": "t", "outcome": "failed: rank 1 ended"}}
 BAD = dict(valid=False, status="failed", status_reason="rank 1 ended")
+BROKEN = FAILED | {RECORD: minimal_record(invalid_reasons=[], **BAD)}
+FINISHED = {RECORD: minimal_record(valid=True)}
+SHORT = {RECORD: minimal_record(valid=False, invalid_reasons=["60 needed"])}
 GONE = "its job is gone; `sacct -j 77_0` and job/log.txt say more"
 DIED = "its launcher died; `energynn check --recover` says more"
 # state and reason of the job in the queue, files of the run, what is told of it
 RUNS = {
-    "running": ("RUNNING", "None", {}, "running", "3 of 9 epochs done"),
-    "queued": ("PENDING", "Resources", {}, "queued", "Resources"),
-    "suspended": ("SUSPENDED", "None", {}, "running", "no epoch reported"),
-    "again": ("PENDING", "BeginTime", dict(start=STOPPED), "queued", "BeginTime"),
-    "stopped": ("", "", dict(start=STOPPED), "stopped", "asked to stop"),
-    "failed": (
-        "",
-        "",
-        dict(start=FAILED, record=minimal_record(invalid_reasons=[], **BAD)),
-        "failed",
-        "rank 1 ended",
-    ),
-    "finished": (
-        "RUNNING",
-        "None",
-        dict(record=minimal_record(valid=True)),
-        "finished",
-        "",
-    ),
-    "short": (
-        "",
-        "",
-        dict(record=minimal_record(valid=False, invalid_reasons=["60 needed"])),
-        "not valid",
-        "60 needed",
-    ),
-    "lost": ("", "", dict(start=OF_ANOTHER), "stopped", GONE),
-    "died": ("", "", dict(run={}), "failed", DIED),
+    "running": ("RUNNING|None", {}, "running", "3 of 9 epochs done"),
+    "queued": ("PENDING|Resources", {}, "queued", "Resources"),
+    "suspended": ("SUSPENDED|None", {}, "running", "no epoch reported"),
+    "again": ("PENDING|BeginTime", STOPPED, "queued", "BeginTime"),
+    "stopped": ("", STOPPED, "stopped", "asked to stop"),
+    "failed": ("", BROKEN, "failed", "rank 1 ended"),
+    "finished": ("RUNNING|None", FINISHED, "finished", ""),
+    "short": ("", SHORT, "not valid", "60 needed"),
+    "lost": ("", OF_ANOTHER, "stopped", GONE),
+    "died": ("", {"run.json": {}}, "failed", DIED),
 }
 
 
 def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    for number, (name, (state, reason, texts, *_)) in enumerate(RUNS.items()):
+    for number, (name, (queued, contents, *_)) in enumerate(RUNS.items()):
         job = "" if name == "died" else f"{69 + number}_0"
-        folder = submitted(tmp_path, name, job, **texts)
-        if state:
-            fake_slurm.queue[job] = (state, reason)
+        folder = submitted(tmp_path, name, job, contents)
+        if queued:
+            fake_slurm.queue[job] = queued.split("|")
         if name == "running":
             (folder / "events-rank0.jsonl").write_text(EPOCH)
     found, notes = states_of(tmp_path)
@@ -81,7 +69,7 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeyp
     assert re.search(r"running +running +3 of 9 epochs done; job 69_0\n", shown)
     *table, last = shown.splitlines()
     assert all(len(line) <= 100 for line in table) and last.startswith("runs: 10; ")
-    with lock(tmp_path / "slurm" / "died" / "run.json"):  # its launcher lives
+    with lock(tmp_path / "two-nodes" / "died" / "run.json"):  # its launcher lives
         assert states_of(tmp_path)[0]["died"][0] == "running" and not notes
 
 
@@ -94,26 +82,45 @@ def test_without_an_answer_the_files_tell_what_they_can_and_nothing_is_submitted
     fake_slurm.submit()
     fake_slurm.answers["squeue"] = answer
     assert fake_slurm.submit() == 2 and said in capsys.readouterr().err
-    submitted(tmp_path, "unknown", "1_0", start={"submission": "t"})
-    submitted(tmp_path, "finished", "3_0", record=minimal_record(valid=True))
-    submitted(tmp_path, "failed", "4_0", start=FAILED)
+    submitted(tmp_path, "unknown", "1_0", {START: {"submission": "t"}})
+    submitted(tmp_path, "finished", "3_0", FINISHED)
+    submitted(tmp_path, "failed", "4_0", FAILED)
     found, (note,) = states_of(tmp_path)
     assert [found[name][0] for name in found] == [*found] and len(found) == 3
     assert f"the queue is unknown, the rest is from the runs' files: {said}" in note
 
 
 @pytest.mark.parametrize(
-    "job", ["x_0", "0_0", "77", "77_0,x_0", "²_0", "77_0\n", "9" * 20 + "_0", None]
+    "job",
+    [
+        "Welcome!\n41_0",
+        "x_0",
+        "0_0",
+        "77",
+        "77_0,x_0",
+        "²_0",
+        "77_0\n",
+        "9" * 20 + "_0",
+        None,
+    ],
 )
-def test_an_ill_typed_file_concerns_its_own_run_alone(tmp_path, fake_slurm, job):
+def test_an_ill_typed_file_concerns_its_own_run_alone_and_its_remedy_helps(
+    fake_slurm, capsys, job
+):
     """Slurm refuses a question with a wrong number, and runs in the queue would be made again."""
-    fake_slurm.queue["1_0"] = ("RUNNING", "None")
-    submitted(tmp_path, "good", "1_0")
-    submitted(tmp_path, "bad", job)
-    submitted(tmp_path, "worse", "1_1", start={"exit_status": "many"})
-    found, notes = states_of(tmp_path)
-    assert found.keys() == {"good"} and found["good"][0] == "running"
+    fake_slurm.submit()
+    good = fake_slurm.submission().parents[1].name
+    bad = submitted(fake_slurm.runs_dir, "bad", job)
+    submitted(fake_slurm.runs_dir, "worse", "1_1", {START: {"exit_status": "many"}})
+    found, notes = states_of(fake_slurm.runs_dir)
+    assert found == {good: ("queued", "None")}
     assert [note.partition(":")[0] for note in notes] == ["bad", "worse"]
+    assert fake_slurm.submit() == fake_slurm.energynn("cancel", "--all") == 2
+    said = capsys.readouterr().err
+    path = bad / "job" / "submission.json"
+    assert said.count("\n") == said.count(f"{path}: is spoilt") == 2
+    os.system(re.search("then `(rm .*)`", said)[1])
+    assert fake_slurm.submit() == 0 and "0 to make" in capsys.readouterr().out
 
 
 def test_cancel_asks_which(tmp_path, capsys):

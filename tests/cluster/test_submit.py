@@ -164,13 +164,11 @@ def test_fine_tuning_waits_for_its_pre_training(tmp_path, fake_slurm):
 
 
 def test_nodes_and_time_limits_follow_the_devices_and_the_cost(tmp_path):
-    jobs = submit.plan(
-        studies.find(["R1"])["R1"], systems.site("horeka-a100"), tmp_path, set()
-    )
+    site = systems.site("horeka-a100")
+    jobs = submit.plan(studies.find(["R1"])["R1"], site, tmp_path, set())
     by_devices = {run.devices: job for job in jobs for run in job.runs.values()}
     assert by_devices[1].minutes == 48 * 60  # 82 h on one GPU: in two jobs
     assert by_devices[256].minutes < 90 and len(by_devices[256].runs) == 5
-    site = systems.site("horeka-a100")
     for devices, nodes in ((1, 1), (4, 1), (6, 2), (9, 3), (256, 64)):
         run = config.make(
             "fourcastnet", preset="paper", devices=devices, system=site.name
@@ -268,11 +266,9 @@ def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, line, status):
 )
 def test_a_fault_in_a_systems_file_is_one_clear_line(tmp_path, line, words):
     path = tmp_path / "mine.toml"
-    values = {"scheduler": '"slurm"', "devices_per_node": "4"}
-    values.pop(line.split()[0], None)
-    path.write_text(
-        "\n".join([*(f"{key} = {value}" for key, value in values.items()), line])
-    )
+    base = ('scheduler = "slurm"', "devices_per_node = 4")
+    kept = [each for each in base if each.split()[0] != line.split()[0]]
+    path.write_text("\n".join([*kept, line]))
     with pytest.raises(ValueError, match=words) as error:
         systems.site(str(path))
     assert str(path) in str(error.value) and "\n" not in str(error.value)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from energynn import cli, launchers, records
+from energynn import cli, records
 from energynn.launch import watch
 from energynn.measure import samples
 from tests.processes import ENERGYNN, processes_of, wait_until
@@ -247,28 +247,6 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path, capsys, conten
     assert cli.main(["measure", "--out", str(tmp_path), "--", "true"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert {path: path.read_text() for path in tmp_path.iterdir()} == before
-
-
-def test_many_ranks_have_to_be_told_where(capsys, monkeypatch):
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    monkeypatch.delenv("PMI_RANK", raising=False)
-    assert cli.main(["measure", "--", "true"]) == 2
-    assert "give --out DIR" in capsys.readouterr().err
-
-
-def test_a_batch_script_is_no_rank_and_a_task_of_srun_is_one(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith(("PMI_", "OMPI_", "SLURM_")) or name in (
-            "RANK",
-            "WORLD_SIZE",
-        ):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    monkeypatch.setenv("SLURM_NTASKS", "8")
-    assert launchers.rank_and_size() == (0, 1)
-    monkeypatch.setenv("SLURM_STEP_ID", "3")
-    assert launchers.rank_and_size() == (0, 8)
 
 
 def together(look):
