@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -271,17 +270,6 @@ def _write_replica_runs(runs_dir, name, n, lbs, samples, repeats, provenance):
             run_id=f"replica-{name}-n{n}-r{repeat}",
             system=f"replica-{name}",
         )
-
-
-@pytest.fixture(scope="session")
-def synthetic() -> SimpleNamespace:
-    """The functions of this file, for tests that write their own records."""
-    return SimpleNamespace(
-        write_run=write_run,
-        write_study=write_study,
-        write_replica=write_replica,
-        POWER_W=POWER_W,
-    )
 
 
 @pytest.fixture(scope="session")

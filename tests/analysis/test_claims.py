@@ -11,6 +11,7 @@ from energynn import cli
 from energynn.analysis import claims, observations, published
 from energynn.files import REPOSITORY
 from tests.analysis import by_hand
+from tests.analysis.conftest import write_replica, write_study
 
 ENTRIES, RESTATED = claims.read("claim"), claims.read("restated")
 FIELDS = {
@@ -39,9 +40,9 @@ def verdicts(found):
 
 
 @pytest.fixture(scope="module")
-def found(synthetic, tmp_path_factory):
+def found(tmp_path_factory):
     runs_dir = tmp_path_factory.mktemp("replica")
-    return claims.evaluate(synthetic.write_replica(runs_dir, series="R1 R4 R6 F1 F4"))
+    return claims.evaluate(write_replica(runs_dir, series="R1 R4 R6 F1 F4"))
 
 
 @pytest.fixture(scope="module")
@@ -219,9 +220,9 @@ def test_own_runs_are_judged_in_a_column_of_their_own(found):
 
 
 @pytest.mark.parametrize("provenance", ["estimated", "simulated"])
-def test_what_is_not_measured_never_supports(synthetic, tmp_path, provenance):
+def test_what_is_not_measured_never_supports(tmp_path, provenance):
     verdict = verdicts(
-        claims.evaluate(synthetic.write_replica(tmp_path, provenance, series="R1 R4"))
+        claims.evaluate(write_replica(tmp_path, provenance, series="R1 R4"))
     )
     of_energy = [one["id"] for one in ENTRIES if "energy" in one.get("quantity", "")]
     assert not set(verdict) & set(of_energy)
@@ -230,13 +231,13 @@ def test_what_is_not_measured_never_supports(synthetic, tmp_path, provenance):
     assert verdict.get("lbs-error-rises-rapidly") == expected[provenance]
 
 
-def test_small_runs_on_a_cpu_are_no_evidence(synthetic, tmp_path):
-    found = claims.evaluate(synthetic.write_study(tmp_path, "measured"))
+def test_small_runs_on_a_cpu_are_no_evidence(tmp_path):
+    found = claims.evaluate(write_study(tmp_path, "measured"))
     assert verdicts(found) == {}
 
 
-def test_the_command_prints_the_ledger(synthetic, tmp_path, capsys):
-    runs = str(synthetic.write_replica(tmp_path, series="R1"))
+def test_the_command_prints_the_ledger(tmp_path, capsys):
+    runs = str(write_replica(tmp_path, series="R1"))
     assert cli.main(["claims", "--data", runs, "--json"]) == 0
     one = json.loads(capsys.readouterr().out)["claims"][0]
     assert {"id", "says", "published", "own"} <= set(one)

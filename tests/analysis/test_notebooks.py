@@ -2,7 +2,6 @@
 compiles from either.
 """
 
-import csv
 import json
 import re
 import subprocess
@@ -11,8 +10,10 @@ import tomllib
 
 import pytest
 
+from energynn import published_values
 from energynn.analysis import paper, theme
 from energynn.files import REPOSITORY
+from tests.analysis.conftest import write_study
 from tests.analysis.notebook import execute
 
 # a first test waits until all notebooks are executed
@@ -20,9 +21,9 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def built(synthetic, executed):
+def built(executed):
     """Make a build folder by all analysis notebooks with own runs, and read the numbers in it."""
-    folder = executed("with own runs", synthetic.write_study)
+    folder = executed("with own runs", write_study)
     return folder, json.loads((folder / "numbers.json").read_text())
 
 
@@ -31,17 +32,11 @@ def test_papermill_executes_a_notebook(tmp_path):
     so.
     """
     name = "10_scaling_schemes"
-    command = [
-        sys.executable,
-        "-m",
-        "papermill",
-        f"notebooks/{name}.ipynb",
-        str(tmp_path / f"{name}.ipynb"),
-    ]
-    command += ["-p", "build_dir", str(tmp_path), "--no-progress-bar"]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300
-    )
+    words = f"-m papermill notebooks/{name}.ipynb {tmp_path}/{name}.ipynb"
+    words += f" -p build_dir {tmp_path} --no-progress-bar"
+    command = [sys.executable, *words.split()]
+    about = dict(capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=REPOSITORY, **about)
     assert done.returncode == 0, done.stdout + done.stderr
     (tmp_path / "here").mkdir()
     execute(name, build_dir=str(tmp_path / "here"))
@@ -58,29 +53,19 @@ def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     assert supplement.name == "supplement.pdf" and supplement.stat().st_size > 20_000
     assert pdf.read_bytes().startswith(b"%PDF")
     # The slope of all published ResNet50 rows, computed here once more by its closed form.
-    with open(REPOSITORY / "runs/published/values.csv") as file:
-        rows = [
-            row
-            for row in csv.DictReader(file)
-            if row["workload"] == "resnet50" and row["kind"] == "measurement"
-        ]
-    energies = [
-        float(row["value"]) for row in rows if row["quantity"] == "energy_total"
+    known = [
+        (run["gpu_hours"], run["energy_total_kWh"])
+        for run in published_values.costs()
+        if run["workload"] == "resnet50"
     ]
-    hours = [float(row["value"]) for row in rows if row["quantity"] == "gpu_hours"]
-    assert len(hours) == len(energies) == 17  # in the same order, each run once
-    slope = sum(h * e for h, e in zip(hours, energies, strict=True)) / sum(
-        h * h for h in hours
-    )
-    assert merged["slope_ResNet50"]["value"] == pytest.approx(slope, rel=1e-9)
+    assert len(known) == 17
+    slope = sum(h * e for h, e in known) / sum(h * h for h, _ in known)
+    values = {name: entry["value"] for name, entry in merged.items()}
+    assert values["slope_ResNet50"] == pytest.approx(slope, rel=1e-9)
     assert merged["slope_ResNet50"]["provenance"] == "published"
-    assert (
-        merged["own_runs"]["value"] == 9 and merged["own_runs_measured"]["value"] == 0
-    )
+    assert values["own_runs"] == 9 and values["own_runs_measured"] == 0
     assert merged["own_energy"]["provenance"] == "simulated"
-    assert merged["resnet50_speed_up_gbs"]["value"] == pytest.approx(
-        60.6 / 45.0, rel=1e-6
-    )
+    assert values["resnet50_speed_up_gbs"] == pytest.approx(60.6 / 45.0, rel=1e-6)
     assert "spread" in (folder / "figures" / "power_profiles.svg").read_text()
     drawn = (folder / "figures" / "fourcastnet_scaling.svg").read_text()
     assert "model, fitted to the published values [90 %]" in drawn
@@ -103,20 +88,16 @@ def test_numbers_name_the_rows_they_rest_on(built):
     assert all(entry["source"] for entry in merged.values())
     derived = r"(slope|affine|intercept|exponent|deviation|joint|partial|published_(rows|known)|one_gpu|four_gpus)_"
     derived += "|socket_"
-    names = [
-        name
-        for name in merged
-        if re.match(derived, name) and merged[name]["value"] is not None
+    sources = [
+        entry["source"]
+        for name, entry in merged.items()
+        # notebook 45 is about own runs
+        if re.match(derived, name)
+        and entry["value"] is not None
+        and entry["notebook"] != "45_one_gpu"
     ]
-    # which is about own runs
-    names = [name for name in names if merged[name]["notebook"] != "45_one_gpu"]
-    assert len(names) > 100
-    unnamed = [
-        name
-        for name in names
-        if not re.search(r"\b[RFT]\d n=\d", merged[name]["source"])
-    ]
-    assert not unnamed
+    assert len(sources) > 100
+    assert all(re.search(r"\b[RFT]\d n=\d", source) for source in sources)
 
 
 def test_first_cells_give_the_answers(built):

@@ -5,14 +5,13 @@ import pytest
 
 from energynn import config
 from energynn.analysis import observations
+from tests.analysis.conftest import write_replica, write_run, write_study
 
 
 @pytest.fixture(scope="module")
-def replica(synthetic, tmp_path_factory):
+def replica(tmp_path_factory):
     return observations.load(
-        synthetic.write_replica(
-            tmp_path_factory.mktemp("replica"), series="R1 R4 R5 R6 F1"
-        )
+        write_replica(tmp_path_factory.mktemp("replica"), series="R1 R4 R5 R6 F1")
     )
 
 
@@ -20,8 +19,8 @@ def own_runs(runs_dir):
     return observations.load(runs_dir).query("origin == 'own'")
 
 
-def test_times_of_a_run_with_estimated_energy_are_measured(synthetic, tmp_path):
-    table = observations.load(synthetic.write_study(tmp_path, "estimated"))
+def test_times_of_a_run_with_estimated_energy_are_measured(tmp_path):
+    table = observations.load(write_study(tmp_path, "estimated"))
     own = table.query("origin == 'own'")
     expected = {"energy_total_kWh": "estimated", "mean_power_cpu_socket_W": "estimated"}
     expected |= {"training_time_h": "measured", "top1_error_percent": "measured"}
@@ -97,12 +96,12 @@ def test_means_over_repeats_and_their_spread(replica):
     ],
 )
 def test_runs_unlike_the_studys_are_a_series_of_their_own(
-    synthetic, tmp_path, changes, epochs, series
+    tmp_path, changes, epochs, series
 ):
     about = {"dataset_samples": 1281167, "device_name": "NVIDIA A100"} | changes
     for n in (1, 2):
         sizes = {"devices": n, "local_batch_size": 256, "global_batch_size": 256 * n}
-        synthetic.write_run(
+        write_run(
             tmp_path,
             config.make("resnet50"),
             time_s=3600.0,
@@ -117,7 +116,7 @@ def test_runs_unlike_the_studys_are_a_series_of_their_own(
     assert own_runs(tmp_path)["series"].to_list() == [series, series]
 
 
-def test_energies_by_perun_go_with_perun_s_hours(synthetic, tmp_path):
+def test_energies_by_perun_go_with_perun_s_hours(tmp_path):
     """Where all is measured, own energies are taken as the study took its own: over perun's
     longer window.
     """
@@ -126,9 +125,7 @@ def test_energies_by_perun_go_with_perun_s_hours(synthetic, tmp_path):
         "energy_perun_cpu_J": 4000.0,
         "device_hours_perun": 0.05,
     }
-    synthetic.write_run(
-        tmp_path, config.make("resnet50"), provenance="measured", **perun
-    )
+    write_run(tmp_path, config.make("resnet50"), provenance="measured", **perun)
     (row,) = own_runs(tmp_path).to_dict("records")
     assert row["gpu_hours"] == 0.05 and row["energy_total_kWh"] == pytest.approx(
         4000 / 3.6e6

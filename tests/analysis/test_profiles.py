@@ -7,10 +7,11 @@ import pytest
 
 from energynn import cli, config
 from energynn.analysis import one_run, profiles
+from tests.analysis.conftest import POWER_W, write_run
 
 
-def test_own_traces_lie_within_the_training(synthetic, tmp_path):
-    run_dir = synthetic.write_run(
+def test_own_traces_lie_within_the_training(tmp_path):
+    run_dir = write_run(
         tmp_path, config.make("resnet50", devices=2, local_batch_size=16)
     )
     profile = profiles.load(run_dir, 0.5)
@@ -24,8 +25,8 @@ def test_own_traces_lie_within_the_training(synthetic, tmp_path):
     assert set(profile["component"]) == {"cpu"}
 
 
-def test_segments_follow_one_another(synthetic, tmp_path):
-    first = synthetic.write_run(tmp_path, config.make("resnet50"), time_s=30.0)
+def test_segments_follow_one_another(tmp_path):
+    first = write_run(tmp_path, config.make("resnet50"), time_s=30.0)
     second = first / "segment-2"
     second.mkdir()
     for path in [*first.glob("samples-*.jsonl"), *first.glob("events-*.jsonl")]:
@@ -55,10 +56,8 @@ def drawn(run_dir):
     return {frozenset(table[0]): table for table in tables}
 
 
-def test_the_picture_of_a_run_has_its_energy_and_the_error_at_each_epoch(
-    synthetic, tmp_path
-):
-    run = synthetic.write_run(tmp_path, config.make("resnet50"), time_s=30.0)
+def test_the_picture_of_a_run_has_its_energy_and_the_error_at_each_epoch(tmp_path):
+    run = write_run(tmp_path, config.make("resnet50"), time_s=30.0)
     with open(run / "events-rank0.jsonl", "a") as file:
         # the second epoch was made again, from a checkpoint
         file.write(an_epoch(1, 10, 0.9) + an_epoch(2, 18, 0.8) + an_epoch(2, 20, 0.7))
@@ -72,7 +71,7 @@ def test_the_picture_of_a_run_has_its_energy_and_the_error_at_each_epoch(
     assert [row["top1_error"] for row in epochs] == [0.9, 0.7]
     assert [row["time (s)"] for row in epochs] == [10, 20]
     (energy,) = [tables[names] for names in tables if ENERGY <= names]
-    watts = synthetic.POWER_W[1]
+    watts = POWER_W[1]
     # 5 W for half a second of every five
     mean_W = 0.9 * watts + 0.1 * 5
     assert energy[-1]["energy (Wh)"] == pytest.approx(mean_W * 30 / 3600, rel=0.02)
@@ -82,13 +81,11 @@ def test_the_picture_of_a_run_has_its_energy_and_the_error_at_each_epoch(
     assert [row["phase"] for row in phases] == ["evaluation"]
 
 
-def test_a_picture_is_one_command(synthetic, tmp_path, capsys):
+def test_a_picture_is_one_command(tmp_path, capsys):
     told = ("cpu_bound", "cpu_systematic", "total_bound", "total_systematic")
     about = {f"energy_{name}_J": 1.0 for name in told} | {"flags": []}
-    run = str(synthetic.write_run(tmp_path, config.make("resnet50"), **about))
-    without = str(
-        synthetic.write_run(tmp_path, config.make("resnet50", seed=1), samples=False)
-    )
+    run = str(write_run(tmp_path, config.make("resnet50"), **about))
+    without = str(write_run(tmp_path, config.make("resnet50", seed=1), samples=False))
     for run_dir, name in ((run, "a.gif"), (without, "a.svg")):
         (Path(run_dir) / "run.json").write_text("{}")
         assert cli.main(["show", run_dir, "--plot", str(tmp_path / name)]) == 2

@@ -12,6 +12,7 @@ import pytest
 from energynn import config
 from energynn.analysis import report
 from energynn.files import REPOSITORY
+from tests.analysis.conftest import write_run, write_study
 from tests.analysis.notebook import execute
 
 BROWSERS = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
@@ -47,9 +48,9 @@ def page():
 
 
 @pytest.fixture(scope="module")
-def built(synthetic, executed, tmp_path_factory):
+def built(executed, tmp_path_factory):
     """Build the report with own runs that have a trace, and with a measured command."""
-    folder = executed("with own runs", synthetic.write_study)
+    folder = executed("with own runs", write_study)
     runs_dir = shutil.copytree(
         folder / "runs", tmp_path_factory.mktemp("measured") / "runs"
     )
@@ -57,7 +58,7 @@ def built(synthetic, executed, tmp_path_factory):
     about = dict(workload="command", system="measured", run_id=COMMAND, config=command)
     about |= dict(record_sha256="", time_s=30.0, parts_W={"cpu": 30.0})
     run = config.make("resnet50", repeat=9)
-    synthetic.write_run(runs_dir, run, "measured", **about)
+    write_run(runs_dir, run, "measured", **about)
     execute("90_explore", runs_dir=str(runs_dir), build_dir=str(folder), live=False)
     execute("91_plan", build_dir=str(folder), live=False)
     return report.build(folder)

@@ -5,6 +5,7 @@ import pytest
 
 from energynn import config
 from energynn.analysis import results
+from tests.analysis.conftest import write_run
 
 
 def test_loads_all_runs_in_joules_and_kWh(synthetic_runs):
@@ -28,10 +29,8 @@ def test_loads_all_runs_in_joules_and_kWh(synthetic_runs):
         ({"energy_total_J": "12 kWh"}, "energy_total_J"),
     ],
 )
-def test_a_bad_record_is_left_out_with_its_reason(
-    synthetic, synthetic_runs, changes, reason
-):
-    synthetic.write_run(synthetic_runs, config.make("resnet50", seed=5), **changes)
+def test_a_bad_record_is_left_out_with_its_reason(synthetic_runs, changes, reason):
+    write_run(synthetic_runs, config.make("resnet50", seed=5), **changes)
     runs = results.load(synthetic_runs)
     assert len(runs) == 9
     assert len(runs.attrs["excluded"]) == 1 and reason in runs.attrs["excluded"][0]
@@ -61,9 +60,9 @@ def test_series_are_selections_of_runs(synthetic_runs):
     assert set(constant["global_batch_size"]) == {16}
 
 
-def test_runs_with_another_seed_are_another_series(synthetic, synthetic_runs):
+def test_runs_with_another_seed_are_another_series(synthetic_runs):
     for devices in (1, 2):
-        synthetic.write_run(
+        write_run(
             synthetic_runs,
             config.make("resnet50", devices=devices, local_batch_size=16, seed=1),
         )
@@ -74,12 +73,12 @@ def test_runs_with_another_seed_are_another_series(synthetic, synthetic_runs):
     assert {"constant LBS = 16", "constant LBS = 16, seed 1"} <= names
 
 
-def test_fine_tunings_that_start_from_other_runs_are_one_series(synthetic, tmp_path):
+def test_fine_tunings_that_start_from_other_runs_are_one_series(tmp_path):
     for devices in (1, 2):
         first = f"from-{devices}"
         run = config.make(
             "fourcastnet", stage="finetune", devices=devices, initial_run=first
         )
-        synthetic.write_run(tmp_path, run)
+        write_run(tmp_path, run)
     table = results.load(tmp_path)
     assert set(results.scaling_series(table)["devices"]) == {1, 2}

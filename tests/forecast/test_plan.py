@@ -28,29 +28,20 @@ def test_the_pareto_set_is_that_of_every_pair(workload, system, limits):
     fit = fits.published(workload, system)
     found = planned(fit, limits, 64)
     costs = np.stack([found.values[name][:, 0] for name in plan.UNITS], axis=1)
-    bounds = {
-        "global_batch_size": np.array([run.global_batch_size for run in found.runs])
-    }
-    bounds |= {name: of[:, 0] for name, of in found.values.items()}
-    meets = np.all(
-        [
-            np.isfinite(costs[:, 0]),
-            *(bounds[name] <= of for name, of in limits.items()),
-        ],
-        axis=0,
-    )
+    bounds = {name: of[:, 0] for name, of in found.values.items()}
+    batches = [run.global_batch_size for run in found.runs]
+    bounds["global_batch_size"] = np.array(batches)
+    meets = np.isfinite(costs[:, 0])
+    for name, most in limits.items():
+        meets &= bounds[name] <= most
     able = costs[meets]
     beats = [(able <= row).all(axis=1) & (able < row).any(axis=1) for row in able]
     expected = able[~np.any(beats, axis=1)]
-    assert {tuple(row) for row in costs[found.pareto]} == {
-        tuple(row) for row in expected
-    }
+    assert set(map(tuple, costs[found.pareto])) == set(map(tuple, expected))
     fastest, frugal = (found.choices[name][0] for name in ("fastest", "most frugal"))
     assert costs[fastest, 0] == able[:, 0].min()
-    assert (
-        found.values["energy_kWh"][frugal, 0]
-        == found.values["energy_kWh"][meets, 0].min()
-    )
+    kWh = found.values["energy_kWh"][:, 0]
+    assert kWh[frugal] == kWh[meets].min()
 
 
 def test_rows_are_configurations_with_their_marks(fitted):
@@ -80,28 +71,24 @@ def test_rows_are_configurations_with_their_marks(fitted):
     assert not studies.large_batch_thresholds(config.make("fourcastnet"))
 
 
-def test_an_impossible_wish_names_the_least_of_each(fitted):
-    with pytest.raises(
-        ValueError,
-        match="nothing on at most 256 devices keeps --deadline-h 0.1; the least of each alone: --deadline-h",
-    ):
-        planned(fitted, {"time_h": 0.1})
-    with pytest.raises(
-        ValueError,
-        match="least of each alone: --deadline-h [0-9.]+ or --gpu-hours [0-9.]+$",
-    ):
-        planned(fitted, {"time_h": 0.1, "gpu_hours": 1})
+ONE = "nothing on at most 256 devices keeps --deadline-h 0.1; the least of each alone: "
+BOTH = "least of each alone: --deadline-h [0-9.]+ or --gpu-hours [0-9.]+$"
+CHOSEN = "devices: a plan chooses it; use --devices, --local"
+MANY = "devices: 512 asked; on horeka-a100 choose at most 256"
 
 
-def test_what_a_plan_cannot_have_is_refused(fitted):
-    with pytest.raises(
-        ValueError, match="devices: a plan chooses it; use --devices, --local"
-    ):
-        plan.base_run(fitted, {"devices": 64})
-    with pytest.raises(
-        ValueError, match="devices: 512 asked; on horeka-a100 choose at most 256"
-    ):
-        plan.grid(fitted, plan.base_run(fitted, {}), 512)
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        (lambda fit: planned(fit, {"time_h": 0.1}), ONE + "--deadline-h"),
+        (lambda fit: planned(fit, {"time_h": 0.1, "gpu_hours": 1}), BOTH),
+        (lambda fit: plan.base_run(fit, {"devices": 64}), CHOSEN),
+        (lambda fit: planned(fit, {}, 512), MANY),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_the_least_of_each(fitted, asked, message):
+    with pytest.raises(ValueError, match=message):
+        asked(fitted)
 
 
 def test_one_local_batch(fitted):
@@ -130,11 +117,10 @@ def test_a_power_limit_changes_what_the_curves_say(fitted):
         power_limit.applied(values | {"energy_gpu_kWh": np.full((1, 3), np.nan)}, 0.6)
     asked = plan.grid(fitted, plan.base_run(fitted, {}), 8)
     factors = ("CO2_g", 400.0), ("price", None)
-    usual, less = (
-        plan.make(fitted, asked, {}),
-        plan.make(fitted, asked, {}, 0.6, factors),
-    )
-    row, at = plan.row(less, less.pareto[0]), less.pareto[0]
+    usual = plan.make(fitted, asked, {})
+    less = plan.make(fitted, asked, {}, 0.6, factors)
+    at = less.pareto[0]
+    row = plan.row(less, at)
     assert row["time_h"]["value"] == usual.values["time_h"][at, 0] * time[0]
     assert row["CO2_g"]["high"] == 400 * row["energy_kWh"]["high"]
     assert "price" not in row and "published by others" in row["provenance"]

@@ -13,10 +13,8 @@ from tests.forecast.conftest import inside, off_percent
 
 def forecast(fit, name: str) -> dict[int, dict]:
     """The forecast of a series by its number of devices."""
-    return {
-        row["devices"]: row
-        for row in predict.rows(fit, studies.PAPER[name]("horeka-a100"))
-    }
+    rows = predict.rows(fit, studies.PAPER[name]("horeka-a100"))
+    return {row["devices"]: row for row in rows}
 
 
 @pytest.mark.parametrize("most, median, greatest", [(1, 2, 5), (4, 1, 4), (16, 1.5, 4)])
@@ -36,12 +34,15 @@ def test_few_gpus_tell_what_256_need(published, most, median, greatest):
         assert np.ptp(np.log(per_sample)) > 0.15
 
 
+def left_out_one_by_one(seen):
+    """Errors of the forecast of each run by the others, and whether it holds what that took."""
+    for out in np.eye(len(seen), dtype=bool):
+        fit, asked = fits.make(seen.only(~out)), seen.only(out)
+        yield off_percent(fit, asked), inside(fit, asked)
+
+
 def test_every_run_is_forecast_by_the_others(published):
-    off, held = [], []
-    for out in np.eye(len(published), dtype=bool):
-        fit = fits.make(published.only(~out))
-        off.append(off_percent(fit, published.only(out)))
-        held.append(inside(fit, published.only(out)))
+    off, held = zip(*left_out_one_by_one(published), strict=True)
     assert np.median(off) <= 1.5 and np.max(off) <= 6 and np.mean(held) >= 0.85
 
 
@@ -72,16 +73,12 @@ def test_most_of_the_loss_at_256_gpus_is_fixed_cost_per_epoch(fitted):
 
 def test_fourcastnets_intervals_hold_their_values(a100):
     """Single jobs, which scatter by 6 to 8 %: left out one by one, 14 of 16 values lie inside."""
-    held, off = [], []
-    for seen in (
-        runs.published("fourcastnet", site)
-        for site in (a100, systems.site("horeka-h100"))
-    ):
+    found = []
+    for site in (a100, systems.site("horeka-h100")):
+        seen = runs.published("fourcastnet", site)
         assert seen.like and all(run.repeats == 1 for run in seen.taken)
-        for out in np.eye(len(seen), dtype=bool):
-            fit = fits.make(seen.only(~out))
-            held.append(inside(fit, seen.only(out)))
-            off.append(off_percent(fit, seen.only(out)))
+        found += left_out_one_by_one(seen)
+    off, held = zip(*found, strict=True)
     assert np.sum(held) >= 14 and np.size(held) == 16 and np.median(off) <= 6
 
 

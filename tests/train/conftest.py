@@ -97,14 +97,12 @@ def ranks_of(run_dir: Path) -> dict[int, int]:
     return {event["rank"]: event["pid"] for event in started}
 
 
-def phase_times(run_dir: Path) -> list[dict]:
-    """Seconds of each rank in each phase of a folder, as a record has them."""
-    entries = []
-    for rank, (kinds, begin_ns, end_ns, names) in sorted(read_phases(run_dir).items()):
-        times_s = (end_ns - begin_ns) / 1e9
-        sums = {
-            f"{name}_s": float(times_s[kinds == kind].sum())
+def phase_times(run_dir: Path) -> dict[int, dict[str, float]]:
+    """Seconds of each rank in each phase of a folder."""
+    return {
+        rank: {
+            name: float((end_ns - begin_ns)[kinds == kind].sum()) / 1e9
             for kind, name in enumerate(names)
         }
-        entries.append({"rank": rank} | sums)
-    return entries
+        for rank, (kinds, begin_ns, end_ns, names) in read_phases(run_dir).items()
+    }
