@@ -118,7 +118,8 @@ def apart(source, *levels):
 
 def surface_geopotential(source):
     surface, levels = apart(source)
-    return [surface.assign(z=surface.t2m + 1), levels]
+    z = surface.t2m + 1
+    return [surface.assign(z=z), levels.assign(z=z), levels[["z"]]]
 
 
 def grids(source, move, kind):
