@@ -60,7 +60,6 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
         names = folder.is_dir() and list(list_files(folder, remarks))
         if not names:
             raise ValueError(f"{dataset}: {folder} has no files; put its files into it")
-        names.sort(key=lambda name: name.split("/"))
         found = _images(folder, names, remarks)
         if dataset == "era5" and any(folder.glob("*.part")):
             remedy = "`energynn data era5` goes on with it"
@@ -68,8 +67,8 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
         sums = dict(digests(names, partial(of_file, folder)))
         files = _file_objects(folder, sums)
     texts = json.loads(DESCRIPTIONS.read_text())
-    manifest = {**texts["all"], "name": dataset, **texts.get(dataset, {}), **details}
-    manifest |= {"energynn:files": len(sums), "distribution": files}
+    about = {**texts["all"], "name": dataset, **texts.get(dataset, {}), **details}
+    manifest = {**about, "energynn:files": len(sums), "distribution": files}
     target = manifests.DATA_MANIFESTS / dataset
     target.mkdir(parents=True, exist_ok=True)
     lines = (f"{digest}  {name}\n" for name, digest in sums.items())

@@ -190,8 +190,10 @@ def _part(file: str, dataset) -> Part:
         piece = dataset.isel(time=row, missing_dims="ignore")
         piece = piece.transpose(*order, missing_dims="ignore").load()
         for name, field in piece.data_vars.items():
-            values = in_our_unit(name, field.values, field.attrs.get("units"))
             levels = levels_hPa if len(name) == 1 else [""]
+            if len(levels) == 0:  # a file of others
+                continue
+            values = in_our_unit(name, field.values, field.attrs.get("units"))
             for planes in values.reshape(-1, len(levels), *values.shape[-2:]):
                 for level, plane in zip(levels, planes, strict=True):
                     yield f"{name}{level}", plane

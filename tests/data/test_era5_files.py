@@ -13,7 +13,7 @@ import xarray as xr
 from energynn import cli
 from energynn.data.era5 import GRAVITY_M_S2
 from energynn.data.era5_values import CHANNELS, hours_of_year
-from tests.data.test_era5_stores import dataset, state, write_hdf5
+from tests.data.test_era5_stores import LEVELS_HPA, dataset, state, write_hdf5
 
 HOURS = hours_of_year(2019)[:4]
 FILE = "2019.h5"
@@ -118,7 +118,8 @@ def apart(source, *levels):
 
 def surface_geopotential(source):
     surface, levels = apart(source)
-    return [surface.assign(z=surface.t2m + 1), levels]
+    z = surface.t2m + 1
+    return [surface.assign(z=z), levels.assign(z=z), levels[["z"]]]
 
 
 def grids(source, move, kind):
@@ -238,8 +239,8 @@ CASES = {
         "a.nc: is no NetCDF file",
     ),
     "two files": (netcdf(apart), ""),
-    "levels apart": (netcdf(lambda s: apart(s, 50, 500, 850, 1000)), ""),
-    "levels in pairs": (netcdf(lambda s: apart(s, [50, 500], [850, 1000])), ""),
+    "levels apart": (netcdf(lambda s: apart(s, *LEVELS_HPA)), ""),
+    "levels in pairs": (netcdf(lambda s: apart(s, [50, 500], [850, 1000], [925])), ""),
     "times apart": (netcdf(lambda s: [s.isel(time=k) for k in range(4)]), ""),
     "surface z": (netcdf(surface_geopotential), ""),
     "float32 grid": (netcdf(lambda s: grids(s, 0, "f4")), ""),

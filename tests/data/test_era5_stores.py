@@ -2,6 +2,7 @@
 sequences; a small grid.
 """
 
+import dataclasses
 import json
 import subprocess
 
@@ -17,6 +18,7 @@ from energynn.data.era5_values import (
     NAMES,
     hours_of_year,
     relative_humidity_percent,
+    utc,
 )
 from energynn.launch import start
 from tests.ranks import start_ranks
@@ -95,14 +97,10 @@ def test_fourcastnets_hdf5(tmp_path):
     # in one of its subfolders
     hours = write_hdf5(tmp_path / "out_of_sample", 2016, times=5)
     source = era5_sources.open_year(str(tmp_path), 2016)
-    assert (
-        source.hours.tolist() == hours.tolist()
-        and era5_sources.utc(hours[4]) == "2016-01-02T00 UTC"
-    )
-    assert (
-        np.array_equal(source.read(3), state(hours[3]))
-        and source.read(3).dtype == np.float32
-    )
+    assert source.hours.tolist() == hours.tolist()
+    assert utc(hours[4]) == "2016-01-02T00 UTC"
+    assert np.array_equal(source.read(3), state(hours[3]))
+    assert source.read(3).dtype == np.float32
     assert source.latitude_deg.tolist() == LATITUDE_DEG[:-1].tolist()
     assert source.longitude_deg.tolist() == [22.5 * column for column in range(16)]
 
@@ -164,28 +162,21 @@ def test_what_is_not_there_is_named(tmp_path):
 
 def test_the_store_holds_the_states_and_their_statistics(tmp_path):
     store = prepared(tmp_path, y2015=11, y2016=9)
-    states = {
-        year: np.stack([state(hour) for hour in hours_of_year(year)[:n]])
-        for year, n in ((2015, 11), (2016, 9))
-    }
+    hours = {2015: hours_of_year(2015)[:11], 2016: hours_of_year(2016)[:9]}
+    states = {year: [state(hour) for hour in hours[year]] for year in hours}
     for year, expected in states.items():
         assert np.array_equal(np.load(store / f"{year}.npy"), expected)
-        assert (
-            json.loads((store / f"{year}.json").read_text())["hours_since_1970"][1]
-            == hours_of_year(year)[1]
-        )
-    values = np.concatenate(list(states.values())).astype(np.float64)
-    mean, std = era5_store.statistics(store, [2015, 2016])
-    assert mean == pytest.approx(values.mean(axis=(0, 2, 3)), rel=1e-12)
-    assert std == pytest.approx(values.std(axis=(0, 2, 3)), rel=1e-10)
-    # 2015 has more times, so it counts more
-    mean_state = era5_store.climatology(store, [2015, 2016])
-    assert mean_state == pytest.approx(values.mean(axis=0), rel=1e-6, abs=1e-5)
+        note = json.loads((store / f"{year}.json").read_text())
+        assert note["hours_since_1970"] == hours[year].tolist()
     # never of other years than the training's
-    mean, _ = era5_store.statistics(store, [2015])
-    assert mean == pytest.approx(
-        states[2015].astype(np.float64).mean(axis=(0, 2, 3)), rel=1e-12
-    )
+    for years in ([2015, 2016], [2015]):
+        values = np.concatenate([states[year] for year in years], dtype=np.float64)
+        mean, std = era5_store.statistics(store, years)
+        assert mean == pytest.approx(values.mean(axis=(0, 2, 3)), rel=1e-12)
+        assert std == pytest.approx(values.std(axis=(0, 2, 3)), rel=1e-10)
+        # 2015 has more times, so it counts more
+        mean_state = era5_store.climatology(store, years)
+        assert mean_state == pytest.approx(values.mean(axis=0), rel=1e-6, abs=1e-5)
 
 
 def test_an_interrupted_year_is_made_anew_and_ends_with_the_same_bytes(
@@ -202,16 +193,14 @@ def test_an_interrupted_year_is_made_anew_and_ends_with_the_same_bytes(
                 raise KeyboardInterrupt
             return source.read(index)
 
-        return era5_sources.Source(
-            source.hours, source.latitude_deg, source.longitude_deg, read
-        )
+        return dataclasses.replace(source, read=read)
 
-    monkeypatch.setattr(era5_sources, "open_year", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        era5_store.prepare(str(tmp_path / "source"), out, years)
+    with monkeypatch.context() as patched:
+        patched.setattr(era5_sources, "open_year", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            era5_store.prepare(str(tmp_path / "source"), out, years)
     assert (out / "2016.part").exists() and not (out / "2016.npy").exists()
     first_year = (out / "2015.npy").stat().st_mtime_ns
-    monkeypatch.setattr(era5_sources, "open_year", opened)
     era5_store.prepare(str(tmp_path / "source"), out, years)
     assert (out / "2015.npy").stat().st_mtime_ns == first_year
     for path in whole.iterdir():  # statistics to the last bit, too
@@ -226,75 +215,53 @@ def test_an_interrupted_year_is_made_anew_and_ends_with_the_same_bytes(
 def test_sequences_cross_the_years_end_but_no_gap(tmp_path, steps):
     # 2015 is whole; 2016 ends early, 2017 is missing
     store = prepared(tmp_path, y2015=None, y2016=10, y2018=4)
-    hours = np.concatenate(
-        [hours_of_year(2015), hours_of_year(2016)[:10], hours_of_year(2018)[:4]]
-    )
+    hours = {2015: 1460, 2016: 10, 2018: 4}
+    hours = np.concatenate([hours_of_year(year)[:n] for year, n in hours.items()])
     mean, std = era5_store.statistics(store, [2015])
     sequences = era5_store.Sequences(store, [2015, 2016, 2018], steps, mean, std)
-    expected = [
-        hour
-        for hour in hours
-        if {*(hour + 6 * np.arange(1, steps + 1)).tolist()} <= set(hours.tolist())
-    ]
+    following = 6 * np.arange(1, steps + 1)
+    expected = [hour for hour in hours if np.isin(hour + following, hours).all()]
     assert sequences.hours[sequences.rows[:, 0]].tolist() == expected
-    assert len(sequences) == 1470 - steps + 4 - steps and sequences.shape == (
-        len(sequences),
-        steps + 1,
-        20,
-        8,
-        16,
-    )
+    assert len(sequences) == 1470 - steps + 4 - steps
+    assert sequences.shape == (len(sequences), steps + 1, 20, 8, 16)
     for index in (0, 1460 - 1, 1469 - steps, 1470 - steps):
         # 1459: 31 December 18 UTC and what follows
-        found = sequences[index] * std[:, None, None] + mean[:, None, None]
-        for step in range(steps + 1):
-            assert np.allclose(
-                found[step], state(expected[index] + 6 * step), rtol=1e-5, atol=0.1
-            )
         assert sequences[index].dtype == np.float32
+        found = sequences[index] * std[:, None, None] + mean[:, None, None]
+        states = [state(expected[index] + 6 * step) for step in range(steps + 1)]
+        assert np.allclose(found, states, rtol=1e-5, atol=0.1)
 
 
 def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
     store = prepared(tmp_path, y2015=30, y2016=20, y2019=None)
-    training, validation, test = era5_store.load(store, 2, "2015", "2016", "2019")
-    assert (
-        len(training.sequences),
-        len(validation.sequences),
-        len(test.sequences),
-    ) == (28, 18, 36)
-    # trained on one step, tested on two
-    one_step = era5_store.load(store, 1, "2015", "2016", "2019")
-    assert [split.sequences.shape[:2] for split in one_step] == [
-        (29, 2),
-        (19, 2),
-        (36, 3),
-    ]
+    for steps in (2, 1):
+        splits = era5_store.load(store, steps, "2015", "2016", "2019")
+        # trained on one step, tested on two
+        assert [split.sequences.shape[:2] for split in splits] == [
+            (30 - steps, steps + 1),
+            (20 - steps, steps + 1),
+            (36, 3),
+        ]
+    test = splits[-1]
     assert test.scored_steps == (1, 2) and test.climatology.dtype == np.float32
     mean, std = era5_store.statistics(store, [2015])
-    known = (
-        np.mean([state(hour) for hour in hours_of_year(2015)[:30]], axis=0, dtype=float)
-        - mean[:, None, None]
-    )
+    states = [state(hour) for hour in hours_of_year(2015)[:30]]
+    known = np.mean(states, axis=0, dtype=float) - mean[:, None, None]
     assert np.allclose(test.climatology, known / std[:, None, None], atol=1e-5)
-    starts = [
-        era5_sources.utc(test.sequences.hours[row]) for row in test.sequences.rows[:, 0]
-    ]
+    starts = [utc(test.sequences.hours[row]) for row in test.sequences.rows[:, 0]]
     assert starts[:3] == ["2019-01-01T00 UTC", "2019-01-10T00 UTC", "2019-01-19T00 UTC"]
     # 35 x 9 days later: the published code's number 1260
     assert starts[-1] == "2019-11-12T00 UTC"
-    assert (
-        test.lead_h == 6
-        and CHANNELS[test.z500] == "z500"
-        and test.latitude_weights.shape == (8,)
-    )
-    with pytest.raises(ValueError, match="overlap"):
-        era5_store.load(store, 1, "2015-2016", "2016", "2019")
-    with pytest.raises(ValueError, match="2017.json"):
-        era5_store.load(store, 1, "2015", "2016-2017", "2019")
-    with pytest.raises(ValueError, match="years: must be like"):
-        era5_store.load(store, 1, "2015", "from 2016", "2019")
-    with pytest.raises(ValueError, match="years: must be like"):
-        config.parse_years("2016-2015")
+    assert test.lead_h == 6 and CHANNELS[test.z500] == "z500"
+    assert test.latitude_weights.shape == (8,)
+    for training, validation, says in (
+        ("2015-2016", "2016", "overlap"),
+        ("2015", "2016-2017", "2017.json"),
+        ("2015", "from 2016", "years: must be like"),
+        ("2015", "2016-2015", "years: must be like"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            era5_store.load(store, 1, training, validation, "2019")
 
 
 # ----------------------------------------------------------------- the manifest and the trainer

@@ -46,56 +46,43 @@ def tree(tmp_path, monkeypatch):
     monkeypatch.setattr(imagenet, "INDEX", tmp_path / "index")
     root, official = tmp_path / "tree", tmp_path / "official"
     official.mkdir()
-    synsets = {}
-    for synset, count in SYNSETS.items():
-        names = [f"{synset}_{k}.JPEG" for k in range(count)]
-        images = {name: jpeg(100 * count + k) for k, name in enumerate(names)}
-        synsets[f"{synset}.tar"] = archived(images)
-        write(root / "train" / synset, images)
-    validation = {}
-    for k, synset in enumerate(["n02", "n01", "n03", "n01", "n02", "n03"], start=1):
-        image = {f"ILSVRC2012_val_{k:08d}.JPEG": jpeg(k)}
-        validation |= image
-        write(root / "val" / synset, image)
+    with tarfile.open(official / imagenet.TRAINING_ARCHIVE, "w") as outer:
+        for synset, count in SYNSETS.items():
+            (root / "train" / synset).mkdir(parents=True)
+            (root / "val" / synset).mkdir(parents=True)
+            inner = io.BytesIO()
+            with tarfile.open(fileobj=inner, mode="w") as archive:
+                for k in range(count):
+                    data = jpeg(100 * count + k)
+                    (root / "train" / synset / f"{synset}_{k}.JPEG").write_bytes(data)
+                    add(archive, f"{synset}_{k}.JPEG", data)
+            add(outer, f"{synset}.tar", inner.getvalue())
+    with tarfile.open(official / imagenet.VALIDATION_ARCHIVE, "w") as archive:
+        for k, synset in enumerate(["n02", "n01", "n03", "n01", "n02", "n03"], start=1):
+            data, name = jpeg(k), f"ILSVRC2012_val_{k:08d}.JPEG"
+            (root / "val" / synset / name).write_bytes(data)
+            add(archive, name, data)
     meta = io.BytesIO()
-    columns = ("ILSVRC2012_ID", "WNID", "words", "num_children")
+    names = ("ILSVRC2012_ID", "WNID", "words", "num_children")
     rows = [
         (1, "n03", "cat", 0),
         (2, "n01", "dog", 0),
         (3, "n02", "cow", 0),
         (4, "n00", "animal", 3),
     ]
-    fields = [(column, "O") for column in columns]
+    fields = [(name, "O") for name in names]
     savemat(meta, {"synsets": np.array(rows, dtype=fields)})
-    kit = {
-        "meta.mat": meta.getvalue(),
-        "ILSVRC2012_validation_ground_truth.txt": b"3\n2\n1\n2\n3\n1\n",
-    }
-    kit = {f"{imagenet.KIT_FOLDER}/{name}": data for name, data in kit.items()}
-    parts = (synsets, validation, kit)
-    archives = map(archived, parts)
-    write(official, dict(zip(imagenet.ARCHIVES, archives, strict=True)))
+    truth = "ILSVRC2012_validation_ground_truth.txt"
+    with tarfile.open(official / imagenet.DEVELOPMENT_KIT, "w:gz") as kit:
+        add(kit, f"{imagenet.KIT_FOLDER}/meta.mat", meta.getvalue())
+        add(kit, f"{imagenet.KIT_FOLDER}/{truth}", b"3\n2\n1\n2\n3\n1\n")
     return root
 
 
-def write(folder, files):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-
-
-def archived(files) -> bytes:
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
-        add(archive, files)
-    return data.getvalue()
-
-
-def add(archive, files):
-    for name, data in files.items():
-        member = tarfile.TarInfo(name)
-        member.size = len(data)
-        archive.addfile(member, io.BytesIO(data))
+def add(archive, name, data):
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    archive.addfile(member, io.BytesIO(data))
 
 
 def test_the_rule_as_facts_data_md_states_it():
@@ -150,8 +137,8 @@ def test_an_archive_cut_between_two_images_or_with_hidden_files(tree):
     archives = [official / name for name in list(imagenet.ARCHIVES)[:2]]
     for archive in archives:
         with tarfile.open(archive, "a") as file:
-            names = ("._n01.tar", ".DS_Store", "x/._ILSVRC2012_val_00000001.JPEG")
-            add(file, dict.fromkeys(names, b"Mac OS X"))
+            for name in ("._n01.tar", ".DS_Store", "x/._ILSVRC2012_val_00000001.JPEG"):
+                add(file, name, b"Mac OS X")
     assert [listing.names.tolist() for listing in list_images(official)] == whole
     for archive in archives:
         data = archive.read_bytes()
@@ -234,15 +221,10 @@ def test_a_training_counts_broken_images(tree, tmp_path):
     )
 
     def train(folder):
-        arguments = [
-            str(folder),
-            json.dumps(config.to_dict(settings)),
-            "float32",
-            str(tree),
-        ]
-        done = start_ranks(1, script, *arguments)
+        parameters = json.dumps(config.to_dict(settings))
+        done = start_ranks(1, script, folder, parameters, "float32", tree)
         lines = (folder / "events-rank0.jsonl").read_text().splitlines()
-        return done, [json.loads(line) for line in lines]
+        return done, list(map(json.loads, lines))
 
     done, events = train(tmp_path)
     assert done.returncode == 0, done.stdout
@@ -250,10 +232,10 @@ def test_a_training_counts_broken_images(tree, tmp_path):
     assert all("n02_" in path for path in events[-1]["first"])
     (end,) = (event for event in events if event["event"] == "training_end")
     assert end["samples_trained"] == 2 * 9  # counts are those of a sound data set
-    (tmp_path / "stopped").mkdir()
-    (tmp_path / "stopped" / ".stop").touch()
-    done, events = train(tmp_path / "stopped")
-    assert "interrupted: " in done.stdout and "training_end" not in {
-        event["event"] for event in events
-    }
-    assert events[-1]["event"] == "bad_images"  # of this segment
+    stopped = tmp_path / "stopped"
+    stopped.mkdir()
+    (stopped / ".stop").touch()
+    done, events = train(stopped)
+    names = [event["event"] for event in events]
+    assert "interrupted: " in done.stdout and "training_end" not in names
+    assert names[-1] == "bad_images"  # of this segment
