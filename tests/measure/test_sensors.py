@@ -10,7 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from energynn.measure import energy, machine, perun_backends, sampler_process, sensors
+from energynn.measure import (
+    devices,
+    energy,
+    machine,
+    perun_backends,
+    sampler_process,
+    sensors,
+)
 from energynn.measure.samples import read_samples
 from energynn.measure.sensors import Inventory, Sensor
 from tests import powercap
@@ -260,6 +267,40 @@ def test_a_variable_that_names_no_gpu_makes_it_unaccounted(nvml):
     inventory = look(visible="1,5")
     assert primary(inventory)[0] == "gpu_1_energy"
     assert "names 5, no whole GPU" in inventory.unaccounted[0]
+
+
+@pytest.mark.parametrize(
+    "value, uuids",
+    [(None, ["GPU-0", "GPU-1"]), ("1", ["GPU-1"]), ("", []), ("GPU-0", ["GPU-0"])],
+)
+def test_a_rank_tells_what_its_command_may_see(monkeypatch, nvml, value, uuids):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if value is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert devices.visible({}) == {"gpus": uuids}
+    assert devices.visible({"uses_gpus": False}) == {}
+
+
+def test_a_rank_tells_nothing_of_what_is_not_known(monkeypatch, nvml):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert devices.visible({"left_out": ["gpu0"]}) == {"gpus": ["GPU-1"]}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
+    assert devices.visible({}) == {}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert devices.visible({}) == {}
+
+
+def test_samples_tell_limits_and_whether_a_gpu_is_busy(nvml):
+    nvml.nvmlDeviceGetEnforcedPowerLimit = lambda gpu: 300_000
+    nvml.nvmlDeviceGetUtilizationRates = lambda gpu: types.SimpleNamespace(gpu=90 * gpu)
+    nvml.nvmlDeviceGetComputeRunningProcesses = lambda gpu: []
+    look()
+    samples = read_samples(Path("samples"))
+    assert samples.header["boot_id"]
+    gpus = [one for one in samples.header["sensors"] if one["kind"] == "energy"]
+    told = [{state[1:] for state in samples.states_of(one)} for one in gpus]
+    assert told == [{(300.0, False)}, {(300.0, True)}]
 
 
 # ------------------------------------------------------------------------------------------ sampler
