@@ -21,8 +21,6 @@ DEFENDED = {machine["name"]: machine for machine in TABLE["defended"]}
 LIARS, BUSES = TABLE["liar"], {bus["name"]: bus for bus in TABLE["bus"]}
 AFTER_S = 2.0  # that are sampled after the end
 STATES_S = 10.0  # between two lines of states
-MEAN = "mean power"
-WATTS_AT = {"power": worlds.instantaneous_W, MEAN: worlds.averaged_W}
 
 
 def instants_s(machine, random, until_s):
@@ -43,35 +41,15 @@ def state(device, t_s):
     return {"limit_W": so_far_W[-1], "is_busy": device.get("is_busy", True)}
 
 
-def readings(kind, device, load, t, random):
-    """Describe a sensor, and make its readings in SI units."""
-    every_s, share = device.get("renewed_s", 0.0), device.get("noise", 0.01)
-    about, values = worlds.readings_of(kind, load, t, random, every_s)
-    if (
-        kind == "busy"
-    ):  # the kernel charges at each tick, and tells hundredths of a second
-        tick_s, model = np.floor(t / 0.004) * 0.004, worlds.MODEL
-        idle_J = model["idle_W_per_core"] * model["cores"] * tick_s
-        more_W = model["full_W_per_core"] - model["idle_W_per_core"]
-        values = np.floor((load.energy_J(tick_s) - idle_J) / more_W * 100) / 100
-
-    def noisy_W(random, load, t):
-        noise = random.normal(0, share, len(t))
-        return WATTS_AT[kind](random, load, t, 0.0) * (1 + noise)
-
-    if kind in WATTS_AT:
-        values = worlds.renewed(random, load, t, every_s, noisy_W).round(3)
-    if wraps_J := device.get("wraps_J"):
-        about["wraps_at"], values = wraps_J / about["to_SI"], values % wraps_J
-    return about, values
-
-
 def columns_of(device, number, load, t, random, fault):
     """Describe the sensors of a device, each with its readings; the first counts, and may lie."""
     on, columns = device["on"], []
+    shown = device.get("renewed_s", 0.0), device.get("noise", 0.01)
     for kind in device["has"]:
         seen_s = t - device.get("lag_s", 0.0)
-        about, values = readings(kind, device, load, seen_s, random)
+        about, values = worlds.readings_of(kind, load, seen_s, random, *shown)
+        if wraps_J := device.get("wraps_J"):
+            about["wraps_at"], values = wraps_J / about["to_SI"], values % wraps_J
         notes = {"limit_W": state(device, 0.0)["limit_W"]}
         notes["power"] = about["notes"].get("power", "")
         notes |= {"uuid": f"GPU-{number}", "vendor": "10de"} if on == "gpu" else {}

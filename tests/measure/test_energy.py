@@ -136,15 +136,6 @@ def test_each_test_doubts_a_sensor(letter, kind, values, more):
     assert ("energy_J" in entry) == (letter == "G")
 
 
-@pytest.mark.parametrize(
-    "factor, agrees", [(1.0, True), (1.04, True), (1.08, False), (0.92, False)]
-)
-def test_counter_and_power_of_a_device_agree(factor, agrees):
-    power = curve_of("power", factor * POWER, primary=False, checks="e", id="p")
-    reasons = energy.doubts([curve_of("energy", COUNTER, id="e"), power], 5.0, 25.0)
-    assert [reason[0] for reason in reasons] == ([] if agrees else ["C"])
-
-
 def test_every_device_is_accounted_for_and_none_twice():
     one, other = (
         curve_of("energy", COUNTER, id="a"),

@@ -359,7 +359,7 @@ def test_a_counter_may_differ_by_the_lag_of_its_power(
     mean = gpu("power", primary=False, checks="gpu_0_energy")
     mean["notes"] = LIMIT | {"power": "an average over 1 s"}
     counter = gpu("energy"), share * load.energy_J(t_s)
-    power = mean, worlds.averaged_W(random, load, t_s)
+    power = mean, worlds.averaged_W(load, t_s) + random.normal(0, 0.5, len(t_s))
     found = judge(tmp_path, counter, power, t_s=t_s, span_s=(4.0, 4.0 + seconds))
     true_J = load.energy_J(4.0 + seconds) - load.energy_J(4.0)
     assert letters(found) == ({"C"} if is_doubted else set()), found["doubts"]
