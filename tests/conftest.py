@@ -1,16 +1,16 @@
 """A finished run on disk, written by hand: every number in it is known."""
 
-import json
 import os
 import signal
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from energynn import config, files, records
+from tests import perun_files
+from tests.run_files import write_lines
 
 T0_NS = 5_000_000_000_000
 POWER_W = 120.0
@@ -115,25 +115,12 @@ def minimal_record(**fields) -> dict:
 
 
 def write_perun_hdf5(path, watts, seconds):
-    """Write the part of perun's tree that carries energies (perun 1.0)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as file:
-        run = file.create_group("energynn/nodes/run")
-        run.attrs["execution_dt"] = "2026-01-01T00:00:00"
-        totals = {
-            "ENERGY": watts * seconds,
-            "CPU_ENERGY": watts * seconds,
-            "RUNTIME": seconds,
-        }
-        for name, total in totals.items():
-            run.create_group(f"metrics/{name}").attrs["sum"] = total
-        raw = run.create_group("nodes/0/nodes/host/nodes/cpu/nodes/cpu_0/raw_data")
-        t = raw.create_dataset(
-            "timesteps", data=np.linspace(0, seconds, 81, dtype="float32")
-        )
-        v = raw.create_dataset("values", data=np.full(81, watts, dtype="float32"))
-        t.attrs.update({"mag": 1.0, "unit": "s"})
-        v.attrs.update({"mag": 1.0, "unit": "W", "valid_max": 1e9})
+    """Write what perun leaves of a CPU of constant power."""
+    joules = watts * seconds
+    results = {"ENERGY": joules, "CPU_ENERGY": joules, "RUNTIME": seconds}
+    cpu = ("cpu", "cpu_0", "W", 1.0, np.full(81, watts, dtype="float32"))
+    times_s = np.linspace(0, seconds, 81, dtype="float32")
+    perun_files.write_run(path, [cpu], results=results, seconds=times_s)
 
 
 @pytest.fixture
@@ -181,14 +168,8 @@ def write_run_dir(runs_dir, system="local"):
         "model": None,
         "notes": {},
     }
-    lines = [
-        {
-            "header": "energynn-samples/1",
-            "host": "host",
-            "period_s": 0.1,
-            "sensors": [sensor],
-        }
-    ]
+    header = {"header": "energynn-samples/1", "host": "host", "period_s": 0.1}
+    lines = [header | {"sensors": [sensor]}]
     for step in range(int((TRAINING_S + 2) * 10)):
         t = step / 10 - 1
         lines.append(
@@ -198,9 +179,7 @@ def write_run_dir(runs_dir, system="local"):
                 "v": [int(POWER_W * (t + 1) * 1e6) + 10**9],
             }
         )
-    (folder / "samples-host.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in lines)
-    )
+    write_lines(folder / "samples-host.jsonl", lines)
     for rank in range(2):
         counts = dict(samples_trained=320, samples_evaluated=50, optimizer_steps=10)
         events = [
@@ -224,32 +203,24 @@ def write_run_dir(runs_dir, system="local"):
             ),
             (TRAINING_S + 0.5, "rank_end", dict(status="finished")),
         ]
-        text = "".join(
-            json.dumps(
-                {
-                    "t_mono_ns": T0_NS + int(t * 1e9),
-                    "t_wall_ns": int(t * 1e9),
-                    "event": name,
-                    **fields,
-                }
-            )
-            + "\n"
+        told = [
+            {
+                "t_mono_ns": T0_NS + int(t * 1e9),
+                "t_wall_ns": int(t * 1e9),
+                "event": name,
+            }
+            | fields
             for t, name, fields in events
             if rank == 0 or name != "epoch"
-        )
-        (folder / f"events-rank{rank}.jsonl").write_text(text)
+        ]
+        write_lines(folder / f"events-rank{rank}.jsonl", told)
         phases = {
             "t": T0_NS,
             "phase": [0, 1],
             "gap_us": [0, 500_000],
             "length_us": [8_000_000 + rank, 10_000_000],
         }
-        text = (
-            json.dumps({"names": ["forward", "backward"]})
-            + "\n"
-            + json.dumps(phases)
-            + "\n"
-        )
-        (folder / f"phases-rank{rank}.jsonl").write_text(text)
+        names = {"names": ["forward", "backward"]}
+        write_lines(folder / f"phases-rank{rank}.jsonl", [names, phases])
     write_perun_hdf5(folder / "perun" / "energynn.hdf5", POWER_W, TRAINING_S + 1)
     return folder

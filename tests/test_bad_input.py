@@ -16,7 +16,7 @@ from energynn.analysis import results
 from energynn.data import imagenet
 from tests.conftest import write_run_dir
 from tests.data.test_era5_stores import CHANNELS, dataset, hours_of_year, write_hdf5
-from tests.measure.test_perun_import import layout_0_8, write_run
+from tests.perun_files import PACKAGE, layout_0_8, write_run
 
 
 @pytest.fixture
@@ -147,58 +147,65 @@ def test_what_cannot_be_written_is_refused_before_it_is_computed(here, monkeypat
 # ---------------------------------------------------------------------------------- foreign files
 
 
-def values_of(file) -> h5py.Group:
-    return file[
-        "app/nodes/run/nodes/0/nodes/a/nodes/cpu/nodes/cpu_0_package-0/raw_data"
-    ]
-
-
 def replaced(name: str = "values", **facts):
     """Make a data set anew in its place, with its attributes."""
 
-    def change(path: Path) -> None:
+    def change(file: h5py.File) -> None:
+        raw = file[PACKAGE]
+        kept = dict(raw[name].attrs)
+        del raw[name]
+        raw.create_dataset(name, **facts).attrs.update(kept)
+
+    return in_place(change)
+
+
+def in_place(change):
+    """Change an HDF5 file."""
+
+    def changed(path: Path) -> None:
         with h5py.File(path, "a") as file:
-            raw = values_of(file)
-            kept = dict(raw[name].attrs)
-            del raw[name]
-            raw.create_dataset(name, **facts).attrs.update(kept)
+            change(file)
 
-    return change
+    return changed
 
 
-def magnitude(value):
-    def change(path: Path) -> None:
-        with h5py.File(path, "a") as file:
-            values_of(file)["values"].attrs["mag"] = value
-
-    return change
-
-
-def soft_link(path: Path) -> None:
-    with h5py.File(path, "a") as file:
-        file["app/nodes/again"] = h5py.SoftLink("/app/nodes/run")
+def linked(link):
+    return in_place(lambda file: file["app/nodes"].__setitem__("again", link))
 
 
 OUTSIDE = [("/etc/passwd", 0, 21 * 8)]
 TOO_MANY = dict(shape=(3 * 10**8,), dtype="u8", chunks=(1000,))
-PERUN = {
-    "is a link": soft_link,
-    "another file": replaced(shape=(21,), dtype="f8", external=OUTSIDE),
-    "no real numbers": replaced(data=np.full(21, 1 + 2j)),
-    "is of type object": replaced(data=["12.1"] * 21),
-    "declares more than 5e+07": replaced(**TOO_MANY),
-    "do not match": replaced(data=np.ones(5)),
-    "can be read": magnitude("many"),
-    "not those of a run": replaced("timesteps", data=np.arange(21.0)[::-1]),
-    "not a perun": lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + b"\xff" * 100),
-    "is no regular file": lambda path: spoil(path, PIPE),
-}
+PERUN = [
+    ("is a link", linked(h5py.SoftLink("/app/nodes/run"))),
+    ("is a link", linked(h5py.ExternalLink("elsewhere.hdf5", "/app"))),
+    ("another file", replaced(shape=(21,), dtype="f8", external=OUTSIDE)),
+    ("no real numbers", replaced(data=np.full(21, 1 + 2j))),
+    ("is of type object", replaced(data=["12.1"] * 21)),
+    ("declares more than 5e+07", replaced(**TOO_MANY)),
+    ("do not match", replaced(data=np.ones(5))),
+    (
+        "can be read",
+        in_place(lambda file: file[PACKAGE]["values"].attrs.update(mag="many")),
+    ),
+    ("not those of a run", replaced("timesteps", data=np.arange(21.0)[::-1])),
+    (
+        "not a perun",
+        lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + b"\xff" * 100),
+    ),
+    ("not a perun", lambda path: os.truncate(path, path.stat().st_size // 2)),
+    (
+        "not a perun",
+        lambda path: h5py.File(path, "w").create_dataset("x", data=1).file.close(),
+    ),
+    ("not a perun", Path.unlink),
+    ("is no regular file", lambda path: spoil(path, PIPE)),
+]
 
 
-@pytest.mark.parametrize("says", PERUN)
-def test_foreign_perun_files(here, says):
-    path = write_run(here / "x.hdf5", sensors=layout_0_8())
-    PERUN[says](path)
+@pytest.mark.parametrize("says, change", PERUN)
+def test_foreign_perun_files(here, says, change):
+    path = write_run(here / "x.hdf5", layout_0_8())
+    change(path)
     refused(here, "import-perun", path, "--runs-dir", here / "runs", says=says)
     assert not list((here / "runs").rglob("run.json")), "nothing half imported"
 
