@@ -1,6 +1,8 @@
 """Which sensor of each device counts, what is missing, and what the sampler writes."""
 
+import importlib
 import itertools
+import json
 import sys
 import threading
 import time
@@ -23,6 +25,7 @@ from energynn.measure.sensors import Inventory, Sensor
 from tests import powercap
 
 MODEL = machine.CPU_MODEL
+FAKES = Path(__file__).with_name("fake_sensors")
 
 
 @pytest.fixture(autouse=True)
@@ -39,39 +42,21 @@ def no_gpu(tmp_path, monkeypatch):
 
 
 def powercap_tree(root, packages=1):
-    for package in range(packages):
-        zones = {
-            f"intel-rapl:{package}": f"package-{package}",
-            f"intel-rapl:{package}:0": "dram",
-        }
-        for zone, name in zones.items():
-            folder = root / zone
-            folder.mkdir(parents=True)
-            (folder / "name").write_text(name + "\n")
-            (folder / "energy_uj").write_text("1000000\n")
-            (folder / "max_energy_range_uj").write_text("262143328850\n")
-    return root
-
-
-def fake_nvml(gpus=2):
-    """NVML of GPUs that draw 250 W, have moving counters and say nothing else."""
-    nvml = types.ModuleType("pynvml")
-    nvml.nvmlInit = lambda: None
-    nvml.nvmlDeviceGetCount = lambda: gpus
-    nvml.nvmlDeviceGetHandleByIndex = lambda index: index
-    nvml.nvmlDeviceGetUUID = lambda handle: f"GPU-{handle}"
-    nvml.nvmlDeviceGetName = lambda handle: "a GPU"
-    nvml.nvmlDeviceGetPowerUsage = lambda handle: 250_000
-    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: (
-        int(time.monotonic() * 50) * 5_000
-    )
-    return nvml
+    for number in range(packages):
+        zone = f"intel-rapl:{number}"
+        powercap.zone(root / zone, f"package-{number}", energy_uJ=10**6)
+        powercap.zone(root / f"{zone}:0", "dram", energy_uJ=10**6)
 
 
 @pytest.fixture
 def nvml(monkeypatch):
-    fake = fake_nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    """NVML of two GPUs that draw 250 W and have moving counters; a test changes what it says."""
+    gpus = [{"high_W": 250.0, "update_s": 0.02, "averaged": True}] * 2
+    monkeypatch.setenv("FAKE_GPUS", json.dumps(gpus))
+    monkeypatch.delitem(sys.modules, "pynvml")
+    monkeypatch.syspath_prepend(FAKES)
+    fake = importlib.import_module("pynvml")
+    fake.SIMULATED = False
     return fake
 
 
@@ -227,7 +212,7 @@ def driver(tmp_path, address, minor):
     )
 
 
-def test_a_gpu_that_only_others_name_is_unaccounted(tmp_path, monkeypatch):
+def test_a_gpu_that_only_others_name_is_unaccounted(tmp_path, monkeypatch, request):
     pci(tmp_path, "0000:01:00.0", kind="0x020000")  # NVIDIA's network
     assert look().unaccounted == [], "no GPU"
     pci(tmp_path, "0000:03:00.0")
@@ -237,7 +222,7 @@ def test_a_gpu_that_only_others_name_is_unaccounted(tmp_path, monkeypatch):
         assert look(visible=hidden).unaccounted == []
     without = look(gpus=False)
     assert without.unaccounted == [] and "left out" in without.problems[0]
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(gpus=0))
+    request.getfixturevalue("nvml").nvmlDeviceGetCount = lambda: 0
     assert "NVML lists 0 of" in look().unaccounted[0]
     driver(tmp_path, "0000:03:00.0", minor=10**6)  # the device file is another job's
     assert look().unaccounted == []
@@ -271,7 +256,12 @@ def test_a_variable_that_names_no_gpu_makes_it_unaccounted(nvml):
 
 @pytest.mark.parametrize(
     "value, uuids",
-    [(None, ["GPU-0", "GPU-1"]), ("1", ["GPU-1"]), ("", []), ("GPU-0", ["GPU-0"])],
+    [
+        (None, ["GPU-fake-0", "GPU-fake-1"]),
+        ("1", ["GPU-fake-1"]),
+        ("", []),
+        ("GPU-fake-0", ["GPU-fake-0"]),
+    ],
 )
 def test_a_rank_tells_what_its_command_may_see(monkeypatch, nvml, value, uuids):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -283,7 +273,7 @@ def test_a_rank_tells_what_its_command_may_see(monkeypatch, nvml, value, uuids):
 
 def test_a_rank_tells_nothing_of_what_is_not_known(monkeypatch, nvml):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert devices.visible({"left_out": ["gpu0"]}) == {"gpus": ["GPU-1"]}
+    assert devices.visible({"left_out": ["gpu0"]}) == {"gpus": ["GPU-fake-1"]}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
     assert devices.visible({}) == {}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -294,7 +284,6 @@ def test_a_rank_tells_nothing_of_what_is_not_known(monkeypatch, nvml):
 def test_samples_tell_limits_and_whether_a_gpu_is_busy(nvml):
     nvml.nvmlDeviceGetEnforcedPowerLimit = lambda gpu: 300_000
     nvml.nvmlDeviceGetUtilizationRates = lambda gpu: types.SimpleNamespace(gpu=90 * gpu)
-    nvml.nvmlDeviceGetComputeRunningProcesses = lambda gpu: []
     look()
     samples = read_samples(Path("samples"))
     assert samples.header["boot_id"]

@@ -31,14 +31,7 @@ MENDED = {"least_cpu_W": 0.1}
 def small_board(tmp_path):
     """A CPU of 0.6 W whose DRAM always shows 0; returns what executes a command on it."""
     writer = powercap.constant_power(tmp_path / "powercap", 0.6)
-    dram = tmp_path / "powercap" / "intel-rapl:0:0"
-    dram.mkdir()
-    for name, text in {
-        "name": "dram",
-        "energy_uj": 0,
-        "max_energy_range_uj": 1,
-    }.items():
-        (dram / name).write_text(f"{text}\n")
+    powercap.zone(tmp_path / "powercap" / "intel-rapl:0:0", "dram", range_uJ=1)
     powers = {"ENERGYNN_POWERCAP": str(tmp_path / "powercap"), "FAKE_GPUS": "[]"}
     clean = {name: os.environ[name] for name in os.environ if "PMI" not in name}
 
