@@ -8,7 +8,6 @@ instant of the monotonic clock that stands in the file FAKE_LIE_FILE, once that 
 import functools
 import importlib.machinery
 import os
-import runpy
 import sys
 import time
 from dataclasses import replace
@@ -25,11 +24,8 @@ LATE = "counter 2 s late, of a load that begins"
 LIE_FILE = os.environ.get("FAKE_LIE_FILE")
 
 _others = [folder for folder in sys.path if Path(folder) != Path(__file__).parent]
-_real = Path(importlib.machinery.PathFinder.find_spec("pynvml", _others).origin)
-exec(compile(_real.read_text(), _real, "exec"))
-_fakes = Path(__file__).parents[1] / "measure/fake_sensors/pynvml.py"
-_functions = runpy.run_path(str(_fakes))
-globals().update({name: _functions[name] for name in _functions if name[:4] == "nvml"})
+_real = importlib.machinery.PathFinder.find_spec("pynvml", _others).origin
+exec(compile(Path(_real).read_text(), _real, "exec"))
 
 
 @functools.cache
@@ -84,12 +80,27 @@ def lying_J(t: float) -> float:
     }.get(LIE, now_J)
 
 
+def nvmlInit():
+    pass
+
+
+nvmlShutdown = nvmlInit
+
+
 def nvmlDeviceGetCount():
     return 1 if LIE == "one of two GPUs" else 2
 
 
+def nvmlDeviceGetHandleByIndex(index):
+    return index
+
+
 def nvmlDeviceGetIndex(handle):
     return handle
+
+
+def nvmlDeviceGetUUID(handle):
+    return f"GPU-fake-{handle}"
 
 
 def nvmlDeviceGetName(handle):
@@ -125,6 +136,14 @@ def nvmlDeviceGetEnforcedPowerLimit(handle):
 nvmlDeviceGetPowerManagementLimit = nvmlDeviceGetEnforcedPowerLimit
 
 
+def nvmlSystemGetDriverVersion():
+    return "fake"
+
+
+def nvmlSystemGetCudaDriverVersion():
+    return 12000
+
+
 def nvmlDeviceGetMemoryInfo(handle):
     return SimpleNamespace(total=2**36, free=2**35, used=2**35)
 
@@ -141,7 +160,11 @@ def nvmlDeviceGetComputeMode(handle):
     return 0
 
 
-nvmlDeviceGetGraphicsRunningProcesses = nvmlDeviceGetComputeRunningProcesses  # noqa: F821
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    return []
+
+
+nvmlDeviceGetGraphicsRunningProcesses = nvmlDeviceGetComputeRunningProcesses
 
 
 def _unsupported(*_args):
