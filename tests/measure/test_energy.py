@@ -106,30 +106,22 @@ def test_the_bound_is_that_of_the_edges():
 
 COUNTER = 200.0 * T
 POWER = 200 + np.sin(T)
-LIMIT = {"limit_W": 300.0, "uuid": "GPU-1"}
 
 
 @pytest.mark.parametrize(
-    "letter, kind, values, more",
+    "letter, kind, values",
     [
-        ("S", "energy", np.minimum(COUNTER, 3000), {}),
-        ("S", "energy", 4 * T, {"component": "gpu"}),
-        ("S", "power", POWER / 1000, {"component": "gpu"}),
-        ("S", "power", np.where(T > 10, 200.5, 100 + np.sin(T)), {}),
-        ("M", "energy", np.where(T > 10, COUNTER - 2000, COUNTER), {}),
-        ("M", "power", np.where(T == T[100], -1, POWER), {}),
-        ("P", "energy", COUNTER + np.where(T > 10, 700, 0), {"notes": LIMIT}),
-        (
-            "P",
-            "power",
-            np.where((T > 10) & (T < 12), 400, POWER),
-            {"component": "gpu", "notes": LIMIT},
-        ),
-        ("G", "power", np.where((T > 10) & (T < 11), np.nan, POWER), {}),
+        ("S", "energy", np.minimum(COUNTER, 3000)),
+        ("M", "energy", np.where(T > 10, COUNTER - 2000, COUNTER)),
+        ("M", "power", np.where(T == T[100], -1, POWER)),
+        ("G", "power", np.where((T > 10) & (T < 11), np.nan, POWER)),
     ],
 )
-def test_each_test_doubts_a_sensor(letter, kind, values, more):
-    one = curve_of(kind, values, **more)
+def test_a_sensor_that_is_doubted_has_an_energy_only_where_readings_are_missing(
+    letter, kind, values
+):
+    """More of each test stands in test_judges.py."""
+    one = curve_of(kind, values)
     reasons = energy.doubts([one], 5.0, 25.0)
     assert letter in {reason[0] for reason in reasons}
     entry = energy.entries_of([one], 5.0, 25.0)[0]
@@ -148,7 +140,8 @@ def test_every_device_is_accounted_for_and_none_twice():
     assert reason.startswith("D: a and b")
     shifted = curve_of("energy", COUNTER + 1, id="b")
     assert energy.doubts([one, shifted], 5.0, 25.0) == []
-    gpus = [curve_of("power", POWER + n, id=str(n), notes=LIMIT) for n in range(2)]
+    notes = {"uuid": "GPU-1"}
+    gpus = [curve_of("power", POWER + n, id=str(n), notes=notes) for n in range(2)]
     assert energy.doubts(gpus, 5.0, 25.0)[0].startswith("D: 0 and 1")
 
 
