@@ -41,29 +41,25 @@ class Load:
             - self._shape_J(begin_s)
         )
 
+    @property
+    def half_W(self):
+        return 0.0 if self.shape == "constant" else (self.high_W - self.low_W) / 2
+
     def _shape_W(self, t):
-        if self.shape == "constant":
-            return self.high_W + 0.0 * t
+        turns = t / self.rhythm_s
         if self.shape == "sine":
-            half_W = (self.high_W - self.low_W) / 2
-            return self.low_W + half_W + half_W * np.sin(2 * np.pi * t / self.rhythm_s)
-        return np.where((t / self.rhythm_s) % 1 < 0.5, self.high_W, self.low_W)
+            sign = np.sin(2 * np.pi * turns)
+        else:
+            sign = np.where(turns % 1 < 0.5, 1.0, -1.0)
+        return self.high_W - self.half_W + self.half_W * sign
 
     def _shape_J(self, t):
-        if self.shape == "constant":
-            return self.high_W * t
-        half_W = (self.high_W - self.low_W) / 2
+        turns = t / self.rhythm_s
         if self.shape == "sine":
-            turn = 2 * np.pi / self.rhythm_s
-            return (self.low_W + half_W) * t + half_W / turn * (1 - np.cos(turn * t))
-        rounds = np.floor(t / self.rhythm_s)
-        rest_s = t - rounds * self.rhythm_s
-        high_s = np.minimum(rest_s, self.rhythm_s / 2)
-        return (
-            (rounds * self.rhythm_s * (self.low_W + half_W))
-            + self.high_W * high_s
-            + self.low_W * (rest_s - high_s)
-        )
+            ahead_s = (1 - np.cos(2 * np.pi * turns)) / (2 * np.pi) * self.rhythm_s
+        else:
+            ahead_s = self.rhythm_s / 2 * (1 - abs(2 * (turns % 1) - 1))
+        return (self.high_W - self.half_W) * t + self.half_W * ahead_s
 
 
 def random_load(random, low_W=(60, 150), high_W=(200, 600), **times) -> Load:
