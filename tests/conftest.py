@@ -10,9 +10,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from energynn import config, files, records
 from tests import perun_files
-from tests.run_files import write_lines
+from tests.measure.worlds import sensor
+from tests.run_files import nanoseconds, write_lines, write_marks, write_samples
 
-T0_NS = 5_000_000_000_000
 POWER_W = 120.0
 TRAINING_S = 20.0
 
@@ -156,66 +156,27 @@ def write_run_dir(runs_dir, system="local"):
             "cpu_model": {},
         },
     )
-    sensor = {
-        "id": "cpu_0",
-        "component": "cpu",
-        "device": "0",
-        "kind": "energy",
-        "provenance": "simulated",
-        "to_SI": 1e-6,
-        "wraps_at": 262143328850.0,
-        "primary": True,
-        "model": None,
-        "notes": {},
-    }
-    header = {"header": "energynn-samples/1", "host": "host", "period_s": 0.1}
-    lines = [header | {"sensors": [sensor]}]
-    for step in range(int((TRAINING_S + 2) * 10)):
-        t = step / 10 - 1
-        lines.append(
-            {
-                "t": T0_NS + int(t * 1e9),
-                "w": int(t * 1e9) + (system != "local"),
-                "v": [int(POWER_W * (t + 1) * 1e6) + 10**9],
-            }
-        )
-    write_lines(folder / "samples-host.jsonl", lines)
+    counter = {"to_SI": 1e-6, "wraps_at": 262143328850.0, "provenance": "simulated"}
+    t_s = np.arange(-10, 10 * (TRAINING_S + 1)) / 10 + 1e-6 * (system != "local")
+    readings = (10**9 + POWER_W * 1e6 * (1 + t_s).round(1)).astype(int)
+    columns = [(sensor("cpu_0", "energy", "cpu", **counter), readings)]
+    write_samples(folder, t_s, columns, host="host", period_s=0.1)
+    counts = dict(samples_trained=320, samples_evaluated=50, optimizer_steps=10)
+    epoch = dict(epoch=1, epochs=1, training_loss=2.0, **counts)
+    at_end = dict(forward_backward_passes=10, metrics={"top1_error": 0.25}, **counts)
     for rank in range(2):
-        counts = dict(samples_trained=320, samples_evaluated=50, optimizer_steps=10)
-        events = [
-            (
-                -0.5,
-                "rank_start",
-                dict(rank=rank, world_size=2, host="host", pid=1, device="cpu"),
-            ),
-            (0.0, "training_start", dict(dataset_samples=1000)),
-            (
-                TRAINING_S - 0.1,
-                "epoch",
-                dict(epoch=1, epochs=1, training_loss=2.0, **counts),
-            ),
-            (
-                training_s,
-                "training_end",
-                dict(
-                    **counts, forward_backward_passes=10, metrics={"top1_error": 0.25}
-                ),
-            ),
-            (TRAINING_S + 0.5, "rank_end", dict(status="finished")),
+        marks = [
+            ("rank_start", -0.5, dict(world_size=2, pid=1, device="cpu")),
+            ("training_start", 0.0, dict(dataset_samples=1000)),
+            ("epoch", TRAINING_S - 0.1, epoch),
+            ("training_end", training_s, at_end),
+            ("rank_end", TRAINING_S + 0.5, dict(status="finished")),
         ]
-        told = [
-            {
-                "t_mono_ns": T0_NS + int(t * 1e9),
-                "t_wall_ns": int(t * 1e9),
-                "event": name,
-            }
-            | fields
-            for t, name, fields in events
-            if rank == 0 or name != "epoch"
-        ]
-        write_lines(folder / f"events-rank{rank}.jsonl", told)
+        if rank:
+            del marks[2]
+        write_marks(folder, marks, rank, "host")
         phases = {
-            "t": T0_NS,
+            "t": nanoseconds(0),
             "phase": [0, 1],
             "gap_us": [0, 500_000],
             "length_us": [8_000_000 + rank, 10_000_000],

@@ -131,6 +131,36 @@ def test_what_cannot_work_is_refused_before_it_starts(here):
     refused(here, "run", "--runs-dir", here, "-p", asked, says="the data set has 1000")
 
 
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--", "no-such-command"], "'no-such-command' is no command"),
+        (["--period", "0", "--", "true"], "greater than or equal to 0.01"),
+        (["--out", "/proc/nothing", "--", "true"], "No such file or directory"),
+    ],
+)
+def test_what_cannot_be_measured_leaves_nothing(here, words, says):
+    refused(here, "measure", *words, says=says)
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("thesis.tex", "years of work"),
+        ("run.json", "{}"),
+        ("run.json", "[1]"),
+        ("run.json", '{"workload": "resnet50", "config": {}}'),
+    ],
+)
+def test_a_folder_with_other_things_in_it_is_left_alone(here, name, text):
+    folder = here / "full"
+    folder.mkdir()
+    (folder / name).write_text(text)
+    refused(here, "measure", "--out", folder, "--", "true")
+    assert len(content(folder)) == 1
+
+
 def test_what_cannot_be_written_is_refused_before_it_is_computed(here, monkeypatch):
     monkeypatch.setattr("energynn.interface.load", None)
     (here / "runs").mkdir()

@@ -75,9 +75,7 @@ def write(folder, machine, liar="", fault=""):
     for device in machine["devices"]:
         load = worlds.Load(*device["W"], begin_s=BEGIN_S, end_s=end_s)
         if not device.get("unused"):
-            true_J[device["on"]] += np.diff(load.energy_J(np.array([BEGIN_S, end_s])))[
-                0
-            ]
+            true_J[device["on"]] += load.energy_J(end_s) - load.energy_J(BEGIN_S)
         number = numbers[device["on"]]
         numbers[device["on"]] += 1
         how = fault if liar == f"{device['on']}{number}" else ""

@@ -208,34 +208,6 @@ def test_a_measurement_that_goes_on_is_not_recovered_and_not_started_twice(tmp_p
     assert second.returncode == 2 and started.wait(timeout=60) == 0
 
 
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        (["--", "no-such-command"], "'no-such-command' is no command"),
-        (["--period", "0", "--", "true"], "greater than or equal to 0.01"),
-        (["--out", "/proc/nothing", "--", "true"], "No such file or directory"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(words, said, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["measure", *words]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "content", [None, "{}", "[1]", '{"workload": "resnet50", "config": {}}']
-)
-def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path, capsys, content):
-    (tmp_path / ("run.json" if content else "thesis.tex")).write_text(
-        content or "years of work"
-    )
-    before = {path: path.read_text() for path in tmp_path.iterdir()}
-    assert cli.main(["measure", "--out", str(tmp_path), "--", "true"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
-
-
 def test_many_ranks_have_to_be_told_where(capsys, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
@@ -257,7 +229,7 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir):
     kept = events[:2]
     progress = {"event": "progress", "samples_trained": 320, "samples_to_train": 640}
     t_ns = kept[-1]["t_mono_ns"] + 10**10
-    kept.append({"t_mono_ns": t_ns, "t_wall_ns": 10**10} | progress)
+    kept.append({"t_mono_ns": t_ns, "t_wall_ns": t_ns} | progress)
     write_lines(path, kept)
     (run_dir / "events-rank1.jsonl").write_text("")
     file = next(run_dir.glob("samples-*.jsonl"))
