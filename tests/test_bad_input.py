@@ -1,6 +1,5 @@
 """Bad input to a command is one clear line, executes nothing, and loses nothing."""
 
-import contextlib
 import io
 import os
 import signal
@@ -12,12 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energynn import cli, records
+from energynn import records
 from energynn.analysis import results
 from energynn.data import imagenet
 from tests.conftest import write_run_dir
 from tests.data.test_era5_stores import CHANNELS, write_hdf5
 from tests.perun_files import PACKAGE, layout_0_8, write_run
+from tests.processes import said
 
 
 @pytest.fixture
@@ -43,14 +43,6 @@ def here(tmp_path, monkeypatch):
         signal.signal(number, handler)
 
 
-def call(*words) -> tuple[int, str, str]:
-    """Return exit status, output and errors of a command, within this process."""
-    out, errors = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        status = cli.main([str(word) for word in words])
-    return status, out.getvalue(), errors.getvalue()
-
-
 def content(folder: Path) -> dict:
     stats = {path: path.lstat() for path in folder.rglob("*") if not path.is_dir()}
     return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
@@ -59,7 +51,7 @@ def content(folder: Path) -> dict:
 def refused(here: Path, *words, says: str = "") -> None:
     """Expect status 2 and one line that holds ``says``; nothing was executed, nothing is lost."""
     before = content(here)
-    status, _, errors = call(*words)
+    status, _, errors = said(*words)
     assert status == 2, (status, errors)
     assert (
         errors.startswith("energynn") and errors.count("\n") == 1 and len(errors) < 1000
@@ -108,11 +100,11 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, name, what):
     for run in (bad, good):
         records.build(run, "finished", "")
     spoil(bad / name, what)
-    status, out, errors = call("check", here / "runs")
+    status, out, errors = said("check", here / "runs")
     faults = [line for line in out.splitlines() if line.startswith("FAULT")]
     assert status == 1 and faults and not errors, (out, errors)
     assert all(bad.name in line and good.name not in line for line in faults), faults
-    status, out, errors = call("status", "--runs-dir", here / "runs")
+    status, out, errors = said("status", "--runs-dir", here / "runs")
     assert status == 0 and not errors and "finished" in out, (out, errors)
     loaded = results.load(here / "runs")
     assert good.name in loaded["run_id"].values

@@ -13,19 +13,12 @@ import pytest
 from energynn import cli, files, records
 from energynn.files import REPOSITORY
 from tests.conftest import write_perun_hdf5, write_run_dir
-from tests.processes import ENERGYNN
+from tests.processes import ENERGYNN, said
 
 
-def said(capsys, *words):
-    """Exit status, output and errors of a command."""
-    status = cli.main(list(words))
-    answer = capsys.readouterr()
-    return status, answer.out, answer.err
-
-
-def test_the_version_and_the_list_of_commands(capsys):
-    assert said(capsys, "--version")[:2] == (0, "energynn 0.2.0\n")
-    status, out, _ = said(capsys)
+def test_the_version_and_the_list_of_commands():
+    assert said("--version")[:2] == (0, "energynn 0.2.0\n")
+    status, out, _ = said()
     assert status == 0 and "measure" in out and "forecast" in out
 
 
@@ -46,12 +39,10 @@ def test_the_version_and_the_list_of_commands(capsys):
         (["measure"], "COMMAND"),
     ],
 )
-def test_a_slip_is_one_line_with_the_word_that_was_meant(
-    capsys, tmp_path, words, meant
-):
+def test_a_slip_is_one_line_with_the_word_that_was_meant(tmp_path, words, meant):
     takes_folder = words[0] in ("run", "submit") and "--runs" not in words
     where = ["--runs-dir", str(tmp_path / "runs")] if takes_folder else []
-    status, _, err = said(capsys, *words, *where)
+    status, _, err = said(*words, *where)
     assert status == 2 and meant in err and err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
@@ -61,10 +52,10 @@ GROUPS = ("study", "data", "forecast")
 
 @pytest.mark.parametrize("command", [line.split()[1] for line in cli.COMMANDS.values()])
 def test_every_command_says_what_it_does_with_an_example_on_80_columns(
-    capsys, monkeypatch, command
+    monkeypatch, command
 ):
     monkeypatch.setenv("COLUMNS", "80")
-    status, out, _ = said(capsys, command, "--help")
+    status, out, _ = said(command, "--help")
     assert status == 0 and f"example: energynn {command}" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
     if command in GROUPS:
