@@ -1,18 +1,18 @@
 """A finished run on disk, written by hand: every number in it is known."""
 
-import json
 import os
 import signal
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from energynn import config, files, records
+from tests import perun_files
+from tests.measure.worlds import sensor
+from tests.run_files import nanoseconds, write_lines, write_marks, write_samples
 
-T0_NS = 5_000_000_000_000
 POWER_W = 120.0
 TRAINING_S = 20.0
 
@@ -115,25 +115,12 @@ def minimal_record(**fields) -> dict:
 
 
 def write_perun_hdf5(path, watts, seconds):
-    """Write the part of perun's tree that carries energies (perun 1.0)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as file:
-        run = file.create_group("energynn/nodes/run")
-        run.attrs["execution_dt"] = "2026-01-01T00:00:00"
-        totals = {
-            "ENERGY": watts * seconds,
-            "CPU_ENERGY": watts * seconds,
-            "RUNTIME": seconds,
-        }
-        for name, total in totals.items():
-            run.create_group(f"metrics/{name}").attrs["sum"] = total
-        raw = run.create_group("nodes/0/nodes/host/nodes/cpu/nodes/cpu_0/raw_data")
-        t = raw.create_dataset(
-            "timesteps", data=np.linspace(0, seconds, 81, dtype="float32")
-        )
-        v = raw.create_dataset("values", data=np.full(81, watts, dtype="float32"))
-        t.attrs.update({"mag": 1.0, "unit": "s"})
-        v.attrs.update({"mag": 1.0, "unit": "W", "valid_max": 1e9})
+    """Write what perun leaves of a CPU of constant power."""
+    joules = watts * seconds
+    results = {"ENERGY": joules, "CPU_ENERGY": joules, "RUNTIME": seconds}
+    cpu = ("cpu", "cpu_0", "W", 1.0, np.full(81, watts, dtype="float32"))
+    times_s = np.linspace(0, seconds, 81, dtype="float32")
+    perun_files.write_run(path, [cpu], results=results, seconds=times_s)
 
 
 @pytest.fixture
@@ -169,87 +156,32 @@ def write_run_dir(runs_dir, system="local"):
             "cpu_model": {},
         },
     )
-    sensor = {
-        "id": "cpu_0",
-        "component": "cpu",
-        "device": "0",
-        "kind": "energy",
-        "provenance": "simulated",
-        "to_SI": 1e-6,
-        "wraps_at": 262143328850.0,
-        "primary": True,
-        "model": None,
-        "notes": {},
-    }
-    lines = [
-        {
-            "header": "energynn-samples/1",
-            "host": "host",
-            "period_s": 0.1,
-            "sensors": [sensor],
-        }
-    ]
-    for step in range(int((TRAINING_S + 2) * 10)):
-        t = step / 10 - 1
-        lines.append(
-            {
-                "t": T0_NS + int(t * 1e9),
-                "w": int(t * 1e9) + (system != "local"),
-                "v": [int(POWER_W * (t + 1) * 1e6) + 10**9],
-            }
-        )
-    (folder / "samples-host.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in lines)
-    )
+    counter = {"to_SI": 1e-6, "wraps_at": 262143328850.0, "provenance": "simulated"}
+    t_s = np.arange(-10, 10 * (TRAINING_S + 1)) / 10 + 1e-6 * (system != "local")
+    readings = (10**9 + POWER_W * 1e6 * (1 + t_s).round(1)).astype(int)
+    columns = [(sensor("cpu_0", "energy", "cpu", **counter), readings)]
+    write_samples(folder, t_s, columns, host="host", period_s=0.1)
+    counts = dict(samples_trained=320, samples_evaluated=50, optimizer_steps=10)
+    epoch = dict(epoch=1, epochs=1, training_loss=2.0, **counts)
+    at_end = dict(forward_backward_passes=10, metrics={"top1_error": 0.25}, **counts)
     for rank in range(2):
-        counts = dict(samples_trained=320, samples_evaluated=50, optimizer_steps=10)
-        events = [
-            (
-                -0.5,
-                "rank_start",
-                dict(rank=rank, world_size=2, host="host", pid=1, device="cpu"),
-            ),
-            (0.0, "training_start", dict(dataset_samples=1000)),
-            (
-                TRAINING_S - 0.1,
-                "epoch",
-                dict(epoch=1, epochs=1, training_loss=2.0, **counts),
-            ),
-            (
-                training_s,
-                "training_end",
-                dict(
-                    **counts, forward_backward_passes=10, metrics={"top1_error": 0.25}
-                ),
-            ),
-            (TRAINING_S + 0.5, "rank_end", dict(status="finished")),
+        marks = [
+            ("rank_start", -0.5, dict(world_size=2, pid=1, device="cpu")),
+            ("training_start", 0.0, dict(dataset_samples=1000)),
+            ("epoch", TRAINING_S - 0.1, epoch),
+            ("training_end", training_s, at_end),
+            ("rank_end", TRAINING_S + 0.5, dict(status="finished")),
         ]
-        text = "".join(
-            json.dumps(
-                {
-                    "t_mono_ns": T0_NS + int(t * 1e9),
-                    "t_wall_ns": int(t * 1e9),
-                    "event": name,
-                    **fields,
-                }
-            )
-            + "\n"
-            for t, name, fields in events
-            if rank == 0 or name != "epoch"
-        )
-        (folder / f"events-rank{rank}.jsonl").write_text(text)
+        if rank:
+            del marks[2]
+        write_marks(folder, marks, rank, "host")
         phases = {
-            "t": T0_NS,
+            "t": nanoseconds(0),
             "phase": [0, 1],
             "gap_us": [0, 500_000],
             "length_us": [8_000_000 + rank, 10_000_000],
         }
-        text = (
-            json.dumps({"names": ["forward", "backward"]})
-            + "\n"
-            + json.dumps(phases)
-            + "\n"
-        )
-        (folder / f"phases-rank{rank}.jsonl").write_text(text)
+        names = {"names": ["forward", "backward"]}
+        write_lines(folder / f"phases-rank{rank}.jsonl", [names, phases])
     write_perun_hdf5(folder / "perun" / "energynn.hdf5", POWER_W, TRAINING_S + 1)
     return folder

@@ -5,21 +5,26 @@ import sys
 import textwrap
 from pathlib import Path
 
+RANGE_UJ = 262143328850
+
+
+def zone(folder: Path, name: str, range_uJ: int = RANGE_UJ, energy_uJ: int = 0) -> None:
+    folder.mkdir(parents=True)
+    (folder / "name").write_text(f"{name}\n")
+    (folder / "max_energy_range_uj").write_text(f"{range_uJ}\n")
+    (folder / "energy_uj").write_text(f"{energy_uJ:012}\n")
+
 
 def constant_power(
-    powercap: Path, power_W: float, range_uJ: int = 262143328850
+    powercap: Path, power_W: float, range_uJ: int = RANGE_UJ
 ) -> subprocess.Popen:
     """Make the tree with one package; returns the process that moves its counter, every 5 ms,
     until it is killed.
     """
-    zone = powercap / "intel-rapl:0"
-    zone.mkdir(parents=True)
-    (zone / "name").write_text("package-0\n")
-    (zone / "max_energy_range_uj").write_text(f"{range_uJ}\n")
-    (zone / "energy_uj").write_text("000000000000\n")
+    zone(powercap / "intel-rapl:0", "package-0", range_uJ)
     program = textwrap.dedent(f"""
         import os, time
-        file, begun = os.open({str(zone / "energy_uj")!r}, os.O_WRONLY), time.monotonic()
+        file, begun = os.open({str(powercap / "intel-rapl:0/energy_uj")!r}, os.O_WRONLY), time.monotonic()
         while True:
             value = int({power_W} * 1e6 * (time.monotonic() - begun)) % {range_uJ}
             os.pwrite(file, b"%012d\\n" % value, 0)

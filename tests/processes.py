@@ -1,5 +1,7 @@
 """Processes as the tests that kill them see them."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -7,6 +9,7 @@ import time
 
 import psutil
 
+from energynn import cli
 from energynn.measure import perun_adapter
 
 ENERGYNN = [sys.executable, "-m", "energynn.cli"]
@@ -17,6 +20,14 @@ def energynn(*words, **more):
     return subprocess.run(
         [*ENERGYNN, *map(str, words)], capture_output=True, text=True, **more
     )
+
+
+def said(*words) -> tuple[int, str, str]:
+    """Return exit status, output and errors of a command, within this process."""
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        status = cli.main([str(word) for word in words])
+    return status, out.getvalue(), errors.getvalue()
 
 
 def wait_until(condition, timeout_s=180, what="", pause_s=0.05):

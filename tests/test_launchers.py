@@ -100,6 +100,14 @@ def test_a_launcher_s_variables_tell_rank_size_and_ranks_of_the_host(
     )
 
 
+def test_a_batch_script_is_no_rank_and_a_task_of_srun_is_one(environment):
+    environment.setenv("SLURM_PROCID", "0")
+    environment.setenv("SLURM_NTASKS", "8")
+    assert launchers.rank_and_size() is None
+    environment.setenv("SLURM_STEP_ID", "3")
+    assert launchers.rank_and_size() == (0, 8)
+
+
 def test_srun_calls_the_python_of_a_container_and_the_record_names_it(
     environment, tmp_path
 ):

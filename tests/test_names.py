@@ -13,6 +13,7 @@ from energynn.files import write_json
 from energynn.launch import start
 from energynn.progress import sentence
 from tests.conftest import write_run_dir
+from tests.processes import said
 
 
 @pytest.fixture
@@ -33,12 +34,6 @@ def call(folder, name, started_at="2026-01-01T00:00:00Z"):
     records.build(folder, "finished", "")
 
 
-def said(capsys, *words):
-    status = cli.main(list(map(str, words)))
-    answer = capsys.readouterr()
-    return status, answer.out, answer.err
-
-
 def test_a_run_is_found_by_folder_run_id_name_part_of_either_and_as_the_last(runs):
     first, last = runs
     for word in (
@@ -55,45 +50,45 @@ def test_a_run_is_found_by_folder_run_id_name_part_of_either_and_as_the_last(run
     assert records.find("mine", Path("runs")) == first
 
 
-def test_a_word_that_means_two_runs_or_none_is_one_line_with_their_dates(runs, capsys):
+def test_a_word_that_means_two_runs_or_none_is_one_line_with_their_dates(runs):
     before = sorted(Path("runs").rglob("*"))
     commands = (["show"], ["compare", "last"], ["status", "--watch"], ["check"])
     for words in (*commands, ["cancel"]):
-        status, out, err = said(capsys, *words, "mine")
+        status, out, err = said(*words, "mine")
         assert (status, out) == (2, "") and err.count("\n") == 1, err
         for folder, day in zip(runs, ("2026-01-01", "2026-01-02"), strict=True):
             assert f"{day}T00:00:00Z {folder.relative_to('runs')} mine." in err
-        status, _, err = said(capsys, *words, "yours")
+        status, _, err = said(*words, "yours")
         assert status == 2 and "yours" in err and err.count("\n") == 1
     with pytest.raises(ValueError, match="means 2 runs"):
         energynn.trace("mine")
     assert sorted(Path("runs").rglob("*")) == before
 
 
-def test_what_takes_a_run_takes_its_name(runs, capsys):
+def test_what_takes_a_run_takes_its_name(runs):
     for words in (["show"], ["show", "mine.2"], ["show", "last"]):
-        assert str(runs[1]) in said(capsys, *words)[1]
-    assert said(capsys, "compare", "mine.1", "last")[0] == 0
-    assert "runs/local" in said(capsys, "check", "mine.1")[1]
+        assert str(runs[1]) in said(*words)[1]
+    assert said("compare", "mine.1", "last")[0] == 0
+    assert "runs/local" in said("check", "mine.1")[1]
     assert energynn.trace("mine.1").sizes["sensor"] == 1
     assert energynn.compare("mine.1", "last").loc["system"].iloc[0] == "local"
 
 
 @pytest.mark.parametrize("name", ["a/b", "last", "-x", "..", "a b", "ä", "a" * 99])
 def test_a_name_that_is_none_is_refused_before_anything_is_made(
-    tmp_path, monkeypatch, capsys, name
+    tmp_path, monkeypatch, name
 ):
     monkeypatch.chdir(tmp_path)
     for words in (["run", f"--name={name}"], ["measure", f"--name={name}", "true"]):
-        status, out, err = said(capsys, *words)
+        status, out, err = said(*words)
         assert status == 2 and err.startswith("energynn: name: ") and "letters" in err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_name_is_in_the_record_and_not_in_the_digest(tmp_path, capsys):
+def test_a_name_is_in_the_record_and_not_in_the_digest(tmp_path):
     folder = tmp_path / "run"
     words = ["--out", folder, "--name", "mine", "--note", "a/b: ä", "--", "true"]
-    assert said(capsys, "measure", *words)[0] == 0
+    assert said("measure", *words)[0] == 0
     record = records.read(folder)
     assert (record["name"], record["note"]) == ("mine", "a/b: ä")
     assert records.check(tmp_path) == []
@@ -126,29 +121,30 @@ def test_status_is_a_line_for_each_run_the_newest_first(
     monkeypatch.setenv("COLUMNS", columns)
     settings = records.read(runs[1])["config"] | {"global_batch_size": 64, "seed": 7}
     change(runs[1], config=settings, metrics={"top1_error": 0.584, "top5_error": 0.1})
-    head, last, first, total = said(capsys, "status")[1].splitlines()
+    head, last, first, total = said("status")[1].splitlines()
     assert head.split()[:3] == ["started", "run", "what"]
     assert "mine.2 resnet50 2 64    top1 0.584 0.667 Wh simulated finished" in last
     assert "mine.1 resnet50 2 32 " in first and total.startswith("runs: 2; ")
     assert max(map(len, (head, last, first))) <= 100
     monkeypatch.setenv("COLUMNS", "300")
-    wide = said(capsys, "status")[1]
+    wide = said("status")[1]
     assert "system other; seed 7" in wide and "epochs" not in wide
-    assert "mine.1" not in said(capsys, "status", "other")[1]
+    assert "mine.1" not in said("status", "other")[1]
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    shown = said(capsys, "status")[1].splitlines()
+    cli.main(["status"])
+    shown = capsys.readouterr().out.splitlines()
     assert max(map(len, shown)) <= int(columns)
 
 
-def test_failed_shows_what_failed_or_is_not_valid_with_the_whole_reason(runs, capsys):
+def test_failed_shows_what_failed_or_is_not_valid_with_the_whole_reason(runs):
     why = "; ".join(["the disk is full"] * 20)
     change(runs[0], valid=False, status="failed", status_reason=why)
-    out = said(capsys, "status", "--failed")[1]
+    out = said("status", "--failed")[1]
     assert why in out and "mine.2" not in out and "runs: 1; 1 failed" in out
 
 
-def test_a_comparison_of_commands_shows_the_arguments_that_differ(runs, capsys):
+def test_a_comparison_of_commands_shows_the_arguments_that_differ(runs):
     for folder, batch in zip(runs, (64, 512), strict=True):
         words = f"python a/long/path/to/mine.py --batch {batch} --lr 0.1"
         change(
@@ -159,13 +155,13 @@ def test_a_comparison_of_commands_shows_the_arguments_that_differ(runs, capsys):
         "--batch 512",
     ]
     change(runs[1], energy_total_J=4800.0, energy_total_bound_J=48.0)
-    out = said(capsys, "compare", "mine.1", "mine.2")[1]
+    out = said("compare", "mine.1", "mine.2")[1]
     assert "--batch 512" in out and "/long/" not in out
     words = re.search(r"energy_total_J (.*)", out)[1].split()
     assert words[:3] == ["2400", "4800", "2"]
     assert list(map(float, words[3:])) == pytest.approx([1.97, 2.03], abs=0.005)
     change(runs[1], energy_total_provenance="estimated")
-    assert "ratio_low" not in said(capsys, "compare", "mine.1", "mine.2")[1]
+    assert "ratio_low" not in said("compare", "mine.1", "mine.2")[1]
 
 
 def test_one_sentence_says_energy_how_good_time_and_accuracy():

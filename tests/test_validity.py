@@ -1,30 +1,26 @@
 """Where the line between evidence and no evidence runs exactly."""
 
-import json
-
 import pytest
 
 from energynn import records
+from tests.run_files import ZERO_NS, read_lines, rewrite, write_lines
 
 
 def change_events(run_dir, change):
     for path in run_dir.glob("events-rank*.jsonl"):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line in lines:
-            change(line)
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        rewrite(path, change)
 
 
 @pytest.mark.parametrize("samples, is_enough", [(60, True), (59, False)])
 def test_sixty_samples_are_enough(run_dir, samples, is_enough):
     path = run_dir / "samples-host.jsonl"
-    header, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+    header, *lines = read_lines(path)
     header["period_s"] = 0.5
-    inside = [line for line in lines if 0 <= line["w"] <= 20e9]
+    inside = [line for line in lines if 0 <= line["t"] - ZERO_NS <= 20e9]
     kept = inside[:: len(inside) // samples][: samples - 1] + inside[-1:]
-    around = [line for line in lines if not 0 <= line["w"] <= 20e9]
+    around = [line for line in lines if line not in inside]
     both = sorted(kept + around, key=lambda line: line["t"])
-    path.write_text("".join(json.dumps(line) + "\n" for line in [header, *both]))
+    write_lines(path, [header, *both])
     record = records.build(run_dir, "finished", "")
     assert record["samples_in_training"] == samples
     assert (
@@ -48,7 +44,9 @@ def test_samples_are_steps_times_global_batch_size(run_dir, samples_trained):
     change_events(
         run_dir,
         lambda line: (
-            "samples_trained" in line and line.update(samples_trained=samples_trained)
+            line.update(samples_trained=samples_trained)
+            if "samples_trained" in line
+            else None
         ),
     )
     record = records.build(run_dir, "finished", "")
@@ -58,28 +56,21 @@ def test_samples_are_steps_times_global_batch_size(run_dir, samples_trained):
 
 
 def test_of_an_epoch_that_stands_in_two_segments_the_last_counts(run_dir):
-    path = run_dir / "events-rank0.jsonl"
-    lines = path.read_text().splitlines()
-    (epoch,) = [
-        json.loads(line)
-        for line in lines
-        if '"epoch"' in line and '"training_loss"' in line
+    epochs = [
+        line
+        for line in read_lines(run_dir / "events-rank0.jsonl")
+        if line["event"] == "epoch"
     ]
-    later = run_dir / "segment-2"
-    later.mkdir()
-    again = json.dumps(
-        epoch | {"training_loss": 1.0, "t_wall_ns": epoch["t_wall_ns"] + 1}
-    )
-    (later / "events-rank0.jsonl").write_text(again + "\n")
+    (run_dir / "segment-2").mkdir()
+    again = epochs[0] | {"training_loss": 1.0, "t_wall_ns": epochs[0]["t_wall_ns"] + 1}
+    write_lines(run_dir / "segment-2" / "events-rank0.jsonl", [again])
     record = records.build(run_dir, "interrupted", "stopped")
     assert [entry["training_loss"] for entry in record["history"]] == [1.0]
 
 
 def test_a_dead_sensor_is_no_evidence_and_the_reason_says_so(run_dir):
     path = run_dir / "samples-host.jsonl"
-    header, *lines = [json.loads(line) for line in path.read_text().splitlines()]
-    stuck = [line | {"v": [5]} if "v" in line else line for line in lines]
-    path.write_text("".join(json.dumps(line) + "\n" for line in [header, *stuck]))
+    rewrite(path, lambda line: line.update(v=[5]) if "v" in line else None)
     record = records.build(run_dir, "finished", "")
     assert not record["valid"] and "energy_cpu_J" not in record
     assert any(reason.startswith("S: ") for reason in record["invalid_reasons"])

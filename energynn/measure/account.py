@@ -73,7 +73,7 @@ def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> d
     starts = enumerate(events.items(), start=1)
     parts = [_read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
-    trained = [part for part in parts if any(host.time_s for host in part)]
+    trained = [part for part in parts if _time_s(part)]
     segments = list(map(_segment, trained))
     result = {
         "segments": segments,
@@ -99,12 +99,16 @@ def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> d
     return result
 
 
+def _time_s(hosts: list[Host]) -> float:
+    return max((host.time_s for host in hosts), default=0.0)
+
+
 def _segment(hosts: list[Host]) -> dict:
     """Say when a segment began, how long it trained, how well it was sampled, what it took."""
     primary = [sensor for host in hosts for sensor in host.primary]
     return {
         "start_wall_ns": min(host.start_wall_ns for host in hosts),
-        "training_time_s": max(host.time_s for host in hosts),
+        "training_time_s": _time_s(hosts),
         "samples": min((sensor["samples"] for sensor in primary), default=0),
         "coverage": min((sensor["coverage"] for sensor in primary), default=0.0),
         "energy_total_J": energy.totals(primary, 1.0).get("energy_total_J"),
@@ -269,7 +273,8 @@ def _spans(events: list[dict], phases: dict, end_ns: int) -> dict[int, tuple]:
     starts_ns = times_of(events, "training_start")
     ends_ns = times_of(events, "training_end")
     spans = {}
-    for rank in phases.keys() & starts_ns.keys():
+    # what a rank that has not said where it is has done belongs to nobody
+    for rank in phases.keys() & starts_ns.keys() & _gpus_of_ranks(events).keys():
         kinds, begin_ns, until_ns, names = phases[rank]
         training_ns = starts_ns[rank], ends_ns.get(rank, end_ns)
         spans_ns = np.clip([begin_ns, until_ns], *training_ns)

@@ -4,7 +4,6 @@ machines.toml describes them: of each device its sensors and the power that it d
 form, so that the true energy is known. Nothing waits: a minute of samples takes milliseconds.
 """
 
-import json
 import tomllib
 import zlib
 from collections import Counter
@@ -12,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn.measure.account import account
-from energynn.measure.samples import events_of_segments
 from tests.measure import worlds
 from tests.measure.test_lying_sensors import BEGIN_S, COUNTERS, POWERS
+from tests.run_files import judged, write_samples, write_training
 
 TABLE = tomllib.loads(Path(__file__).with_name("machines.toml").read_text())
 MACHINES = {machine["name"]: machine for machine in TABLE["machine"]}
@@ -23,9 +21,6 @@ DEFENDED = {machine["name"]: machine for machine in TABLE["defended"]}
 LIARS, BUSES = TABLE["liar"], {bus["name"]: bus for bus in TABLE["bus"]}
 AFTER_S = 2.0  # that are sampled after the end
 STATES_S = 10.0  # between two lines of states
-BOOT_NS = 10**15
-MEAN = "mean power"
-WATTS_AT = {"power": worlds.instantaneous_W, MEAN: worlds.averaged_W}
 
 
 def instants_s(machine, random, until_s):
@@ -46,35 +41,15 @@ def state(device, t_s):
     return {"limit_W": so_far_W[-1], "is_busy": device.get("is_busy", True)}
 
 
-def readings(kind, device, load, t, random):
-    """Describe a sensor, and make its readings in SI units."""
-    every_s, share = device.get("renewed_s", 0.0), device.get("noise", 0.01)
-    about, values = worlds.readings_of(kind, load, t, random, every_s)
-    if (
-        kind == "busy"
-    ):  # the kernel charges at each tick, and tells hundredths of a second
-        tick_s, model = np.floor(t / 0.004) * 0.004, worlds.MODEL
-        idle_J = model["idle_W_per_core"] * model["cores"] * tick_s
-        more_W = model["full_W_per_core"] - model["idle_W_per_core"]
-        values = np.floor((load.energy_J(tick_s) - idle_J) / more_W * 100) / 100
-
-    def noisy_W(random, load, t):
-        noise = random.normal(0, share, len(t))
-        return WATTS_AT[kind](random, load, t, 0.0) * (1 + noise)
-
-    if kind in WATTS_AT:
-        values = worlds.renewed(random, load, t, every_s, noisy_W).round(3)
-    if wraps_J := device.get("wraps_J"):
-        about["wraps_at"], values = wraps_J / about["to_SI"], values % wraps_J
-    return about, values
-
-
 def columns_of(device, number, load, t, random, fault):
     """Describe the sensors of a device, each with its readings; the first counts, and may lie."""
     on, columns = device["on"], []
+    shown = device.get("renewed_s", 0.0), device.get("noise", 0.01)
     for kind in device["has"]:
         seen_s = t - device.get("lag_s", 0.0)
-        about, values = readings(kind, device, load, seen_s, random)
+        about, values = worlds.readings_of(kind, load, seen_s, random, *shown)
+        if wraps_J := device.get("wraps_J"):
+            about["wraps_at"], values = wraps_J / about["to_SI"], values % wraps_J
         notes = {"limit_W": state(device, 0.0)["limit_W"]}
         notes["power"] = about["notes"].get("power", "")
         notes |= {"uuid": f"GPU-{number}", "vendor": "10de"} if on == "gpu" else {}
@@ -100,9 +75,7 @@ def write(folder, machine, liar="", fault=""):
     for device in machine["devices"]:
         load = worlds.Load(*device["W"], begin_s=BEGIN_S, end_s=end_s)
         if not device.get("unused"):
-            true_J[device["on"]] += np.diff(load.energy_J(np.array([BEGIN_S, end_s])))[
-                0
-            ]
+            true_J[device["on"]] += load.energy_J(end_s) - load.energy_J(BEGIN_S)
         number = numbers[device["on"]]
         numbers[device["on"]] += 1
         how = fault if liar == f"{device['on']}{number}" else ""
@@ -114,50 +87,22 @@ def write(folder, machine, liar="", fault=""):
             own.append((own[0][0] | {"id": "again", "device": "again"}, own[0][1]))
         told |= {about["id"]: device for about, _ in own}
         columns += own
-    header = {
-        "header": "energynn-samples/1",
-        "host": "h",
-        "boot_id": "b",
-        "period_s": machine.get("period_s", 0.04),
-        "sensors": [about for about, _ in columns],
-        "problems": [],
-        "unaccounted": [],
-    }
-    lines = [(0, header)]
-    for t_s in [*np.arange(0.0, t[-1], STATES_S), t[-1]]:
-        states = {name: state(device, t_s) for name, device in told.items()}
-        lines.append((_ns(t_s), {"t": _ns(t_s), "states": states}))
-    for t_s, row in zip(t, np.stack([values for _, values in columns], 1), strict=True):
-        values = [round(v, 3) if 0 <= v < np.inf else None for v in row.tolist()]
-        lines.append((_ns(t_s), {"t": _ns(t_s), "w": _ns(t_s), "v": values}))
-    lines.sort(key=lambda line: line[0])
-    _write_lines(folder / "samples-h.jsonl", [line for _, line in lines])
+    states = [
+        (t_s, name, state(device, t_s))
+        for t_s in [*np.arange(0.0, t[-1], STATES_S), t[-1]]
+        for name, device in told.items()
+    ]
+    period_s = machine.get("period_s", 0.04)
+    write_samples(folder, t, columns, states, period_s=period_s, boot_id="b")
     for rank, uuid in enumerate(machine.get("ranks", [None])):
-        events = [
-            {"event": "rank_start", "host": "h", "gpu_uuid": uuid} | _clocks(1.0),
-            {"event": "training_start"} | _clocks(BEGIN_S),
-            {"event": "training_end"} | _clocks(end_s),
-        ]
-        _write_lines(folder / f"events-rank{rank}.jsonl", events)
+        write_training(folder, BEGIN_S, end_s, rank, gpu_uuid=uuid)
     return true_J
-
-
-def _ns(t_s):
-    return BOOT_NS + int(t_s * 1e9)
-
-
-def _clocks(t_s):
-    return {"t_mono_ns": _ns(t_s), "t_wall_ns": _ns(t_s)}
-
-
-def _write_lines(path, lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def judge(folder, machine, liar="", fault="", thresholds=None):
     """Return what our account says of a machine, and the true J by component."""
     true_J = write(folder, machine, liar, fault)
-    return account(events_of_segments(folder), thresholds), true_J
+    return judged(folder, thresholds), true_J
 
 
 def is_right(found, true_J):

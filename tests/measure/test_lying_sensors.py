@@ -139,16 +139,10 @@ def judge(machine, fault, shape, period_s=0.04):
     """Return energies of a machine with a fault, the reasons against them, and the true J."""
     random = np.random.default_rng(zlib.crc32(f"{machine} {fault} {shape}".encode()))
     t = worlds.instants_s(random, 0.0, UNTIL_S, period_s)
-    curves = worlds.curves(
-        machine,
-        LOADS[shape],
-        t,
-        random,
-        period_s,
-        fault=(HEALTHY | faults_of(machine))[fault],
-    )
+    lie = (HEALTHY | faults_of(machine))[fault]
+    curves = worlds.curves(machine, LOADS[shape], t, random, period_s, fault=lie)
     entries = energy.entries(worlds.found(curves, BEGIN_S, END_S))
-    true_J = float(np.diff(LOADS[shape].energy_J(np.array([BEGIN_S, END_S])))[0])
+    true_J = LOADS[shape].energy_J(END_S) - LOADS[shape].energy_J(BEGIN_S)
     doubts = energy.judge(worlds.found(curves, BEGIN_S, END_S))
     return energy.totals(entries, END_S - BEGIN_S), doubts, true_J
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energynn.measure.samples import pieces, read_events, read_phases
+from tests.run_files import write_lines
 
 HEADER = {
     "header": "energynn-samples/1",
@@ -86,23 +87,17 @@ def test_the_end_of_a_file_that_is_being_written_is_read(tmp_path):
 
 def test_events_follow_the_monotonic_clock_and_infinity_is_none(tmp_path):
     """A wall clock that is set back meanwhile does not change their order."""
-    for rank, walls in ((0, [10, 3]), (1, [11, 12])):
+    for rank in range(2):
         lines = [
-            {"event": f"e{n}", "t_mono_ns": n, "t_wall_ns": wall, "loss": float("inf")}
-            for n, wall in enumerate(walls)
+            {"event": "e0", "t_mono_ns": 0, "t_wall_ns": 10, "loss": float("inf")},
+            {"event": "e1", "t_mono_ns": 1, "t_wall_ns": 3, "loss": float("inf")},
         ]
-        text = (
-            "".join(json.dumps(line) + "\n" for line in lines)
-            + '["cut"]\n{"event": "cu'
-        )
-        (tmp_path / f"events-rank{rank}.jsonl").write_text(text)
+        path = tmp_path / f"events-rank{rank}.jsonl"
+        write_lines(path, [*lines, ["cut"]])
+        path.write_text(path.read_text() + '{"event": "cu')
     found = read_events(tmp_path)
-    assert [(event["rank"], event["event"]) for event in found] == [
-        (0, "e0"),
-        (0, "e1"),
-        (1, "e0"),
-        (1, "e1"),
-    ]
+    order = [(event["rank"], event["event"]) for event in found]
+    assert order == [(0, "e0"), (0, "e1"), (1, "e0"), (1, "e1")]
     assert {event["loss"] for event in found} == {None}
 
 
@@ -112,13 +107,8 @@ def test_phases_follow_each_other(tmp_path):
         {"t": 1000, "phase": [0, 1], "gap_us": [1, 0], "length_us": [2, 3]},
         {"t": 9000, "phase": [1], "gap_us": [0], "length_us": [1]},
     ]
-    (tmp_path / "phases-rank3.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in lines)
-    )
+    write_lines(tmp_path / "phases-rank3.jsonl", lines)
     kinds, begin_ns, end_ns, names = read_phases(tmp_path)[3]
     assert kinds.tolist() == [0, 1, 1] and names == ["forward", "backward"]
-    assert begin_ns.tolist() == [2000, 4000, 9000] and end_ns.tolist() == [
-        4000,
-        7000,
-        10000,
-    ]
+    assert begin_ns.tolist() == [2000, 4000, 9000]
+    assert end_ns.tolist() == [4000, 7000, 10000]

@@ -15,24 +15,28 @@ import pytest
 import energynn
 from energynn.files import REPOSITORY
 from energynn.measure import energy, machine, samples, stream, window
+from tests import powercap
 from tests.measure import worlds
+from tests.run_files import ZERO_NS, write_samples
 
-GPUS_W = 300.0, 200.0
+GPUS_W, CPU_W = (300.0, 200.0), 100.0
 PROGRAM = """
     import energynn, json, os, signal, sys, threading, time
     import psutil
 
-    told, block, blocks = {}, energynn.window("block"), []
+    told, windows, block, blocks = {}, {}, energynn.window("block"), []
 
-    def gpus(one):
-        return [one.energies["energy_gpu_J"], one.time_s]
+    def tell(name, one):
+        names = "energy_gpu_J", "energy_cpu_J", "energy_cpu_bound_J"
+        windows[name] = [*map(one.energies.get, names), one.time_s]
 
     for seconds in (0.2, 0.4, 0.8):
         with block as one:
             time.sleep(seconds)
         blocks.append(one)
-        told.setdefault("again", []).append(gpus(block))
-    told["each"] = list(map(gpus, blocks))
+        tell(f"again {seconds}", block)
+    for number, one in enumerate(blocks):
+        tell(f"block {number}", one)
 
     def refused():
         try:
@@ -41,14 +45,21 @@ PROGRAM = """
         except ValueError as error:
             told.setdefault("refused", []).append(str(error))
 
+    def in_a_thread():
+        refused()
+        with energynn.window("of a thread") as one:
+            time.sleep(0.4)
+        tell("thread", one)
+
     with block:
         refused()
-        thread = threading.Thread(target=refused)
+        thread = threading.Thread(target=in_a_thread)
         thread.start()
         thread.join()
         with energynn.window("inner") as inner:
             time.sleep(0.3)
-    told["inner"] = gpus(inner)
+    tell("inner", inner)
+    tell("outer", block)
 
     with block as died:
         (sampler,) = psutil.Process().children()
@@ -57,8 +68,16 @@ PROGRAM = """
     with block as later:
         time.sleep(0.4)
     told["died"] = [str(died), died.energy_J != died.energy_J]
-    told["later"] = gpus(later)
+    tell("later", later)
 
+    fork = os.fork()
+    if fork == 0:
+        with energynn.window("of a fork") as forked:
+            time.sleep(0.3)
+        tell("forked", forked)
+        print(json.dumps(windows))
+        sys.exit()
+    os.waitpid(fork, 0)
     parent = os.getpid()
     if os.fork():
         sys.exit()
@@ -73,17 +92,18 @@ PROGRAM = """
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """What the program says on two GPUs of constant power."""
+    """What the program says on a CPU and two GPUs of constant power."""
     folder = tmp_path_factory.mktemp("windows")
     program = folder / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    fakes = REPOSITORY / "tests/measure/fake_sensors"
     gpus = [dict(high_W=watts, update_s=0.1) for watts in GPUS_W]
     environment = {
-        "PYTHONPATH": f"{REPOSITORY}:{fakes}",
+        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests/measure/fake_sensors'}",
         "FAKE_GPUS": json.dumps(gpus),
+        "ENERGYNN_POWERCAP": str(folder / "powercap"),
         "TMPDIR": str(folder),
     }
+    writer = powercap.constant_power(folder / "powercap", CPU_W)
     done = subprocess.run(
         [sys.executable, program],
         env=os.environ | environment,
@@ -91,30 +111,34 @@ def told(tmp_path_factory):
         text=True,
         timeout=200,
     )
+    writer.kill()
+    writer.wait()
     assert done.returncode == 0, done.stderr
     assert not list(folder.glob("energynn-window-*")), "a sampler's folder was left"
-    return json.loads(done.stdout)
+    windows, told = map(json.loads, done.stdout.splitlines())
+    return told | {"windows": windows}
 
 
-def mean_W(parts):
-    return [energy_J / time_s for energy_J, time_s in parts]
-
-
-def test_a_window_entered_again_has_its_own_energy_each_time(told):
-    assert mean_W(told["again"]) == pytest.approx([sum(GPUS_W)] * 3, rel=0.12)
-    assert told["each"] == told["again"]
+def test_windows_have_the_energy_of_a_known_power(told):
+    """Also entered again, nested, in a thread, a fork, and after the sampler has died."""
+    windows = told["windows"]
+    assert windows["outer"][-1] > windows["inner"][-1] and windows["forked"]
+    for name, (gpus_J, cpu_J, bound_J, time_s) in windows.items():
+        assert gpus_J == pytest.approx(sum(GPUS_W) * time_s, rel=0.12), name
+        open_J = bound_J + 0.02 * CPU_W * time_s
+        assert cpu_J == pytest.approx(CPU_W * time_s, abs=open_J), name
+    for number, seconds in enumerate((0.2, 0.4, 0.8)):
+        assert windows[f"block {number}"] == windows[f"again {seconds}"]
 
 
 def test_a_window_within_itself_is_refused_and_one_of_its_own_is_not(told):
     assert len(told["refused"]) == 2
     assert all("energynn.window(...)" in text for text in told["refused"])
-    assert mean_W([told["inner"]]) == pytest.approx([sum(GPUS_W)], rel=0.12)
 
 
-def test_a_sampler_that_died_is_started_again(told):
+def test_a_window_whose_sampler_died_has_no_energy(told):
     text, is_nan = told["died"]
     assert is_nan and "NOT valid: D: the sampler died" in text
-    assert mean_W([told["later"]]) == pytest.approx([sum(GPUS_W)], rel=0.12)
 
 
 def test_a_fork_that_outlives_its_parent_has_a_sampler_and_without_gpus_as_said(told):
@@ -125,16 +149,12 @@ def test_a_fork_that_outlives_its_parent_has_a_sampler_and_without_gpus_as_said(
 @pytest.fixture
 def sampled(tmp_path, monkeypatch):
     """A sampler whose samples of 100 W cover the next seconds, and a GPU that nobody reads."""
-    now_ns = time.monotonic_ns()
-    times_ns = [now_ns + k * 40_000_000 for k in range(-75, 250)]
-    readings = [[100e-9 * (t - now_ns + 10**10)] for t in times_ns]
+    t_s = (time.monotonic_ns() - ZERO_NS) / 1e9 + np.arange(-75, 250) * 0.04
+    joules = 100.0 * (t_s - t_s[0])
     one = worlds.sensor("gpu_0_energy", "energy")
-    samples.write_host(tmp_path, 0, "here", [one], times_ns, readings)
-    file = tmp_path / "samples-here.jsonl"
-    header, rest = file.read_text().split("\n", 1)
     unread = ["GPU 1: NVML does not start; say --no-gpu"]
-    header = json.dumps(json.loads(header) | {"unaccounted": unread})
-    file.write_text(f"{header}\n{rest}")
+    write_samples(tmp_path, t_s, [(one, joules)], unaccounted=unread)
+    file = tmp_path / "samples-h.jsonl"
     path = tmp_path / "system.toml"
     sampler = window.Sampler(file, psutil.Process(), path, machine.load(path))
     monkeypatch.setattr(window, "_start_sampler", lambda no_gpu: sampler)

@@ -42,29 +42,25 @@ class Load:
             - self._shape_J(begin_s)
         )
 
+    @property
+    def half_W(self):
+        return 0.0 if self.shape == "constant" else (self.high_W - self.low_W) / 2
+
     def _shape_W(self, t):
-        if self.shape == "constant":
-            return self.high_W + 0.0 * t
+        turns = t / self.rhythm_s
         if self.shape == "sine":
-            half_W = (self.high_W - self.low_W) / 2
-            return self.low_W + half_W + half_W * np.sin(2 * np.pi * t / self.rhythm_s)
-        return np.where((t / self.rhythm_s) % 1 < 0.5, self.high_W, self.low_W)
+            sign = np.sin(2 * np.pi * turns)
+        else:
+            sign = np.where(turns % 1 < 0.5, 1.0, -1.0)
+        return self.high_W - self.half_W + self.half_W * sign
 
     def _shape_J(self, t):
-        if self.shape == "constant":
-            return self.high_W * t
-        half_W = (self.high_W - self.low_W) / 2
+        turns = t / self.rhythm_s
         if self.shape == "sine":
-            turn = 2 * np.pi / self.rhythm_s
-            return (self.low_W + half_W) * t + half_W / turn * (1 - np.cos(turn * t))
-        rounds = np.floor(t / self.rhythm_s)
-        rest_s = t - rounds * self.rhythm_s
-        high_s = np.minimum(rest_s, self.rhythm_s / 2)
-        return (
-            (rounds * self.rhythm_s * (self.low_W + half_W))
-            + self.high_W * high_s
-            + self.low_W * (rest_s - high_s)
-        )
+            ahead_s = (1 - np.cos(2 * np.pi * turns)) / (2 * np.pi) * self.rhythm_s
+        else:
+            ahead_s = self.rhythm_s / 2 * (1 - abs(2 * (turns % 1) - 1))
+        return (self.high_W - self.half_W) * t + self.half_W * ahead_s
 
 
 def random_load(random, low_W=(60, 150), high_W=(200, 600), **times) -> Load:
@@ -95,15 +91,9 @@ def counter_J(random, load: Load, t, update_s: float, unit_J: float) -> np.ndarr
     return np.floor(load.energy_J(np.maximum(shown_s, 0.0)) / unit_J) * unit_J
 
 
-def instantaneous_W(random, load: Load, t, noise_W=4.0) -> np.ndarray:
-    return load.power_W(t) + random.normal(0, noise_W, len(t))
-
-
-def averaged_W(random, load: Load, t, noise_W=0.5) -> np.ndarray:
+def averaged_W(load: Load, t) -> np.ndarray:
     """A mean over the last second."""
-    return (
-        load.energy_J(t) - load.energy_J(t - AVERAGED_S)
-    ) / AVERAGED_S + random.normal(0, noise_W, len(t))
+    return (load.energy_J(t) - load.energy_J(t - AVERAGED_S)) / AVERAGED_S
 
 
 def sensor(id, kind, component="gpu", device="0", **more) -> dict:
@@ -123,19 +113,6 @@ def sensor(id, kind, component="gpu", device="0", **more) -> dict:
     } | more
 
 
-def renewed(random, load: Load, t, every_s: float, watts_at) -> np.ndarray:
-    """A power that the device renews every ``every_s`` and shows until then, noise included; 0:
-    whenever it is read.
-
-    ``watts_at``: ``instantaneous_W`` or ``averaged_W``.
-    """
-    if not every_s:
-        return watts_at(random, load, t)
-    phase_s = random.uniform(0, every_s)
-    renewals, which = np.unique(np.floor((t + phase_s) / every_s), return_inverse=True)
-    return watts_at(random, load, renewals * every_s - phase_s)[which]
-
-
 MODEL = {"idle_W_per_core": 3.0, "full_W_per_core": 8.75, "cores": 4}
 MACHINES = {  # by sensors of their one device; the first counts
     "counter": ["counter"],
@@ -149,8 +126,12 @@ MACHINES = {  # by sensors of their one device; the first counts
 }
 
 
-def readings_of(kind, load, t, random, every_s=0.0):
-    """Describe a sensor and make its readings in SI units; every_s: how often it is renewed."""
+def readings_of(kind, load, t, random, every_s=0.0, noise_share=None):
+    """Describe a sensor and make its readings in SI units.
+
+    every_s: how often it is renewed; it shows that until then, noise included. noise_share: of its
+    power, in place of what is usual.
+    """
     notes, seen = {"limit_W": 700.0, "uuid": "GPU-0"}, {"update_s": every_s or None}
     if kind == "RAPL":
         about = {"update_s": 0.001, "to_SI": 1e-6, "notes": {"limit_W": 700.0}}
@@ -158,10 +139,11 @@ def readings_of(kind, load, t, random, every_s=0.0):
             random, load, t, 0.001, 61e-6
         )
     if kind == "busy":
-        """The kernel charges all cores at each tick, and shows hundredths of a second."""
-        joules = counter_J(random, load, t, 0.004, 1e-9)
+        # The kernel charges all cores at each tick, and shows hundredths of a second.
+        tick_s = np.floor(t / 0.004) * 0.004
         more_W = MODEL["full_W_per_core"] - MODEL["idle_W_per_core"]
-        core_s = (joules - MODEL["idle_W_per_core"] * MODEL["cores"] * t) / more_W
+        idle_J = MODEL["idle_W_per_core"] * MODEL["cores"] * tick_s
+        core_s = (load.energy_J(tick_s) - idle_J) / more_W
         return sensor("b", "busy", "cpu", model=MODEL), np.floor(core_s * 100) / 100
     if kind == "counter":
         update_s = every_s or random.uniform(0.02, 0.1)
@@ -169,11 +151,20 @@ def readings_of(kind, load, t, random, every_s=0.0):
         return sensor("e", "energy", update_s=update_s, to_SI=1e-3, notes=notes), joules
     if kind == "whole watts":
         return sensor("p", "power", notes=notes), load.power_W(t).round()
-    watts_at = instantaneous_W
-    if kind == "mean power":
-        watts_at, notes = averaged_W, notes | {"power": "an average over 1 s"}
-    watts = renewed(random, load, t, every_s, watts_at)
-    return sensor("p", "power", notes=notes, **seen), watts.round(3)
+    shown_s, which = t, slice(None)
+    if every_s:
+        phase_s = random.uniform(0, every_s)
+        steps, which = np.unique(np.floor((t + phase_s) / every_s), return_inverse=True)
+        shown_s = steps * every_s - phase_s
+    if kind == "power":
+        watts, noise_W = load.power_W(shown_s), 4.0
+    else:
+        watts, noise_W = averaged_W(load, shown_s), 0.5
+        notes["power"] = "an average over 1 s"
+    if noise_share is not None:
+        noise_W = noise_share * watts
+    watts = watts + random.normal(0, noise_W, len(watts))
+    return sensor("p", "power", notes=notes, **seen), watts[which].round(3)
 
 
 def curves(

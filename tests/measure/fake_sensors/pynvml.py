@@ -39,17 +39,16 @@ def nvmlDeviceGetCount():
 
 
 def nvmlDeviceGetHandleByIndex(index):
-    return (index, gpus()[index])
+    return index
 
 
 def nvmlDeviceGetUUID(handle):
-    return f"GPU-fake-{handle[0]}"
+    return f"GPU-fake-{handle}"
 
 
 def nvmlDeviceGetName(handle):
-    return (
-        "a fake H100" if handle[1].get("averaged") else "a fake A100"
-    )  # whose power is instantaneous
+    is_averaged = gpus()[handle].get("averaged")
+    return "a fake H100" if is_averaged else "a fake A100"  # instantaneous
 
 
 LIMIT_MW = 700_000
@@ -62,16 +61,16 @@ def _limits(handle):
         with open(path, "a+") as file:
             file.seek(0)
             rows = map(json.loads, file)
-            limits += [(t, limit) for t, index, limit in rows if index == handle[0]]
+            limits += [(t, limit) for t, index, limit in rows if index == handle]
     return limits
 
 
 def nvmlDeviceGetPowerUsage(handle):
-    return int(min(handle[1]["high_W"] * 1e3, _limits(handle)[-1][1]))
+    return int(min(gpus()[handle]["high_W"] * 1e3, _limits(handle)[-1][1]))
 
 
 def nvmlDeviceGetTotalEnergyConsumption(handle):
-    gpu, t = handle[1], time.monotonic()
+    gpu, t = gpus()[handle], time.monotonic()
     if gpu.get("update_s") is None:
         raise NVMLError("Not Supported")
     seen_s = t // gpu["update_s"] * gpu["update_s"]

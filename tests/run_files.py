@@ -1,0 +1,73 @@
+"""The files that a measured run leaves, written by hand: readings and marks whose truth is known."""
+
+import json
+
+import numpy as np
+
+from energynn.measure.account import account
+from energynn.measure.samples import events_of_segments
+
+ZERO_NS = 10**15  # of the monotonic clock, at which the times of these files begin
+
+
+def nanoseconds(t_s):
+    return ZERO_NS + int(t_s * 1e9)
+
+
+def write_lines(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def read_lines(path):
+    return list(map(json.loads, path.read_text().splitlines()))
+
+
+def rewrite(path, change):
+    """Change the lines of a file, and leave out those for which the change returns False."""
+    lines = read_lines(path)
+    write_lines(path, [line for line in lines if change(line) is not False])
+
+
+def write_samples(folder, t_s, columns, states=(), host="h", period_s=0.04, **header):
+    """Write what the sampler of a host leaves.
+
+    columns: each sensor's description and its readings in its unit; what cannot be true is a gap.
+    states: (t_s, sensor, what its device tells).
+    """
+    first = {"header": "energynn-samples/1", "host": host, "period_s": period_s}
+    first |= {"sensors": [about for about, _ in columns]} | header
+    lines = [
+        {"t": nanoseconds(t), "states": {sensor: told}} for t, sensor, told in states
+    ]
+    rows = np.stack([values for _, values in columns], axis=1).round(3)
+    rows = np.where((rows >= 0) & (rows < np.inf), rows, None)
+    for t, row in zip(t_s, rows.tolist(), strict=True):
+        lines.append({"t": nanoseconds(t), "w": nanoseconds(t), "v": row})
+    lines.sort(key=lambda line: line["t"])
+    write_lines(folder / f"samples-{host}.jsonl", [first, *lines])
+
+
+def write_marks(folder, marks, rank=0, host="h"):
+    """Write the events of a rank: (event, t_s, what else it tells)."""
+    events = []
+    for event, t_s, more in marks:
+        clocks = {"t_mono_ns": nanoseconds(t_s), "t_wall_ns": nanoseconds(t_s)}
+        events.append({"event": event, "host": host} | clocks | more)
+    write_lines(folder / f"events-rank{rank}.jsonl", events)
+
+
+def write_training(folder, begin_s, end_s, rank=0, host="h", **told):
+    """Write the events of a rank that trains, and what it tells at its start."""
+    marks = [("rank_start", min(0.0, begin_s), told)]
+    marks += [("training_start", begin_s, {}), ("training_end", end_s, {})]
+    write_marks(folder, marks, rank, host)
+
+
+def judged(folder, thresholds=None):
+    """Account for a run."""
+    return account(events_of_segments(folder), thresholds)
+
+
+def letters(found):
+    """The tests that doubt a run."""
+    return {reason[0] for reason in found["doubts"]}
