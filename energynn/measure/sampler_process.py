@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from energynn.processes import OWN_PYTHON, end_marked, own_environment
 from energynn.reading import json_table
 
 STOPPING_S = 30.0
+LOOK_S = 1.0  # whether the parent lives
 # For a sampler process, and for ranks that wait for each other's files on a slow file system.
 READY_S = float(os.environ.get("ENERGYNN_READY_LIMIT_S", "60"))
 
@@ -76,12 +78,19 @@ def start_sampler(
 
 
 def sample(folder: str, ranks: int) -> None:
-    """Sample this host until the parent says a word; where it dies, end what it has started."""
+    """Sample this host until the parent says a word; where it dies, end what it has started.
+
+    A fork of the parent may live on, and hold the pipe open.
+    """
+    parent = os.getppid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     write_whole_lines()
     sampler = begin(Path(folder), ranks)
-    if not sys.stdin.readline():  # the parent has died
+    while os.getppid() == parent:
+        if select.select([sys.stdin], [], [], LOOK_S)[0]:
+            break
+    if os.getppid() != parent or not sys.stdin.readline():
         end_marked(Path(folder))
     sampler.stop()
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from energynn.files import REPOSITORY
 from energynn.measure import energy, machine, samples, stream, window
 from tests import powercap
 from tests.measure import worlds
+from tests.processes import wait_until
 from tests.run_files import ZERO_NS, write_samples
 
 GPUS_W, CPU_W = (300.0, 200.0), 100.0
@@ -267,3 +269,27 @@ def test_short_windows_end_between_the_renewals_of_a_counter(
 def test_a_counter_without_a_beat_that_is_seen_is_as_good_as_before(beat_s, jitter_s):
     by_reads, plain, ours = errors(1.04, beat_s, jitter_s)
     assert ours < 1.1 * plain
+
+
+KILLED = """
+import energynn, os, psutil, signal, time
+with energynn.window("block", no_gpu=True):
+    (sampler,) = psutil.Process().children()
+fork = os.fork()
+if fork == 0:
+    time.sleep(600)
+print(sampler.pid, fork, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_sampler_ends_with_its_process_though_a_fork_of_it_lives():
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True
+    ) as started:
+        sampler, fork = map(int, started.stdout.readline().split())
+        try:
+            wait_until(lambda: not psutil.pid_exists(sampler))
+            assert psutil.pid_exists(fork)
+        finally:
+            os.kill(fork, signal.SIGKILL)
