@@ -120,8 +120,10 @@ def derive(
         result["exit_status"] = max(statuses, default=128 + signal.SIGKILL)
     used = [each for each in result["sensors"] if each["primary"]]
     gpus = [each["notes"] for each in used if each["component"] == "gpu"]
-    if limits_W := [notes["limit_W"] for notes in gpus if "limit_W" in notes]:
-        result["power_limit_gpu_W"] = min(limits_W)
+    for when in ("", "_end"):
+        limits_W = [notes.get(f"limit{when}_W") for notes in gpus]
+        if any(limits_W):
+            result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
     for event in events_of_kind(events, "outlived"):
         result["flags"].append(outlived(event["processes"]))
     _add_perun(result, run_dir, by_segment, intent.get("perun_run"), trusted)

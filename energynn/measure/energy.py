@@ -331,6 +331,8 @@ def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[dict]:
         for other in _checks(one, found):
             bound_J = max(bound_J, abs(other.energy_J - energy_J))
         entry = one.sensor | {"samples": one.readings, "coverage": one.coverage}
+        if one.limit_end_W:
+            entry["notes"] = entry["notes"] | {"limit_end_W": one.limit_end_W}
         if np.isfinite(energy_J) and not any(impossible(one, limits)):
             entry |= {"energy_J": energy_J, "bound_J": bound_J}
         described.append(entry)

@@ -54,7 +54,8 @@ class Evidence:
     a counter; half_minute_W: the highest mean of that; still: (runs, 2) reading and duration in s
     of the longest times that it showed the same; least, most: readings near the window; zero_s:
     the longest time that it showed nothing at all; head, first_s: its first readings of all;
-    is_busy: as the device says; None where it does not. limit_W: the highest that was told.
+    is_busy: as the device says; None where it does not. limit_W: the highest that was told,
+    limit_end_W: the last.
     """
 
     sensor: dict
@@ -64,6 +65,7 @@ class Evidence:
     is_named: bool = False
     is_busy: bool | None = None
     limit_W: float = 0.0
+    limit_end_W: float = 0.0
     late_s: float = 0.0
     energy_J: float = 0.0
     missed_J2: float = 0.0
@@ -127,6 +129,7 @@ class Evidence:
     def hear(self, t_s: float, told: DeviceState) -> None:
         """Take what the device has told of itself; it holds until it tells something else."""
         self.limit_W = max(self.limit_W, told.limit_W or 0.0)
+        self.limit_end_W = told.limit_W or self.limit_end_W
         if told.is_busy is None or t_s > self.end_s:
             return
         was_busy = self.is_busy and t_s > self.begin_s

@@ -90,7 +90,7 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
         200 * record["training_time_s"], rel=0.01
     )
     assert record["idle_power_gpu_ready_W"] == pytest.approx(200, rel=0.05)
-    assert record["power_limit_gpu_W"] == 200
+    assert record["power_limit_gpu_W"] == record["power_limit_gpu_end_W"] == 200
     assert (tmp_path / "limits").read_text() == "[0, 0, 200000]\n"
     lengths_s = {each["phase"]: each["time_s"] for each in record["energy_phases"][:-1]}
     assert (
