@@ -90,10 +90,8 @@ def _open(place: str):
     import xarray as xr  # here, because it brings pandas, which the trainers do without
 
     if "://" in place or os.path.isdir(place):
-        options = (
-            {"storage_options": {"token": "anon"}} if place.startswith("gs://") else {}
-        )
-        return xr.open_zarr(place, chunks=None, **options)
+        options = {"token": "anon"} if place.startswith("gs://") else None
+        return xr.open_zarr(place, chunks=None, storage_options=options)
     if zipfile.is_zipfile(place):
         raise ValueError("is a ZIP archive; unpack it")
     try:
