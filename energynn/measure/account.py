@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -73,7 +74,7 @@ def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> d
     starts = enumerate(events.items(), start=1)
     parts = [_read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
-    trained = [part for part in parts if any(host.time_s for host in part)]
+    trained = [part for part in parts if any(map(attrgetter("time_s"), part))]
     segments = list(map(_segment, trained))
     result = {
         "segments": segments,
