@@ -1,6 +1,5 @@
 """The Python interface: a table of all runs, traces, comparisons, and a meter of known truth."""
 
-import json
 import os
 import re
 import shlex
@@ -47,7 +46,7 @@ def test_own_and_published_runs_are_one_table_with_units(two_runs):
 
 def test_a_measured_command_is_in_the_table_as_what_it_is(two_runs, tmp_path):
     folder = two_runs[0]
-    record = json.loads((folder / "record.json").read_text())
+    record = records.read(folder)
     record |= {
         "workload": "command",
         "run_id": "sleep-1",
@@ -78,7 +77,7 @@ def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):
 def test_two_runs_side_by_side_with_a_ratio_within_the_bounds_of_both(two_runs):
     folders = [folder.name for folder in two_runs]
     for folder, joules in zip(two_runs, (50.0, 100.0), strict=True):
-        record = json.loads((folder / "record.json").read_text())
+        record = records.read(folder)
         energy = {"energy_total_J": record["energy_total_J"] * joules / 50}
         record |= {"run_id": str(joules), "energy_total_bound_J": joules, **energy}
         files.write_json(folder / "record.json", record)
@@ -136,7 +135,7 @@ def test_own_runs_are_a_table_a_row_each_also_those_that_failed(two_runs, tmp_pa
 def test_a_workload_of_ones_own_stands_beside_the_study(two_runs, tmp_path):
     """On one and two devices it is a series, which has its name; nothing else changes."""
     for folder, devices in zip(two_runs, (1, 2), strict=True):
-        record = json.loads((folder / "record.json").read_text())
+        record = records.read(folder)
         record |= {"workload": "words", "system": "local", "devices": devices}
         record["config"] |= {"workload": "words", "system": "local", "devices": devices}
         files.write_json(

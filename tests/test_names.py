@@ -109,7 +109,7 @@ def test_a_run_that_is_made_keeps_its_name(run_dir, capsys):
 def change(folder, **facts):
     """Make a run another one, as far as its record tells."""
     intent = json.loads((folder / "run.json").read_text())
-    record = json.loads((folder / "record.json").read_text())
+    record = records.read(folder)
     write_json(folder / "run.json", intent | facts)
     write_json(folder / "record.json", record | facts)
 

@@ -143,7 +143,6 @@ def test_times_are_known_where_samples_cannot_be_read(tmp_path):
 # ---------------------------------------------------------------------- movement, and what is used
 
 IDLE, BUSY = ({"is_busy": word} for word in (False, True))
-UNKNOWN = None
 IDLE_CARD = np.where(T < 7, 8.41, 8.50)  # fact 07
 FROZEN = np.where(T < 12, 300 + NOISE, 301.23)
 SLEEPING = np.where((T > 8) & (T < 14), 3.5, 100) + NOISE
