@@ -106,6 +106,8 @@ def test_any_further_line_of_a_raw_file_leaves_a_record_or_one_line(
     run = tmp_path / "runs" / "local" / "run"
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(next((two_runs / "local").glob("resnet50*")), run)
+    shutil.rmtree(run / "perun")  # a process reads it
+    records.build(run, "finished", "")
     with open(run / f"{file}.jsonl", "a") as raw:
         raw.write(json.dumps(value) + "\n")
     faults = records.check(run)
