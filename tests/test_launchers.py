@@ -103,7 +103,7 @@ def test_a_launcher_s_variables_tell_rank_size_and_ranks_of_the_host(
 def test_a_batch_script_is_no_rank_and_a_task_of_srun_is_one(environment):
     environment.setenv("SLURM_PROCID", "0")
     environment.setenv("SLURM_NTASKS", "8")
-    assert launchers.rank_and_size() is None
+    assert launchers.rank_and_size() == (0, 1)
     environment.setenv("SLURM_STEP_ID", "3")
     assert launchers.rank_and_size() == (0, 8)
 
