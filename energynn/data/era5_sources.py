@@ -118,7 +118,8 @@ def _parts(place: str) -> list[Part]:
                 parts.append(_part(file, dataset))
     if not parts:
         raise ValueError(
-            f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files with them"
+            f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files with them; "
+            "--source is the folder that holds them"
         )
     return parts
 

@@ -3,6 +3,8 @@ its refusal, or none where the states must be right.
 """
 
 import re
+import shlex
+import subprocess
 import zipfile
 
 import h5py
@@ -370,3 +372,8 @@ def test_a_whole_year_is_complete_and_a_gap_is_said(tmp_path, capsys):
         assert cli.main([*words.split(), "2018-2019"]) == 0
         told = capsys.readouterr().out
         assert "2018: 25 of 1460 times" in told and ": complete" not in told
+    (remedy,) = re.findall("`(rm .*)`", told)
+    subprocess.run(shlex.split(remedy), check=True)
+    write_hdf5(source, 2018)
+    assert cli.main([*words.split(), "2018"]) == 0
+    assert ": complete" in capsys.readouterr().out
