@@ -21,6 +21,7 @@ from energynn.data.era5_values import (
     CHANNELS,
     LEVELS_HPA,
     NAMES,
+    OURS,
     WANTED,
     Part,
     Source,
@@ -139,8 +140,10 @@ def _arranged(dataset):
         return our_name(word) if our_name(word) in WANTED else ""
 
     def rank(name: str) -> tuple[bool, ...]:
-        """Of two times, take the one along a dimension, and when a forecast is valid."""
-        is_first = name == "valid_time"
+        """Of two names take ours; of two times the one along a dimension, and when a forecast is
+        valid.
+        """
+        is_first = name in OURS or name == "valid_time"
         return not ours(name, name), dataset[name].ndim != 1, not is_first
 
     found: dict[str, str] = {}

@@ -183,14 +183,12 @@ def _names_of_tree(root: Path, split: str, remarks: dict[str, str]) -> list[byte
             names.append(name)
     folder = f"images: {root}/{split}/"
     if not names:
-        remedy = (
-            f"move each into {split}/CLASS/ (ImageNet's archives are read as they are, "
-        )
-        remedy += f"without {split}/)"
-        if not outside:
-            remedy = f"images end in {', '.join(ENDINGS)}"
+        remedy = f"images end in {', '.join(ENDINGS)}"
+        if outside:
+            remedy = f"move each into {split}/CLASS/"
         raise Misplaced(
-            f"{folder} has {len(outside)} images and no class folders with images; {remedy}"
+            f"{folder} has {len(outside)} images and no class folders with images; {remedy} "
+            f"(ImageNet's archives are read as they are, without {split}/)"
         )
     classes = {name.split("/")[1] for name in names}
     if len(classes) == 1 and any(name.count("/") > 2 for name in names):

@@ -99,8 +99,10 @@ def with_gribs_names(source):
     levels = {
         name: source.z.sel(level=level, drop=True) for name, level in levels.items()
     }
-    source = source.drop_vars("z").assign(levels)
-    return source.rename(u10="VAR_10U", v10="10v", t2m="VAR_2T", msl="MSL", time="Time")
+    # u_10 may be at 10 hPa, where u10 is at 10 m
+    other = xr.Dataset({"v_10": source.v10 + 1})
+    source = xr.merge([other, source.drop_vars("z").assign(levels)])
+    return source.rename(u10="VAR_10U", t2m="VAR_2T", msl="MSL", time="Time")
 
 
 def forecast(source):
