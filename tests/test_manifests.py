@@ -103,6 +103,16 @@ def test_manifests_say_what_is_needed():
     assert ", ".join(era5_sources.CHANNELS) in texts["era5"]["description"]
 
 
+@pytest.mark.parametrize("path", ["", "..", "a/b", "{folder}/pets"])
+def test_a_path_is_no_name_and_nothing_is_written_there(tmp_path, path, capsys):
+    (tmp_path / "pets").mkdir()
+    (tmp_path / "pets" / "1.jpg").touch()
+    words = ["data", "describe", path.format(folder=tmp_path)]
+    assert cli.main(words) == 2
+    assert "is no name; link" in capsys.readouterr().err
+    assert [each.name for each in tmp_path.rglob("*")] == ["pets", "1.jpg"]
+
+
 def test_what_cannot_be_described_is_refused():
     with pytest.raises(ValueError, match="era5_ensemble: comes with its description"):
         describe.build("era5_ensemble")

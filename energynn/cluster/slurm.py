@@ -22,7 +22,7 @@ KEPT = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION"
 SUBMITTED = re.compile(
     r"(?:Submitted batch job )?([1-9]\d{0,9})(?:;[\w.-]+| on cluster [\w.-]+)?"
 )
-QUEUED = re.compile(r"(\d+_\S+)\|([A-Z_]+)\|(.*)")  # as FORMAT asks for
+QUEUED = re.compile(r"(\d+_(?:\d+|N/A))\|([A-Z_]+)\|(.*)")  # as FORMAT asks for
 FORMAT = "%F_%K|%T|%r"
 
 
@@ -129,5 +129,7 @@ def call(*command: str) -> str:
         remedy = "see `squeue --me`, then try again"
         raise ValueError(f"{name}: no answer in {PATIENCE_S} s; {remedy}") from None
     if done.returncode:
-        raise ValueError(f"{' '.join(command[:2])}: {_one_line(done.stderr)}")
+        # a site's own checks may speak on either stream
+        said = _one_line(done.stderr or done.stdout) or f"exit status {done.returncode}"
+        raise ValueError(f"{' '.join(command[:2])}: {said}")
     return done.stdout

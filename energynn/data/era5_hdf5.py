@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import datetime
 
 import numpy as np
 
 from energynn.data.era5_values import (
     CHANNELS,
-    OURS,
     Part,
     hours_of_year,
+    our_name,
     require_dates,
 )
 from energynn.reading import require_plain_hdf5
@@ -57,8 +58,14 @@ def open_part(path: str, year: int) -> Part:
     if len(longitude_deg) != shape[3]:
         longitude_deg = np.arange(shape[3]) * 360 / shape[3]
 
+    if times.shape != shape[:1]:
+        raise ValueError(f"{times.size} times of {shape[0]} states; {REMEDY}")
+    fill = _said(file, "_FillValue", "missing_value")
+
     def read(row: int) -> Iterator[tuple[str, np.ndarray]]:
-        return zip(channels, fields[row], strict=True)
+        planes = fields[row]
+        planes[np.isin(planes, fill)] = np.nan
+        return zip(channels, planes, strict=True)
 
     return Part(path, times, latitude_deg, longitude_deg, read, remark=remark)
 
@@ -78,11 +85,12 @@ def _channels(file) -> list[str]:
     """
     said = _said(file, "channels", "channel", "channel_names", "fields")
     text = " ".join(said.astype("S").astype(str))
-    ours = []
-    for name in re.findall(r"\w*[a-z]\w*", text.lower()):
-        variable, level = re.fullmatch(r"(.*?)_?(\d*)", name).groups()
-        ours.append(OURS.get(name) or OURS.get(variable, variable) + level)
-    return ours
+    return [*map(our_name, re.findall(r"[\w@-]*[A-Za-z][\w@-]*", text))]
+
+
+def _date(text: str) -> np.datetime64:
+    """Read a date in UTC as ISO 8601 has it."""
+    return np.datetime64(datetime.fromisoformat(text.removesuffix("Z")), "s")
 
 
 def _times(file, year: int) -> tuple[np.ndarray, str]:
@@ -94,7 +102,7 @@ def _times(file, year: int) -> tuple[np.ndarray, str]:
 
         values, attributes = clock[:], dict(clock.attrs)
         if clock.dtype.kind in "OS":
-            values = clock.asstr()[:].astype("datetime64[s]")
+            values = np.array([*map(_date, clock.asstr()[:])])
         else:
             attributes.setdefault("units", "seconds since 1970-01-01")
         coordinates = {"time": ("time", values, attributes)}
@@ -107,7 +115,7 @@ def _times(file, year: int) -> tuple[np.ndarray, str]:
             f"{count} states, and {year} has {len(hours)} six-hourly times; {REMEDY}"
         )
     start = "".join(_said(file, "start", "start_time", "start_date").astype(str))
-    if start and np.datetime64(start) != np.datetime64(f"{year}-01-01"):
+    if start and _date(start) != np.datetime64(f"{year}-01-01"):
         raise ValueError(f"it starts at {start}, not at 1 January 00 UTC; {REMEDY}")
     remark = (
         f"{file.filename} has no times: its {count} states are taken from 1 January on"

@@ -22,9 +22,11 @@ from energynn.data.era5_values import (
     LEVELS_HPA,
     NAMES,
     OURS,
+    WANTED,
     Part,
     Source,
     in_our_unit,
+    our_name,
     relative_humidity_percent,
     require_dates,
     require_weather,
@@ -42,7 +44,7 @@ COORDINATES = {
     "lon": "longitude",
     "level": "level",
     "pressure_level": "level",
-    "isobaricInhPa": "level",
+    "isobaricinhpa": "level",
     "plev": "level",
     "pressure": "level",
     "lev": "level",
@@ -80,7 +82,7 @@ def _places(path: Path) -> Iterator[Path]:
         return
     for child in sorted(path.iterdir()) if path.is_dir() else ():
         back = path.resolve().is_relative_to(child.resolve())
-        wanted = child.is_dir() and not back or child.suffix in NETCDF
+        wanted = child.is_dir() and not back or child.suffix.lower() in NETCDF
         if wanted and not child.name.startswith("."):
             yield from _places(child)
 
@@ -117,7 +119,8 @@ def _parts(place: str) -> list[Part]:
                 parts.append(_part(file, dataset))
     if not parts:
         raise ValueError(
-            f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files with them"
+            f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files with them; "
+            "--source is the folder that holds them"
         )
     return parts
 
@@ -129,33 +132,40 @@ def _arranged(dataset):
     A variable of several levels without a level is another: the surface's geopotential. Raises
     ValueError for a dimension that we do not know, and for a unit that is not known.
     """
+    dataset = dataset.squeeze()
+
+    def ours(name: str, word: str) -> str:
+        if name in dataset.coords:
+            return COORDINATES.get(word.lower(), "")
+        return our_name(word) if our_name(word) in WANTED else ""
 
     def rank(name: str) -> tuple[bool, ...]:
-        """Of two times, take the one that is a dimension, or lies along one."""
-        is_named = name in COORDINATES or name in OURS
-        return not is_named, name not in dataset.dims, dataset[name].ndim != 1
+        """Of two names take ours; of two times the one along a dimension, and when a forecast is
+        valid.
+        """
+        is_first = name in OURS or name == "valid_time"
+        return not ours(name, name), dataset[name].ndim != 1, not is_first
 
     found: dict[str, str] = {}
     for name in sorted(dataset.variables, key=rank):
-        names = COORDINATES if name in dataset.coords else OURS
-        word = name if name in names else dataset[name].attrs.get("standard_name")
-        if word in names:
-            found.setdefault(names[word], name)
-    others = {*dataset.variables} - {*found.values()}
-    dataset = dataset.squeeze().drop_vars(others)
-    dataset = dataset.rename({name: ours for ours, name in found.items()})
+        standard = dataset[name].attrs.get("standard_name", "")
+        if word := ours(name, name) or ours(name, standard):
+            found.setdefault(word, name)
+    dataset = dataset.drop_vars({*dataset.variables} - {*found.values()})
     dataset = dataset.swap_dims(
-        {time.dims[0]: name for name, time in dataset.coords.items() if time.ndim == 1}
+        {each.dims[0]: name for name, each in dataset.coords.items() if each.ndim == 1}
     )
+    dataset = dataset.rename({name: ours for ours, name in found.items()})
     for name, variable in dataset.data_vars.items():
         for dim in sorted({*variable.dims} - {*COORDINATES.values(), "expver"}):
             raise ValueError(
-                f"{name} has a dimension {dim} of {dataset.sizes[dim]}; keep one of them"
+                f"{name} has a dimension {dim} of {dataset.sizes[dim]}; keep one of them, or "
+                "name it as CF does: time, latitude, longitude, level"
             )
         unit = variable.attrs.get("units")
         # WeatherBench2 derives a fraction over water alone; ERA5's own, in %, is over ice in the
         # cold.
-        fraction = name == "r" and unit not in ("%", "percent")
+        fraction = name[0] == "r" and unit not in ("%", "percent")
         if fraction or (len(name) == 1 and "level" not in variable.coords):
             dataset = dataset.drop_vars(name)
         else:
@@ -210,6 +220,11 @@ def _of_parts(place: str, parts: list[Part], year: int) -> Source:
     told: Counter = Counter()
     for part in parts:
         here = part.latitude_deg[part.rows], part.longitude_deg
+        east = np.diff(here[1], append=here[1][:1]) % 360
+        if not east.all() or round(east.sum()) != 360:
+            raise ValueError(
+                f"{part.file}: longitude does not go eastward once around; sort it, each once"
+            )
         for name, one, other in zip(GRID, grid, here, strict=True):
             # nearly: float32 in one file and float64 in another
             if len(one) != len(other) or not np.allclose(one, other, rtol=0, atol=1e-3):

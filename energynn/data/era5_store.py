@@ -10,6 +10,7 @@ climatology merge these over the training years, whichever they are.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,7 +68,9 @@ def prepare(source: str, out: Path, years: list[int]) -> list[str]:
         count = len(_note(out, year).hours_since_1970)
         whole = len(hours_of_year(year))
         if count < whole:
-            remarks.add(f"{year}: {count} of {whole} times; no sample crosses a gap")
+            found = f"{count} of {whole} times; no sample crosses a gap"
+            remedy = f"rm {shlex.quote(f'{out}/{year}.npy')}"
+            remarks.add(f"{year}: {found}; after `{remedy}` it is made anew")
     return sorted(remarks)
 
 

@@ -4,6 +4,7 @@ and what can be weather.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ LEVELS_HPA = (50, 500, 850, 1000)
 # Our name -> those of WeatherBench2 and ARCO-ERA5, of the Climate Data Store, of CMIP and others,
 # and CF's standard name, where it names no other variable, too.
 NAMES = {
-    "u10": ("10m_u_component_of_wind", "u10", "uas", "u10m"),
-    "v10": ("10m_v_component_of_wind", "v10", "vas", "v10m"),
-    "t2m": ("2m_temperature", "t2m", "tas"),
+    "u10": ("10m_u_component_of_wind", "u10", "uas", "u10m", "10u"),
+    "v10": ("10m_v_component_of_wind", "v10", "vas", "v10m", "10v"),
+    "t2m": ("2m_temperature", "t2m", "tas", "2t"),
     "sp": ("surface_pressure", "sp", "ps", "surface_air_pressure"),
     "mslp": (
         "mean_sea_level_pressure",
@@ -47,6 +48,7 @@ NAMES = {
     "q": ("specific_humidity", "q", "hus"),
 }
 OURS = {other: name for name, others in NAMES.items() for other in others}
+WANTED = {*NAMES, *CHANNELS, "q500", "q850"}
 # Unit, least and most of a variable, or of all whose names begin with it. There is room for
 # atmospheres that are made up, and none for a fill value.
 QUANTITIES = {
@@ -66,7 +68,8 @@ OTHER_UNITS = {
     "mslp": ("hPa", 300, 1_200),
     "z500": ("m", 4_000, 7_000),
 }
-MOST_ZEROS = 0.25  # of a plane; a part of a file that was never written reads as zeros
+# of a plane, in squares of four; a part of a file that was never written reads as zeros
+MOST_ZEROS = 0.01
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,16 @@ class Source:
     remark: str = ""
 
 
+def our_name(name: str) -> str:
+    """Make ours of the name of a variable or channel, in whatever form: VAR_2T, z_500, z-500hPa.
+
+    A name that is none of ours stays, in small letters.
+    """
+    name = name.lower().removeprefix("var_")
+    variable, level = re.fullmatch(r"(.*?)[_@-]?(\d*)(?:_?hpa)?", name).groups()
+    return OURS.get(name) or OURS.get(variable, variable) + level
+
+
 def hours_of_year(year: int) -> np.ndarray:
     """List the 6-hourly times of a year, 1460 or 1464 of them, in hours since 1970."""
     hours = np.arange(f"{year}", f"{year + 1}", STEP_H, dtype="datetime64[h]")
@@ -121,9 +134,11 @@ def hours_of_year(year: int) -> np.ndarray:
 def require_dates(time) -> None:
     """Raise ValueError where an xarray time has no dates of the calendar of ERA5."""
     if time.dtype.kind != "M":
-        calendar = time.encoding.get("calendar", "none")
+        calendar = time.encoding.get("calendar")
         raise ValueError(
             f"time is of the calendar {calendar}, ERA5's is the standard one"
+            if calendar
+            else "time has no units; write them, as `hours since 1970-01-01`"
         )
 
 
@@ -174,6 +189,8 @@ def in_our_unit(name: str, values: np.ndarray, unit: str | None) -> np.ndarray:
     except ImportError as error:
         raise ValueError("units need packages: pip install 'energynn[era5]'") from error
     try:
+        # names, but no symbols, in any letters: Kelvin, Pascals
+        unit = re.sub(r"\b[A-Z][a-z]{4,}", lambda word: word[0].lower(), unit)
         found = registry.Quantity(values, unit)
         if ours == "m2/s2" and found.check("[length]"):
             found = found * registry.Quantity(GRAVITY_M_S2, "m/s2")
@@ -194,10 +211,12 @@ def require_weather(name: str, plane: np.ndarray, hour: int) -> None:
     low, high = float(plane.min()), float(plane.max())
     other, above, below = OTHER_UNITS.get(name, ("", high, low))
     found = f"{name} is {low:g} to {high:g}"
+    zero = plane == 0
+    zero = zero[1:, 1:] & zero[1:, :-1] & zero[:-1, 1:] & zero[:-1, :-1]
     fault = ""
     if not np.isfinite(high - low):
         fault = f"no finite {name} at {utc(hour)}; get it again"
-    elif low == high or np.count_nonzero(plane) < (1 - MOST_ZEROS) * plane.size:
+    elif low == high or zero.mean() > MOST_ZEROS:
         fault = f"{found} at {utc(hour)}, as if it had not been written; get it again"
     elif low < least or high > most:
         fault = f"{found} at {utc(hour)}, outside of {least:g} to {most:g} {unit}; get it again"

@@ -36,6 +36,8 @@ def _below(
     device = real.stat().st_dev
     with os.scandir(real) as entries:
         by_name = sorted(entries, key=lambda entry: entry.name)
+    if not by_name:
+        remarks[folder[:-1]] = "left out, an empty folder"
     for entry in by_name:
         name = folder + entry.name
         kind = _kind(entry)

@@ -26,6 +26,7 @@ from energynn.data import photographs
 from energynn.data.folders import list_files
 from energynn.files import REPOSITORY, whole
 from energynn.progress import meter
+from energynn.reading import one_fault
 from energynn.texts import printable
 
 SPLITS = ("train", "val")
@@ -42,6 +43,8 @@ ARCHIVES = {
 }
 TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVES
 KIT_FOLDER = "ILSVRC2012_devkit_t12/data"
+# Tags of TIFF, which tell of other greys: bits of a value, and whether 0 is black, 1, or white.
+BITS, MEANING = 258, 262
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # PPM is our own store's, too
 # what our store has; an older one tells the original's size in a comment
 PPM_HEADER = re.compile(rb"P6\n(?:#.*\n)?(\d+) (\d+)\n255\n")
@@ -136,7 +139,7 @@ def _list_split(root: Path, split: str, remarks: dict[str, str]) -> Listing:
         return make_listing(root, _names_of_tree(root, split, remarks))
     if archive.is_file():
         return make_listing(archive, **_index(archive))
-    remedy = "name another folder"
+    remedy = f"name a folder with {' and '.join(SPLITS)} in it"
     if deeper := sorted(root.glob(f"*/{split}")):
         remedy = f"move what {deeper[0].parent} holds one folder up"
     raise ValueError(
@@ -180,9 +183,12 @@ def _names_of_tree(root: Path, split: str, remarks: dict[str, str]) -> list[byte
             names.append(name)
     folder = f"images: {root}/{split}/"
     if not names:
+        remedy = f"images end in {', '.join(ENDINGS)}"
+        if outside:
+            remedy = f"move each into {split}/CLASS/"
         raise Misplaced(
-            f"{folder} has {len(outside)} images and no class folders with images; move each into "
-            f"{split}/CLASS/ (ImageNet's archives are read as they are, without {split}/)"
+            f"{folder} has {len(outside)} images and no class folders with images; {remedy} "
+            f"(ImageNet's archives are read as they are, without {split}/)"
         )
     classes = {name.split("/")[1] for name in names}
     if len(classes) == 1 and any(name.count("/") > 2 for name in names):
@@ -208,6 +214,8 @@ def _index(archive: Path) -> dict[str, np.ndarray]:
                 table = [np.array(column) for column in zip(*rows(file), strict=True)]
                 if file.offset >= state.st_size:
                     raise tarfile.ReadError("it ends without tar's mark of an end")
+                if not table:
+                    raise tarfile.ReadError("no images where ImageNet's has them")
         except tarfile.TarError as error:
             raise ValueError(
                 f"images: {archive} is damaged ({error}); copy it again"
@@ -229,17 +237,24 @@ def _training_images(outer: tarfile.TarFile) -> Iterator[tuple[bytes, int, int]]
     """Find name, offset and bytes of each image; there is one archive per synset within the
     archive.
     """
-    for member in _shown(outer):
+    for member in _shown(outer, ".tar"):
         with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
-            for image in _shown(inner):
+            for image in _shown(inner, ENDINGS):
                 name = f"train/{Path(member.name).stem}/{Path(image.name).name}"
-                yield name.encode(), member.offset_data + image.offset_data, image.size
+                yield (
+                    os.fsencode(name),
+                    member.offset_data + image.offset_data,
+                    image.size,
+                )
 
 
-def _shown(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Give the files of an archive, without hidden ones, as macOS adds."""
+def _shown(
+    archive: tarfile.TarFile, endings: str | tuple[str, ...]
+) -> Iterator[tarfile.TarInfo]:
+    """Give the files of an archive with these endings, without hidden ones, as macOS adds."""
     for member in archive:
-        if member.isfile() and not Path(member.name).name.startswith("."):
+        name = Path(member.name).name.lower()
+        if member.isfile() and name.endswith(endings) and not name.startswith("."):
             yield member
 
 
@@ -249,7 +264,8 @@ def _validation_images(flat: tarfile.TarFile) -> Iterator[tuple[bytes, int, int]
     """
     from scipy.io import loadmat
 
-    with tarfile.open(Path(flat.name).with_name(DEVELOPMENT_KIT)) as kit:
+    file = open(Path(flat.name).with_name(DEVELOPMENT_KIT), "rb")
+    with file, one_fault(f"images: {file.name}"), tarfile.open(fileobj=file) as kit:
         meta = kit.extractfile(f"{KIT_FOLDER}/meta.mat").read()
         truth = kit.extractfile(
             f"{KIT_FOLDER}/ILSVRC2012_validation_ground_truth.txt"
@@ -257,10 +273,12 @@ def _validation_images(flat: tarfile.TarFile) -> Iterator[tuple[bytes, int, int]
     synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
     synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
     numbers = truth.split()
-    for image in _shown(flat):
+    for image in _shown(flat, ENDINGS):
         name = Path(image.name).name
-        line = int(Path(name).stem.rpartition("_")[2]) - 1
-        synset = synset_of[int(numbers[line])]
+        number = Path(name).stem.rpartition("_")[2]
+        if not number.isdecimal() or not 1 <= int(number) <= len(numbers):
+            raise tarfile.ReadError(f"no class of {name} in {DEVELOPMENT_KIT}")
+        synset = synset_of[int(numbers[int(number) - 1])]
         yield f"val/{synset}/{name}".encode(), image.offset_data, image.size
 
 
@@ -378,7 +396,13 @@ def open_image(data: bytes):
     except UnidentifiedImageError:  # whose text has an address in memory
         raise ValueError(f"cannot be read as {', '.join(FORMATS)}") from None
     # a PGM with more than 8 bits is scaled to 16 of them
-    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
+    tags = getattr(image, "tag_v2", {})
+    is_plain = tags.get(BITS, (16,)) == (16,) and tags.get(MEANING, 1) == 1
+    if (
+        is_plain
+        and image.mode.startswith("I;16")
+        or (image.mode, image.format) == ("I", "PPM")
+    ):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode[0] in "IF":
         raise ValueError("the number of white is not known; save it with 8 bits")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
-from energynn.config import ResNet50Config, RunConfig
+from energynn.config import FOLDER_NAME, ResNet50Config, RunConfig
 from energynn.data import imagenet, photographs
 from energynn.data.digests import verify_tree
 from energynn.data.folders import list_files
@@ -51,8 +52,12 @@ def root(dataset: str) -> Path:
     build/data/.
 
     What does not ship lies where its environment variable says; raises ValueError if that says
-    nothing.
+    nothing, and for a path instead of a name: a manifest would be written there.
     """
+    if not re.match(FOLDER_NAME, dataset):
+        raise ValueError(
+            f"dataset: {dataset!r} is no name; link {GENERATED}/NAME to it"
+        )
     if variable := VARIABLES.get(dataset):
         if not os.environ.get(variable):
             raise ValueError(

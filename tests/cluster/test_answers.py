@@ -48,6 +48,18 @@ def test_an_answer_without_a_number_is_sbatch_s_and_is_not_kept(
     assert fake_slurm.submit() == 0 and "job 41" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("task", ["[0]", "[0-3%2]", "0+"])
+def test_a_queue_that_names_no_single_tasks_is_not_taken_for_an_empty_one(
+    fake_slurm, capsys, task
+):
+    assert fake_slurm.submit() == 0
+    fake_slurm.answers["squeue"] = f"41_{task}|PENDING|Resources\n"
+    fake_slurm.energynn("status")
+    assert "unknown" in capsys.readouterr().out
+    assert fake_slurm.submit() == 2
+    assert "is no line of its format" in capsys.readouterr().err
+
+
 CHANGING = """SBATCH_TIMELIMIT SBATCH_ARRAY_INX SBATCH_NO_REQUEUE SBATCH_BEGIN SBATCH_WAIT
 SQUEUE_STATES SQUEUE_NAMES SQUEUE_FORMAT SCANCEL_STATE SCANCEL_INTERACTIVE"""
 

@@ -3,6 +3,8 @@ its refusal, or none where the states must be right.
 """
 
 import re
+import shlex
+import subprocess
 import zipfile
 
 import h5py
@@ -91,6 +93,27 @@ def with_cmips_names(source):
     return source.assign_coords(plev=source.plev * 100.0)
 
 
+def with_gribs_names(source):
+    """As NCAR has them, and as levels in the names."""
+    levels = {"Z_500": 500, "geopotential-50": 50, "z850hPa": 850, "Z1000": 1000}
+    levels = {
+        name: source.z.sel(level=level, drop=True) for name, level in levels.items()
+    }
+    # u_10 may be at 10 hPa, where u10 is at 10 m
+    other = xr.Dataset({"v_10": source.v10 + 1})
+    source = xr.merge([other, source.drop_vars("z").assign(levels)])
+    return source.rename(u10="VAR_10U", t2m="VAR_2T", msl="MSL", time="Time")
+
+
+def forecast(source):
+    begin = source.time - np.timedelta64(6, "h")
+    return source.assign_coords(valid_time=("time", source.time.values), time=begin)
+
+
+def without_units(source):
+    return source.assign_coords(time=[0.0, 6, 12, 18])
+
+
 def as_new(source):
     source = source.assign_coords(expver=("time", ["0001"] * 4), number=0)
     return source.rename(level="pressure_level", time="valid_time")
@@ -148,9 +171,9 @@ def zarr(folder, **options):
     return store
 
 
-def missing_chunk(folder):
-    chunks = {"t2m": {"chunks": (1, 9, 16)}}
-    store = zarr(folder, zarr_format=2, encoding=chunks) / "t2m"
+def missing_chunk(folder, name="t2m", *shape):
+    chunks = {name: {"chunks": (1, *(shape or (9, 16)))}}
+    store = zarr(folder, zarr_format=2, encoding=chunks) / name
     (store / "1.0.0").unlink()
     about = store / ".zarray"
     about.write_text(about.read_text().replace('"NaN"', "null"))
@@ -180,6 +203,10 @@ CASES = {
         "4 of 1460 times of 2019, and none is 6 h after another",
     ),
     "every hour": (netcdf(hours=np.arange(HOURS[0] - 3, HOURS[0] + 20)), ""),
+    "no units of time": (netcdf(without_units), "0.nc: time has no units; write them"),
+    "forecast": (netcdf(forecast), ""),
+    "fewer times": (hdf5(hours=HOURS[:3]), "2019.h5: 3 times of 4 states"),
+    "begins well": (hdf5(a_start_time="20190101"), ""),
     "365_day": (netcdf(with_calendar), "0.nc: time is of the calendar 365_day"),
     # what is missing
     "rows": (empty(4, 21, 8, 16), r"2019.h5: .* it is float32 \(4, 21, 8, 16\)"),
@@ -195,6 +222,14 @@ CASES = {
         "u10 is 0 to",
     ),
     "missing chunk": (missing_chunk, "t2m is 0 to 0"),
+    "missing corner": (
+        lambda folder: missing_chunk(folder, "u10", 3, 4),
+        "u10 is 0 to",
+    ),
+    "fill in hdf5": (
+        hdf5(lambda values: np.where(values > 290, -999, values), a__FillValue=-999.0),
+        "no finite u10",
+    ),
     "fill": (with_value("t2m", 9.97e36), "0.nc: t2m is .* to 9.97e"),
     "packed fill": (with_value("t2m", -32767), "0.nc: t2m is -32767"),
     "-9999": (with_value("u10", -9999), "u10 is -9999"),
@@ -215,10 +250,12 @@ CASES = {
     "hPa": (in_unit("sp", "hPa", lambda values: values / 100), ""),
     "gpm": (in_unit("z", "gpm", lambda values: values / GRAVITY_M_S2), ""),
     "km/h": (in_unit("u10", "km/h", lambda values: values * 3.6), ""),
+    "Kelvin": (in_unit("t2m", "Kelvin", abs), ""),
     "another kind": (in_unit("t2m", "m", abs), "0.nc: t2m is in 'm'"),
     "no unit": (in_unit("t2m", "warm", abs), "0.nc: t2m is in 'warm'"),
     "unsaid hPa": (netcdf(lambda s: s.assign(msl=s.msl + 750)), "mslp is .*as in hPa"),
     # names, dimensions and files
+    "GRIB": (netcdf(with_gribs_names), ""),
     "CMIP": (netcdf(with_cmips_names), ""),
     "expver": (netcdf(expver), ""),
     "expver differ": (
@@ -252,6 +289,14 @@ CASES = {
         netcdf(lambda s: s.isel(latitude=slice(None, None, -1))),
         "",
     ),
+    "westward": (
+        netcdf(lambda s: s.isel(longitude=slice(None, None, -1))),
+        "0.nc: longitude does not go eastward once around",
+    ),
+    "first column twice": (
+        netcdf(lambda s: s.assign_coords(longitude=s.longitude * 16 / 15)),
+        "0.nc: longitude does not go",
+    ),
     "rows after columns": (
         netcdf(lambda s: s.transpose(..., "longitude", "latitude")),
         "",
@@ -262,12 +307,13 @@ CASES = {
     "attribute": (reversed_hdf5(a_channels=REVERSED), ""),
     "bytes": (reversed_hdf5(channel=np.array(REVERSED, "S")), ""),
     "one text": (reversed_hdf5(a_fields=", ".join(REVERSED)), ""),
-    "other names": (
-        reversed_hdf5(
-            channel=[name.replace("z", "geopotential_") for name in REVERSED]
-        ),
-        "",
-    ),
+    **{
+        f"{name} for z": (
+            reversed_hdf5(channel=[each.replace("z", name) for each in REVERSED]),
+            "",
+        )
+        for name in ("geopotential_", "Z-", "z@")
+    },
     "other channel": (
         reversed_hdf5(channel=[name.replace("t500", "t600") for name in REVERSED]),
         "2019.h5: no temperature or t for t500",
@@ -328,3 +374,8 @@ def test_a_whole_year_is_complete_and_a_gap_is_said(tmp_path, capsys):
         assert cli.main([*words.split(), "2018-2019"]) == 0
         told = capsys.readouterr().out
         assert "2018: 25 of 1460 times" in told and ": complete" not in told
+    (remedy,) = re.findall("`(rm .*)`", told)
+    subprocess.run(shlex.split(remedy), check=True)
+    write_hdf5(source, 2018)
+    assert cli.main([*words.split(), "2018"]) == 0
+    assert ": complete" in capsys.readouterr().out

@@ -137,7 +137,8 @@ def test_an_archive_cut_between_two_images_or_with_hidden_files(tree):
     archives = [official / name for name in list(imagenet.ARCHIVES)[:2]]
     for archive in archives:
         with tarfile.open(archive, "a") as file:
-            for name in ("._n01.tar", ".DS_Store", "x/._ILSVRC2012_val_00000001.JPEG"):
+            hidden = ("._n01.tar", ".DS_Store", "x/._ILSVRC2012_val_00000001.JPEG")
+            for name in (*hidden, "README.txt", "Thumbs.db"):
                 add(file, name, b"Mac OS X")
     assert [listing.names.tolist() for listing in list_images(official)] == whole
     for archive in archives:
@@ -147,6 +148,29 @@ def test_an_archive_cut_between_two_images_or_with_hidden_files(tree):
         with pytest.raises(ValueError, match=f"{archive} is damaged .*copy it again"):
             list_images(official)
         archive.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "name, members, says",
+    [
+        (imagenet.TRAINING_ARCHIVE, [], "no images where"),
+        (imagenet.TRAINING_ARCHIVE, ["train/n01/a.JPEG"], "no images where"),
+        (imagenet.VALIDATION_ARCHIVE, ["val_0.JPEG"], "no class of val_0.JPEG in"),
+        (imagenet.VALIDATION_ARCHIVE, ["val_99.JPEG"], "no class of val_99"),
+        (imagenet.VALIDATION_ARCHIVE, ["n01/a.JPEG"], "no class of a.JPEG"),
+        (imagenet.DEVELOPMENT_KIT, ["data/meta.mat"], "KeyError"),
+    ],
+)
+def test_an_archive_of_other_members_is_named(tree, name, members, says):
+    archive = tree.parent / "official" / name
+    with tarfile.open(archive, "w") as file:
+        for member in members:
+            add(file, member, b"")
+    with pytest.raises(ValueError, match=f"^images: {archive}.*{says}"):
+        list_images(archive.parent)
+    archive.write_bytes(b"rubbish" * 99)
+    with pytest.raises(ValueError, match=f"^images: {archive}"):
+        list_images(archive.parent)
 
 
 def test_scaled_subsets_are_nested_and_the_same_on_any_machine(tree):

@@ -105,11 +105,13 @@ def test_what_is_found_and_left_out_is_said_and_the_same_for_all(tree, said):
         (train / "a" / f"{name}.jpg").symlink_to(target)
     os.link(train / "a" / "1.jpg", train / "a" / "once.jpg")
     os.mkfifo(train / "a" / "pipe.jpg")
+    (train / "c").mkdir()
     lines = {line.removeprefix("pets: ") for line in said().splitlines()[:-1]}
     assert lines == {
         "train: 13 images of 2 classes: a/*.bmp 1, a/*.jpg 5, a/*.png 1, a/*.ppm 1, "
         "a/*.tiff 1, a/*.webp 1, b/*.jpg 3",
         "val: 6 images of 2 classes: a/*.jpg 3, b/*.jpg 3",
+        "1 left out, an empty folder: train/c",
         "3 left out, hidden: train/.ipynb_checkpoints, train/a/._x.jpg, train/a/.cache",
         "2 left out, no link to anything: train/a/gone.jpg, train/a/self.jpg",
         "1 left out, no regular file: train/a/pipe.jpg",
@@ -133,6 +135,10 @@ def one_folder_deeper(folder):
     whole.rename(folder / "animals")
 
 
+def renamed(path):
+    path.rename(path.with_suffix(".jfif"))
+
+
 def flattened(folder):
     for path in list(folder.glob("*/*")):
         path.rename(folder / f"{path.parent.name}_{path.name}")
@@ -144,6 +150,10 @@ def flattened(folder):
     "slip, sentence",
     [
         (flattened, "val/ has 6 images and no class folders.* into val/CLASS/"),
+        (
+            lambda folder: [*map(renamed, folder.glob("*/*"))],
+            "val/ has 0 images and no class folders with images; images end in .jpg",
+        ),
         (one_folder_deeper, "val/ has one class folder only, animals, .*one folder up"),
     ],
 )
@@ -160,8 +170,8 @@ def test_pictures_in_other_folders_than_their_classes_have_a_sentence(
     with pytest.raises(ValueError, match=sentence) as error:
         run()
     assert str(error.value) in answer
-    for path in list((tree / "val").rglob("*.jpg")):  # the remedy
-        *_, folder, name = path.parts
+    for path in list((tree / "val").rglob("*.j*")):  # the remedy
+        *_, folder, name = path.with_suffix(".jpg").parts
         place = tree / "val" / (name if folder == "val" else folder)[0]
         place.mkdir(exist_ok=True)
         path.rename(place / name)
@@ -226,6 +236,13 @@ def store(data):
 
 BOMB = b"P5\n60000 60000\n255\n"
 FLOATS = encoded(GREYS.astype(np.float32), "TIFF")
+TAG = struct.Struct("<HHII")
+BITS_12 = encoded(GREYS, "TIFF").replace(
+    TAG.pack(258, 3, 1, 16), TAG.pack(258, 3, 1, 12)
+)
+ZERO_IS_WHITE = encoded(GREYS, "TIFF").replace(
+    TAG.pack(262, 3, 1, 1), TAG.pack(262, 3, 1, 0)
+)
 INTEGERS = encoded(GREYS.astype(np.int32), "TIFF")
 
 
@@ -233,7 +250,13 @@ INTEGERS = encoded(GREYS.astype(np.int32), "TIFF")
     "data",
     [
         *(b"", b"no image", jpeg(1)[:300], b"GIF89a", BOMB, FLOATS),
-        *(INTEGERS, b"II*\0\x08\0\0\0\xff\xff", b"P6\n9 9\n255\n"),
+        *(
+            INTEGERS,
+            BITS_12,
+            ZERO_IS_WHITE,
+            b"II*\0\x08\0\0\0\xff\xff",
+            b"P6\n9 9\n255\n",
+        ),
     ],
 )
 @pytest.mark.parametrize("load", [load_pillow, decode, imagenet.ppm])
