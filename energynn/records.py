@@ -399,7 +399,9 @@ def copies(found: dict[Path, dict]) -> dict[Path, Path]:
 def measured(record: dict) -> set[str]:
     """What no two runs share, whatever they are called: files of samples, and time with energy."""
     files = record.get("files", {})
-    marks = {f"{files[name]}" for name in files if "samples-" in name}
+    # of runs that were killed before they had a sample, the files are empty alike
+    held = [name for name in files if "samples-" in name and files[name]["bytes"]]
+    marks = {f"{files[name]}" for name in held}
     took = [record.get(name, 0.0) for name in ("training_time_s", "energy_total_J")]
     if record.get("launcher") == "simulated" or not marks:
         return set()

@@ -149,6 +149,15 @@ def test_a_copy_is_a_fault_and_counts_once(run_dir, capsys, place, repeat):
     assert len(found) <= 1 and len(records.read_all(folder)) == 1
 
 
+def test_runs_that_were_killed_before_a_sample_are_no_copies(run_dir):
+    folder = run_dir.parent.parent
+    (run_dir / "samples-host.jsonl").write_text("")
+    shutil.copytree(run_dir, folder / "local" / "another")
+    edited(folder / "local" / "another" / "run.json", run_id="another")
+    records.recover(folder)
+    assert records.check(folder) == [] and len(records.read_all(folder)) == 2
+
+
 def test_a_run_that_is_starting_is_not_dead(run_dir):
     folder = run_dir.parent.parent
     with files.lock(run_dir / records.START_LOCK):
