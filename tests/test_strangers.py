@@ -15,6 +15,7 @@ import torch
 
 from energynn import cli, files, records
 from energynn.cluster import systems
+from energynn.config import digest
 from energynn.forecast import fit, runs
 from energynn.train import checkpoint
 from energynn.train.distributed import World
@@ -119,6 +120,19 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir, capsys):
     row = pd.read_csv(table).set_index("name").loc["'=1+1"]
     assert row["command"].startswith("'@x")
     assert row["energy_J"] > 0, "numbers stay numbers"
+
+
+@pytest.mark.parametrize("sensors", [[{}], [{"primary": True}], [{"notes": None}]])
+def test_what_is_no_sensor_is_said_in_one_line(run_dir, capsys, sensors):
+    record = records.build(run_dir, "finished", "")
+    record["sensors"] = sensors
+    record["record_sha256"] = digest(
+        {name: value for name, value in record.items() if name != "record_sha256"}
+    )
+    files.write_json(run_dir / "record.json", record)
+    for word in ("show", "check"):
+        status, said = told(capsys, word, run_dir)
+        assert status and run_dir.name in said and "Traceback" not in said
 
 
 # ------------------------------------------------------------------------------------ copies
