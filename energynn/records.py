@@ -60,7 +60,7 @@ PARTS = {
             [("id", str), ("component", str), ("primary", bool), ("notes", dict)],
         )
     ],
-    "files": dict[str, msgspec.defstruct("File", [("bytes", int), ("sha256", str)])],
+    "files": dict[str, dict],
 }
 GIVEN = {"schema", "status", "status_reason", "ended_at", "files", "record_sha256"}
 # Files and folders of a run that the record is not derived from: the notebook is a view of the run,
@@ -411,7 +411,7 @@ def measured(record: dict) -> set[str]:
     """What no two runs share, whatever they are called: files of samples, and time with energy."""
     files = record.get("files", {})
     # of runs that were killed before they had a sample, the files are empty alike
-    held = [name for name in files if "samples-" in name and files[name]["bytes"]]
+    held = [name for name in files if "samples-" in name and files[name].get("bytes")]
     marks = {f"{files[name]}" for name in held}
     took = [record.get(name, 0.0) for name in ("training_time_s", "energy_total_J")]
     if record.get("launcher") == "simulated" or not marks:
