@@ -52,6 +52,16 @@ KINDS = {
     "tables": list[dict],
     "texts": list[str],
 }
+# of those whose parts others read
+PARTS = {
+    "sensors": list[
+        msgspec.defstruct(
+            "Sensor",
+            [("id", str), ("component", str), ("primary", bool), ("notes", dict)],
+        )
+    ],
+    "files": dict[str, dict],
+}
 GIVEN = {"schema", "status", "status_reason", "ended_at", "files", "record_sha256"}
 # Files and folders of a run that the record is not derived from: the notebook is a view of the run,
 # the log of a batch job grows after the record, checkpoints are of use until the training ends.
@@ -85,7 +95,8 @@ def _struct(name: str, fields: Collection[str]) -> type[msgspec.Struct]:
     members = []
     for field in fields:
         default = [] if field in ALWAYS else [None]
-        members.append((field, KINDS[KIND_OF[field]], *default))
+        kind = PARTS.get(field, KINDS[KIND_OF[field]])
+        members.append((field, kind, *default))
     return msgspec.defstruct(name, members, kw_only=True)
 
 
@@ -399,7 +410,9 @@ def copies(found: dict[Path, dict]) -> dict[Path, Path]:
 def measured(record: dict) -> set[str]:
     """What no two runs share, whatever they are called: files of samples, and time with energy."""
     files = record.get("files", {})
-    marks = {f"{files[name]}" for name in files if "samples-" in name}
+    # of runs that were killed before they had a sample, the files are empty alike
+    held = [name for name in files if "samples-" in name and files[name].get("bytes")]
+    marks = {f"{files[name]}" for name in held}
     took = [record.get(name, 0.0) for name in ("training_time_s", "energy_total_J")]
     if record.get("launcher") == "simulated" or not marks:
         return set()
@@ -511,7 +524,9 @@ def recover_one(folder: Path) -> str:
     """Write the record of a run whose launcher died; returns a line, also where it cannot be."""
     lines = []
     # one folder that cannot be read must not cost the others
-    with one_fault(f"{folder.name}: cannot be recovered", lines):
+    with one_fault(
+        f"{folder.name}: cannot be recovered, mend this or move it elsewhere", lines
+    ):
         _held = hold(folder)  # nobody starts it meanwhile
         events = list(chain.from_iterable(events_of_segments(folder).values()))
         reason = f"the launcher died before it could write a record; {how_far(events)}"

@@ -15,6 +15,7 @@ import torch
 
 from energynn import cli, files, records
 from energynn.cluster import systems
+from energynn.config import digest
 from energynn.forecast import fit, runs
 from energynn.train import checkpoint
 from energynn.train.distributed import World
@@ -121,6 +122,19 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir, capsys):
     assert row["energy_J"] > 0, "numbers stay numbers"
 
 
+@pytest.mark.parametrize("sensors", [[{}], [{"primary": True}], [{"notes": None}]])
+def test_what_is_no_sensor_is_said_in_one_line(run_dir, capsys, sensors):
+    record = records.build(run_dir, "finished", "")
+    record["sensors"] = sensors
+    record["record_sha256"] = digest(
+        {name: value for name, value in record.items() if name != "record_sha256"}
+    )
+    files.write_json(run_dir / "record.json", record)
+    for word in ("show", "check"):
+        status, said = told(capsys, word, run_dir)
+        assert status and run_dir.name in said and "Traceback" not in said
+
+
 # ------------------------------------------------------------------------------------ copies
 
 
@@ -147,6 +161,15 @@ def test_a_copy_is_a_fault_and_counts_once(run_dir, capsys, place, repeat):
     assert len(pd.read_csv(table)) == 1
     found = runs.valid(folder, systems.site("local"))
     assert len(found) <= 1 and len(records.read_all(folder)) == 1
+
+
+def test_runs_that_were_killed_before_a_sample_are_no_copies(run_dir):
+    folder = run_dir.parent.parent
+    (run_dir / "samples-host.jsonl").write_text("")
+    shutil.copytree(run_dir, folder / "local" / "another")
+    edited(folder / "local" / "another" / "run.json", run_id="another")
+    records.recover(folder)
+    assert records.check(folder) == [] and len(records.read_all(folder)) == 2
 
 
 def test_a_run_that_is_starting_is_not_dead(run_dir):

@@ -36,15 +36,17 @@ def show(
     """Show one run: energy, time, error, and whether they are valid."""
     from energynn import records, texts
     from energynn.launch import command
+    from energynn.reading import one_fault
 
     run_dir = find_run(run, runs_dir)
-    if plot:
-        from energynn.analysis import one_run
+    with one_fault(run_dir.name):  # its files may be anybody's
+        if plot:
+            from energynn.analysis import one_run
 
-        one_run.save(run_dir, plot)
-    record = records.read_record(run_dir)
-    shown = texts.each(record, texts.printable)
-    lines = [command.report(shown, details, run_dir.parent.parent)]
+            one_run.save(run_dir, plot)
+        record = records.read_record(run_dir)
+        shown = texts.each(record, texts.printable)
+        lines = [command.report(shown, details, run_dir.parent.parent)]
     lines += [f"  {shown[key]}" for key in ("name", "note") if key in record]
     lines.append(f"  {run_dir}")
     lines += [f"  wrote {plot}"] if plot else []

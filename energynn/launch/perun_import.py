@@ -9,6 +9,7 @@ import re
 import shutil
 from itertools import product
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 
@@ -127,18 +128,20 @@ def _write_hosts(run: PerunRun, folder: Path) -> None:
     hosts = sorted({sensor.host for sensor in sensors})
     for round_, host in product(rounds, hosts):
         own = [each for each in sensors if (each.round, each.host) == (round_, host)]
-        seconds = own[0].seconds.astype(float)
+        seconds = own[0].seconds.astype(float)  # of all sensors of a host
         steps_s = np.diff(seconds)
         if not len(steps_s):
             raise ValueError(f"{host} has one sample, two are needed")
-        if not ((steps_s >= 0) & (steps_s < np.inf)).all():
+        are_same = all(np.array_equal(each.seconds, seconds) for each in own)
+        if not are_same or not ((steps_s >= 0) & (steps_s < np.inf)).all():
             raise ValueError(f"the times of {host} are not those of a run")
         number = rounds.index(round_)
         place = folder / f"segment-{number + 1}" if number else folder
         place.mkdir(exist_ok=True)
         times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
         readings = map(list, zip(*map(_readings, own), strict=True))
-        about = hosts.index(host), _file_name(host), list(map(_describe, own))
+        # no two hosts may have one name
+        about = hosts.index(host), quote(host, ""), list(map(_describe, own))
         write_host(place, *about, times_ns, readings, apart_ns=number * ROUND_NS)
 
 

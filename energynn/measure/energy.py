@@ -170,7 +170,7 @@ def judge(
     for one, other in combinations(primary, 2):
         if _are_one(one, other):
             text = f"{one.sensor['id']} and {other.sensor['id']} are the same device"
-            text += f", counted twice; {may_leave_out(other.sensor['id'])}"
+            text += f", counted twice; {may_leave_out(other.device)}"
             reasons.append(refusal("D", text))
     for one in primary:
         reasons += impossible(one, limits)
@@ -202,7 +202,7 @@ def _movement(one: Evidence, limits: dict) -> Iterator[str]:
     mean_W = one.energy_J / one.length_s
     if mean_W < least_W:
         text = f"{name} showed {mean_W:.2g} W in the mean, at least {least_W:.2g} W are drawn"
-        text += f"; {may_leave_out(name)}" * bool(mean_W == 0)
+        text += f"; {may_leave_out(one.device)}" * bool(mean_W == 0)
         yield refusal("S", text, *by)
     readings, seconds = one.still.T
     if one.is_counter:
@@ -278,7 +278,9 @@ def _remedy(one: Evidence, quota_cpus: float | None) -> str:
         text = f"; this container has a quota of {quota_cpus:.2g} CPUs (cgroup), give it more"
     apart_s = one.length_s / max(one.readings, 1)
     kept_s = [period_s for period_s in PERIODS_S if period_s > 2 * apart_s]
-    if apart_s > 2 * one.period_s and kept_s:
+    # one long gap is of a sampler that stood still
+    is_slow = apart_s > 2 * one.period_s and one.longest_gap_s < 3 * apart_s
+    if is_slow and kept_s:
         text += (
             f"; a reading takes {apart_s:.2g} s here, measure with --period {kept_s[0]}"
         )

@@ -229,4 +229,6 @@ def remarks(record: dict, runs_dir: Path | None = None) -> list[str]:
     ways = {notes["measured_by"] for notes in used if "measured_by" in notes}
     lines += [f"CPU: estimated; to have it measured, {way}" for way in sorted(ways)]
     path = system_file(runs_dir, record["system"])
-    return lines + remedy(record.get("doubts", []), path)
+    # what perun has measured cannot be measured again
+    doubts = record.get("doubts", []) if record["system"] != "imported" else []
+    return lines + remedy(doubts, path)

@@ -124,7 +124,8 @@ def choose(inventory: Inventory, faults: dict[str, str]) -> None:
             if sensor.is_zone and not has_rapl:
                 inventory.problems.append(fault)
             else:
-                without = energy.may_leave_out(sensor.id)
+                # all that reads it: without its counter, its power would count
+                without = energy.may_leave_out(sensor.component + sensor.device)
                 inventory.unaccounted.append(f"{fault}; {without}")
     inventory.sensors = working
 
@@ -177,14 +178,15 @@ def _describe_zone(sensor: Sensor, zone: Path) -> str | None:
     """Note what a zone tells of itself; returns its component, None if it is none of ours."""
     name = (zone / "name").read_text().strip()
     component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
+    if component is None:
+        return None
     wraps_at = float((zone / "max_energy_range_uj").read_text())
     limits_uW = map(kernel.text, zone.glob("constraint_*_limit_uw"))
     limits_W = [int(text) / 1e6 for text in limits_uW if text.isdecimal()]
-    if component:
-        package = zone.name.split(":")[1]
-        sensor.id, sensor.component = f"{component}_{package}_{name}", component
-        sensor.device, sensor.wraps_at = package, wraps_at
-        sensor.notes = {"limit_W": max(limits_W)} if any(limits_W) else {}
+    package = zone.name.split(":")[1]
+    sensor.id, sensor.component = f"{component}_{package}_{name}", component
+    sensor.device, sensor.wraps_at = package, wraps_at
+    sensor.notes = {"limit_W": max(limits_W)} if any(limits_W) else {}
     return component
 
 
@@ -275,20 +277,22 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
         return
     vendors = kernel.training_devices()
     there = [address for address, vendor in vendors.items() if vendor == "NVIDIA"]
-    remedy = "look at nvidia-smi, install nvidia-ml-py, or say --no-gpu"
+    fault, pynvml, notes = "NVML does not list it", None, []
     try:
         pynvml, notes = list_gpus()
     except Exception as error:  # no library, no driver, no permission
+        fault = f"NVML does not start ({error})"
+    told = [gpu.get("pci") for gpu in notes]
+    unlisted = [address for address in there if address not in told]
+    # one that does not tell its address may be any of these
+    if len(unlisted) > told.count(None) and (visible is None or not pynvml):
         inventory.unaccounted += [
-            f"NVIDIA GPU {address}: NVML does not start ({error}); {remedy}, or "
-            + energy.may_leave_out(address)
-            for address in there
+            f"NVIDIA GPU {address}: {fault}; look at nvidia-smi, install nvidia-ml-py, or say "
+            f"--no-gpu, or {energy.may_leave_out(address)}"
+            for address in unlisted
         ]
+    if not pynvml:
         return
-    if visible is None and len(there) > len(notes):
-        inventory.unaccounted.append(
-            f"NVML lists {len(notes)} of the NVIDIA GPUs {' '.join(there)}; {remedy}"
-        )
     chosen, unknown = visible_devices(notes, visible)
     for entry in unknown:
         sentence = PART if entry.startswith("MIG-") else NOT_WHOLE

@@ -294,6 +294,14 @@ def test_slow_sensors_are_told_a_period_that_they_can_keep(tmp_path):
     assert letters(found) == set() and found["samples_in_training"] >= 60
 
 
+@pytest.mark.parametrize("until_s", [17.0, 18.0, 20.0])
+def test_a_sampler_that_stood_still_is_told_no_period(tmp_path, until_s):
+    t_s = T[(T < 4) | (T > until_s)]
+    power = gpu("power"), 300.5 + np.sin(t_s)
+    (reason,) = judge(tmp_path, power, t_s=t_s)["doubts"]
+    assert "no readings" in reason and "--period" not in reason
+
+
 @pytest.mark.parametrize(
     "time_s, samples, period_s, says",
     [

@@ -14,7 +14,7 @@ import pytest
 from energynn import cli, files, records
 from energynn.files import REPOSITORY
 from energynn.launch import perun_import
-from energynn.measure import perun_adapter
+from energynn.measure import machine, perun_adapter
 from energynn.measure.samples import pieces
 from tests.perun_files import (
     PACKAGE,
@@ -122,6 +122,28 @@ def test_two_hosts_have_a_file_each_and_rounds_are_segments(tmp_path):
     assert (record["nodes"], record["sockets"], record["devices"]) == (2, 2, 2)
     assert not any("overlap" in reason for reason in record["invalid_reasons"])
     assert record["training_time_s"] == 40
+
+
+@pytest.mark.parametrize("hosts", [("a b", "a-b"), ("a:1", "a@1"), (".a", "a")])
+def test_hosts_of_odd_names_are_two(tmp_path, hosts):
+    path = write_run(tmp_path / "perun.hdf5", layout_0_8(), hosts=hosts)
+    (record,), _, samples = imported(path)
+    assert len(samples) == 2 and record["energy_total_J"] == pytest.approx(2 * 7400)
+
+
+def test_sensors_of_one_host_have_the_same_times(tmp_path):
+    path = write_run(tmp_path / "perun.hdf5", layout_0_8())
+    with h5py.File(path, "a") as file:
+        file[f"{PACKAGE}/timesteps"][:] *= 2
+    with pytest.raises(ValueError, match="the times of a are not"):
+        imported(path)
+
+
+def test_what_is_imported_is_told_nothing_that_would_not_help(tmp_path):
+    counter = np.full(21, 7, "uint64")  # of DRAM that is not counted
+    dead = ("ram", "dram_0", *CPU[0][2:4], counter)
+    (record,), _, _ = imported(write_run(tmp_path / "perun.hdf5", [*CPU, dead]))
+    assert record["doubts"] and machine.remarks(record) == []
 
 
 def test_two_runs_are_two_folders_and_each_can_be_read_by_name(tmp_path):

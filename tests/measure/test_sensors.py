@@ -141,6 +141,15 @@ def test_a_foreign_value_is_the_fault_of_its_zone_alone(
     assert without.unaccounted == [] and primary(without)[0] == "cpu_0_package-0"
 
 
+@pytest.mark.parametrize("name", ["psys", "core", "uncore"])
+def test_a_zone_that_does_not_count_may_be_broken(tmp_path, name):
+    powercap.zone(tmp_path / "powercap" / "intel-rapl:1", name)
+    (tmp_path / "powercap" / "intel-rapl:1" / "max_energy_range_uj").unlink()
+    assert [one.id for one in sampler_process.find(MODEL, None).sensors] == [
+        "cpu_estimate"
+    ]
+
+
 def test_a_counter_that_only_root_may_read_names_the_command(tmp_path, monkeypatch):
     powercap_tree(tmp_path / "powercap")
 
@@ -335,6 +344,8 @@ def test_a_gpu_that_is_lost_is_unaccounted(nvml):
     assert primary(inventory) == ["gpu_0_energy", "cpu_estimate"]
     (fault,) = inventory.unaccounted
     assert "gpu_1" in fault
+    without = look(left_out=[re.search(r'left_out = \["(.+)"\]', fault)[1]])
+    assert without.unaccounted == [], "neither its counter nor its power is missed"
 
 
 def pci(tmp_path, address, vendor="0x10de", kind="0x030200"):
@@ -361,9 +372,37 @@ def test_a_gpu_that_only_others_name_is_unaccounted(tmp_path, monkeypatch, reque
     without = look(gpus=False)
     assert without.unaccounted == [] and "left out" in without.problems[0]
     request.getfixturevalue("nvml").nvmlDeviceGetCount = lambda: 0
-    assert "NVML lists 0 of" in look().unaccounted[0]
+    assert "NVML does not list it" in look().unaccounted[0]
     driver(tmp_path, "0000:03:00.0", minor=10**6)  # the device file is another job's
     assert look().unaccounted == []
+
+
+@pytest.mark.parametrize(
+    "told, left_out, missed",
+    [
+        (["41", "81"], [], []),
+        (
+            ["41"],
+            [],
+            ["81"],
+        ),  # one card is a virtual machine's (vfio), or has another driver
+        (["41"], ["0000:81:00.0"], []),
+        (["81"], ["0000:81:00.0"], ["41"]),
+        (["41", "01"], [], ["81"]),  # as many as there are, but another one
+        (["", "41"], [], []),
+        ([""], [], ["41", "81"]),
+    ],
+)
+def test_gpus_on_the_bus_are_held_against_nvml_s_one_by_one(
+    tmp_path, nvml, told, left_out, missed
+):
+    for bus in ("41", "81"):
+        pci(tmp_path, f"0000:{bus}:00.0")
+    nvml.nvmlDeviceGetCount = lambda: len(told)
+    nvml.nvmlDeviceGetPciInfo = lambda gpu: types.SimpleNamespace(
+        domain=0, bus=int(told[gpu], 16), device=0
+    )
+    assert [text[16:18] for text in look(left_out=left_out).unaccounted] == missed
 
 
 @pytest.mark.parametrize(
