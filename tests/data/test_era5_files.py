@@ -362,6 +362,7 @@ def test_times_written_into_a_file_of_too_many_states_help(tmp_path, capsys):
     assert np.array_equal(stored, values.astype("f4")[::2, :20, :8])
 
 
+@pytest.mark.slow
 def test_a_whole_year_is_complete_and_a_gap_is_said(tmp_path, capsys):
     source = tmp_path / "source"
     write_hdf5(source, 2019)

@@ -283,6 +283,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_a_sampler_ends_with_its_process_though_a_fork_of_it_lives():
     with subprocess.Popen(
         [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True
