@@ -26,39 +26,37 @@ MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
 # Fields in which runs of one fit may differ: a forecast takes account of them, or they change
 # neither time nor power.
 VARIED = {
-    *"""
-devices
-local_batch_size
-global_batch_size
-epochs
-accumulation_steps
-command
-workload
-preset
-system
-device
-seed
-repeat
-initial_run
-learning_rate
-training_samples
-validation_samples
-evaluate_training_set
-training_years
-validation_years
-test_years
-warmup_epochs
-save_weights
-plateau_patience
-on_bad_image
-step_period_s
-sampling_period_s
-perun_sampling_period_s
-idle_baseline_s
-idle_ready_s
-collective_timeout_s
-setup_timeout_s
-""".split()
+    "devices",
+    "local_batch_size",
+    "global_batch_size",
+    "epochs",
+    "accumulation_steps",
+    "command",
+    "workload",
+    "preset",
+    "system",
+    "device",
+    "seed",
+    "repeat",
+    "initial_run",
+    "learning_rate",
+    "training_samples",
+    "validation_samples",
+    "evaluate_training_set",
+    "training_years",
+    "validation_years",
+    "test_years",
+    "warmup_epochs",
+    "save_weights",
+    "plateau_patience",
+    "on_bad_image",
+    "step_period_s",
+    "sampling_period_s",
+    "perun_sampling_period_s",
+    "idle_baseline_s",
+    "idle_ready_s",
+    "collective_timeout_s",
+    "setup_timeout_s",
 }
 
 
