@@ -67,7 +67,7 @@ def test_the_remedy_that_is_told_helps_every_command(small_board, command):
     for words in ("show", "check") if command == "measure" else ():
         told = small_board([*ENERGYNN, words])
         assert "judged by least_cpu_W = 0.1, usual is 1.0" in told, told
-        assert "left out by system.toml: ram_0_dram" in told, told
+        assert "left out by system.toml: ram0" in told, told
 
 
 @pytest.mark.parametrize(

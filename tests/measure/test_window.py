@@ -18,7 +18,7 @@ from energynn.files import REPOSITORY
 from energynn.measure import energy, machine, samples, stream, window
 from tests import powercap
 from tests.measure import worlds
-from tests.processes import wait_until
+from tests.processes import lives, wait_until
 from tests.run_files import ZERO_NS, write_samples
 
 GPUS_W, CPU_W = (300.0, 200.0), 100.0
@@ -290,7 +290,7 @@ def test_a_sampler_ends_with_its_process_though_a_fork_of_it_lives():
     ) as started:
         sampler, fork = map(int, started.stdout.readline().split())
         try:
-            wait_until(lambda: not psutil.pid_exists(sampler))
-            assert psutil.pid_exists(fork)
+            wait_until(lambda: not lives(sampler))
+            assert lives(fork)
         finally:
             os.kill(fork, signal.SIGKILL)
