@@ -77,7 +77,51 @@ class Epoch:
     forward_steps: int = 1
 
 
-class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a training is, and on how many devices: what differs within a scaling series.
+
+    devices: GPUs, or CPU cores where there is no GPU
+    local_batch_size: samples that one device trains on at once
+    global_batch_size: local batch size x devices x accumulation steps
+    accumulation_steps: local batches whose gradients add up before a step of the optimizer; each
+        also moves the running statistics of batch norm, which only the evaluation uses (on several
+        devices those of rank 0)
+    repeat: number of a repetition with the same seed: the machine's noise
+    """
+
+    devices: Count = 1
+    local_batch_size: Count
+    global_batch_size: Count
+    accumulation_steps: Count = 1
+    repeat: CountOrNone = 0
+
+
+class Watch(Scale, frozen=True, kw_only=True):
+    """How a training is watched and kept. A run may go on with other values.
+
+    sampling_period_s: seconds between two of our own power samples; another period makes another
+        run
+    perun_sampling_period_s: the same of perun's samples; the study: 1
+    idle_baseline_s: seconds of idling before and after, to measure idle power
+    idle_ready_s: seconds of idling when all is set up, before the training: the idle power of a GPU
+        with its context
+    collective_timeout_s: seconds after which a rank that waits for others in the training fails
+    setup_timeout_s: the same before the training: data are listed, checkpoints read, code compiled
+    save_weights: keep the weights when the run has ended
+    checkpoint_period_s: seconds between two checkpoints; 0: only when asked to stop
+    """
+
+    sampling_period_s: Period = 0.04
+    perun_sampling_period_s: Period = 0.25
+    idle_baseline_s: Seconds = 1.0
+    idle_ready_s: Seconds = 0.0
+    collective_timeout_s: Timeout = 120.0
+    setup_timeout_s: Timeout = 1800.0
+    save_weights: bool = False
+    checkpoint_period_s: Number = 600.0
+
+
+class RunConfig(Watch, frozen=True, kw_only=True):
     """Parameters of every workload; one device is one GPU, or one CPU core where there is no GPU.
 
     A workload of your own subclasses it, with a default for each parameter.
@@ -86,15 +130,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     preset: gives every value that is not given
     system: machine or cluster; its records lie in runs/SYSTEM
     device: auto takes a GPU where there is one
-    devices: GPUs, or CPU cores where there is no GPU
-    local_batch_size: samples that one device trains on at once
-    global_batch_size: local batch size x devices x accumulation steps
-    accumulation_steps: local batches whose gradients add up before a step of the optimizer; each
-        also moves the running statistics of batch norm, which only the evaluation uses (on several
-        devices those of rank 0)
     epochs: passes over the training data
     seed: of weights, order of samples and augmentation
-    repeat: number of a repetition with the same seed: the machine's noise
     learning_rate: of the optimizer
     loader_workers: processes of each rank that load data; 0: the trainer
     data_staging: workers prefetch; False: there are none (README of the study's code)
@@ -115,15 +152,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         updates an hour vary independently; 0: as fast as it can
     power_limit_W: of older records; today `nvidia-smi -pl` sets it before a run
     threads_per_device: CPU threads of each rank
-    sampling_period_s: seconds between two of our own power samples
-    idle_baseline_s: seconds of idling before and after, to measure idle power
-    idle_ready_s: seconds of idling when all is set up, before the training: the idle power of a GPU
-        with its context
-    perun_sampling_period_s: seconds between two of perun's samples; the study: 1
-    collective_timeout_s: seconds after which a rank that waits for others in the training fails
-    setup_timeout_s: the same before the training: data are listed, checkpoints read, code compiled
-    save_weights: keep the weights when the run has ended
-    checkpoint_period_s: seconds between two checkpoints; 0: only when asked to stop
     """
 
     workload: str
@@ -131,13 +159,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     dataset: FolderName
     system: FolderName = "local"
     device: Literal["auto", "cpu", "gpu"] = "auto"
-    devices: Count = 1
-    local_batch_size: Count
-    global_batch_size: Count
-    accumulation_steps: Count = 1
     epochs: Count
     seed: CountOrNone = 0
-    repeat: CountOrNone = 0
     learning_rate: Number
     loader_workers: CountOrNone = 0
     data_staging: bool = True
@@ -153,14 +176,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_period_s: Seconds = 0.0
     power_limit_W: Number = 0.0
     threads_per_device: Count = 1
-    sampling_period_s: Period = 0.04
-    idle_baseline_s: Seconds = 1.0
-    idle_ready_s: Seconds = 0.0
-    perun_sampling_period_s: Period = 0.25
-    collective_timeout_s: Timeout = 120.0
-    setup_timeout_s: Timeout = 1800.0
-    save_weights: bool = False
-    checkpoint_period_s: Number = 600.0
 
     def epoch(self) -> Epoch:
         """Describe an epoch for a forecast; a workload of your own may say more."""
@@ -183,17 +198,91 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return 0
 
 
-# Parameters younger than the first records. At its default none is written, so that the names of
-# earlier runs stay.
-LATER = (
-    "gradient_compression",
-    "gradient_buckets",
-    "step_period_s",
-    "power_limit_W",
-    "idle_ready_s",
-    "setup_timeout_s",
-    "states_on_device",
-)
+# Not of the recipe: scale, watch, and in the same sense how much data, the run of the same scale
+# that a fine-tuning starts from, and names that only say where a run is made.
+NO_RECIPE = frozenset(Watch.__struct_fields__) | {
+    "training_samples",
+    "validation_samples",
+    "initial_run",
+    "preset",
+    "system",
+    "device",
+}
+WATCH = frozenset(Watch.__struct_fields__) - frozenset(Scale.__struct_fields__)
+# Not of a run's name. Runs with other sampling periods are compared, so they are other runs.
+UNNAMED = WATCH - {"sampling_period_s", "perun_sampling_period_s"}
+
+# Values at birth: of each parameter with a default the value when it came, of those older than this
+# table their value then. What trained before a parameter came did as this value says. Nothing here
+# ever changes; a new parameter is appended. Names of runs are made from what differs.
+VALUES_AT_BIRTH = {
+    "shared": dict(
+        preset="smoke",
+        system="local",
+        device="auto",
+        devices=1,
+        accumulation_steps=1,
+        seed=0,
+        repeat=0,
+        loader_workers=0,
+        data_staging=True,
+        synchronous_phases=False,
+        precision="float32",
+        fused_optimizer=False,
+        compile=False,
+        deterministic=True,
+        pinned_memory=False,
+        persistent_workers=False,
+        threads_per_device=1,
+        sampling_period_s=0.04,
+        idle_baseline_s=1.0,
+        perun_sampling_period_s=0.25,
+        collective_timeout_s=120.0,
+        save_weights=False,
+        checkpoint_period_s=600.0,
+        gradient_compression="none",
+        step_period_s=0.0,
+        idle_ready_s=0.0,
+        gradient_buckets=False,
+        setup_timeout_s=1800.0,
+        power_limit_W=0.0,
+    ),
+    "resnet50": dict(
+        training_samples=0,
+        validation_samples=0,
+        image_loading="pil",
+        uint8_to_device=False,
+        channels_last=False,
+        validation_crop="random",
+        on_bad_image="fail",
+        crop_scale_min=0.5,
+        momentum=0.9,
+        weight_decay=1e-4,
+        warmup_epochs=5,
+        plateau_factor=0.5,
+        plateau_patience=5,
+        evaluate_training_set=True,
+        weight_decay_on_all=True,
+        warmup_start=0.1,
+        warmup_per_epoch=True,
+        top5_per_sample=True,
+        drop_last=True,
+    ),
+    "fourcastnet": dict(
+        training_years="1979-2015",
+        validation_years="2016-2017",
+        test_years="2019",
+        stage="pretrain",
+        initial_run="",
+        num_blocks=8,
+        mlp_ratio=4.0,
+        sparsity_threshold=0.01,
+        hard_thresholding_fraction=1.0,
+        filter_modes="published",
+        activation_checkpointing=False,
+        states_on_device=False,
+    ),
+}
 
 
 class ResNet50Config(RunConfig, frozen=True, kw_only=True):
@@ -583,26 +672,46 @@ def _class(workload: str, is_named: bool = True) -> type[RunConfig]:
 
 
 def from_dict(values: dict, named: str = "") -> RunConfig:
-    """Read a configuration back from a record: every field but the later ones, and none more.
+    """Read a configuration back from a record; parameters that came later are filled in.
 
     ``named``: the workload that the caller means; no other module is imported. Raises ValueError
     for another type, and for what is beyond its limits.
     """
     workload = str(values.get("workload"))
     config_class = _class(workload, is_named=workload == named)
-    missing = types(config_class).keys() - set(LATER) - values.keys()
+    values = filled(values)
+    missing = [
+        field.name
+        for field in fields(config_class)
+        if field.required and field.name not in values
+    ]
     if missing:
         raise ValueError(f"config: has no {', '.join(sorted(missing))}")
     return config_class(**_validated(config_class, values))
 
 
 def to_dict(config: RunConfig) -> dict:
-    """Return plain values for run.json and record.json, without later fields at their default."""
-    plain = asdict(config)
-    for field in fields(config):
-        if field.name in LATER and plain[field.name] == field.default:
-            del plain[field.name]
-    return plain
+    """Return plain values for run.json and record.json."""
+    return asdict(config)
+
+
+def at_birth(workload: str) -> dict:
+    """Return the values that the parameters of a workload had when they came."""
+    return VALUES_AT_BIRTH["shared"] | VALUES_AT_BIRTH.get(workload, {})
+
+
+def filled(values: dict) -> dict:
+    """Add what a training's configuration lacks because the parameter came later."""
+    return at_birth(values["workload"]) | values if "workload" in values else values
+
+
+def recipe(values: dict) -> dict:
+    """Select from a configuration what decides the numbers: two runs with the same have one recipe.
+
+    They may differ in scale, in the amount of data, in where they ran and in how they were watched.
+    """
+    kept = filled(values).items()
+    return {name: value for name, value in kept if name not in NO_RECIPE}
 
 
 def digest(value) -> str:
@@ -621,9 +730,24 @@ def manifest_digest(dataset: str) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
+def named_values(config: RunConfig) -> dict:
+    """Select what a run's name is made from: scale and recipe, where they differ from birth.
+
+    So a parameter that comes later renames no run, and another default makes other runs. Of a
+    workload that is not ours all counts that is its own, and what is shared where it differs.
+    """
+    first = at_birth(config.workload)
+    unnamed = UNNAMED if config.workload in CONFIGS else ()
+    return {
+        name: value
+        for name, value in to_dict(config).items()
+        if name not in unnamed and (name not in first or value != first[name])
+    }
+
+
 def run_id(config: RunConfig) -> str:
-    """Name the run, readably, with a digest of workload, data, configuration, system and repeat."""
-    data = manifest_digest(config.dataset)
+    """Name the run, readably, with a digest of its data and of ``named_values``."""
+    named = {"config": named_values(config), "data": manifest_digest(config.dataset)}
     stage = f"-{config.stage}" if isinstance(config, FourCastNetConfig) else ""
     preset = f"-{config.preset}" if config.preset != "smoke" else ""
     sizes = (
@@ -631,7 +755,7 @@ def run_id(config: RunConfig) -> str:
     )
     return (
         f"{config.workload}{stage}{preset}-{config.dataset}-{sizes}-s{config.seed}"
-        f"-r{config.repeat}-{digest({'config': to_dict(config), 'data': data})[:8]}"
+        f"-r{config.repeat}-{digest(named)[:8]}"
     )
 
 
@@ -692,7 +816,8 @@ def _names(cell: str) -> dict:
 
 def help_text() -> str:
     """Describe every parameter: first what it means, then its values in the presets and limits."""
-    texts = [inspect.getdoc(each) for each in (RunConfig, *CONFIGS.values())]
+    classes = (RunConfig, Scale, Watch, *CONFIGS.values())
+    texts = [inspect.getdoc(each) for each in classes]
     for workload, config_class in CONFIGS.items():
         lines = [
             f"parameters of {workload}, their values in {', '.join(PRESETS)}, and limits:"

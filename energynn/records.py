@@ -76,14 +76,6 @@ COUNTS = (
 )
 # of a run, as a person gives it: no path, and no option
 NAME = r"(?!last$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
-# that `energynn status` shows beside the settings, or that are long
-NO_SETTINGS = (
-    "devices",
-    "local_batch_size",
-    "global_batch_size",
-    "accumulation_steps",
-    "initial_run",
-)
 # fields of every event
 OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank", "host")
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
@@ -328,12 +320,12 @@ def intended(run_dir: Path) -> dict:
 
 
 def settings(config: dict) -> list[str]:
-    """List what was set, in words: the parameters, or the arguments of a command."""
+    """List what was set, in words: parameters but those of scale, or the arguments of a command."""
     if "command" in config:
         return re.findall(r"-\S*[ =][^-\s]\S*|\S+", config["command"])
-    return [
-        f"{name} {value}" for name, value in config.items() if name not in NO_SETTINGS
-    ]
+    scale = configuration.Scale.__struct_fields__
+    kept = configuration.filled(config).items()
+    return [f"{name} {value}" for name, value in kept if name not in scale]
 
 
 def differing(config: dict, others: list[dict]) -> str:

@@ -68,7 +68,7 @@ def _write(fit: Fit, run: RunConfig, out: Path) -> Path:
 
 def _drawn(fit: Fit, run: RunConfig) -> tuple[float, pd.Series]:
     """Draw time in s, and mean power in W of a GPU and of its parts of a node, with scatter."""
-    chance = np.random.default_rng(int(config.digest(config.to_dict(run))[:16], 16))
+    chance = np.random.default_rng(int(config.digest(config.run_id(run))[:16], 16))
     (row,) = predict.rows(fit, [run])
     energies_kWh = pd.Series(
         {part: row[f"energy_{part}_kWh"]["value"] for part in COMPONENTS}

@@ -111,12 +111,23 @@ def test_paper_is_the_recipe_of_the_study_and_fast_changes_its_cost_only():
     assert pretrain[0] == 5e-4
 
 
-def test_a_record_without_a_parameter_is_refused():
+def test_a_record_from_before_a_parameter_has_the_value_that_the_parameter_came_with():
     plain = config.to_dict(config.make(preset="fast"))
     assert config.make(**plain) == config.from_dict(plain)
-    del plain["seed"]
-    with pytest.raises(ValueError, match="has no seed"):
+    older = {name: plain[name] for name in plain if name not in ("seed", "drop_last")}
+    assert config.from_dict(older) == config.from_dict(plain)
+    del plain["image_size"]  # has no default
+    with pytest.raises(ValueError, match="has no image_size"):
         config.from_dict(plain)
+
+
+def test_each_parameter_with_a_default_stands_in_the_table_of_values_at_birth():
+    """A new parameter without a row would rename all runs."""
+    always_named = {"workload", "dataset", "learning_rate"}  # differ by workload
+    for workload, config_class in config.CONFIGS.items():
+        fields = msgspec.structs.fields(config_class)
+        names = {each.name for each in fields if not each.required} - always_named
+        assert config.at_birth(workload).keys() == names
 
 
 def test_a_runs_name_is_what_it_was():
@@ -124,22 +135,76 @@ def test_a_runs_name_is_what_it_was():
     made = config.make(preset="paper", devices=4, local_batch_size=256)
     assert (
         config.run_id(made)
-        == "resnet50-paper-imagenet-n4-lbs256-gbs1024-s0-r0-33d214dd"
+        == "resnet50-paper-imagenet-n4-lbs256-gbs1024-s0-r0-bf7a2830"
     )
     made = config.make("fourcastnet", stage="finetune", initial_run="a-run", devices=2)
-    name = "fourcastnet-finetune-era5_ensemble-n2-lbs1-gbs2-s0-r0-a26b45a9"
+    name = "fourcastnet-finetune-era5_ensemble-n2-lbs1-gbs2-s0-r0-61a915fe"
     assert config.run_id(made) == name
     before = studies.SHORT | dict(devices=2, image_size=64, training_samples=288)
     plain = config.make(**before)
-    assert config.run_id(plain) == "resnet50-photographs-n2-lbs16-gbs32-s0-r0-c4d74d27"
-    assert not set(config.LATER) & config.to_dict(plain).keys(), (
-        "names of earlier runs stay"
-    )
-    later = config.make(**before, gradient_buckets=True)
-    assert config.to_dict(later) == config.to_dict(plain) | {"gradient_buckets": True}
+    assert config.run_id(plain) == "resnet50-photographs-n2-lbs16-gbs32-s0-r0-62fa4037"
     changes = [dict(repeat=1), dict(seed=1), dict(epochs=7), dict(system="other")]
+    changes += [dict(gradient_buckets=True), dict(perun_sampling_period_s=1.0)]
     names = {config.run_id(config.make(**before | change)) for change in changes}
-    assert len(names | {config.run_id(plain), config.run_id(later)}) == 6
+    assert len(names | {config.run_id(plain)}) == 7
+
+
+WATCHED = dict(
+    idle_baseline_s=2.0,
+    idle_ready_s=5.0,
+    collective_timeout_s=600.0,
+    setup_timeout_s=60.0,
+    save_weights=True,
+    checkpoint_period_s=1.0,
+)
+
+
+@pytest.mark.parametrize("name, value", WATCHED.items())
+def test_how_a_run_is_watched_changes_neither_its_name_nor_its_recipe(name, value):
+    plain, other = config.make(), config.make(**{name: value})
+    assert plain != other and config.run_id(plain) == config.run_id(other)
+    assert config.recipe(config.to_dict(plain)) == config.recipe(config.to_dict(other))
+
+
+def test_another_default_makes_another_name_and_a_new_parameter_none(monkeypatch):
+    plain, name = config.make(), config.run_id(config.make())
+
+    class Today(config.ResNet50Config, frozen=True, kw_only=True):
+        momentum: float = 0.8
+        nesterov: bool = False
+
+    monkeypatch.setitem(config.CONFIGS, "resnet50", Today)
+    shared, own = config.VALUES_AT_BIRTH["shared"], config.at_birth("resnet50")
+    table = {"shared": shared, "resnet50": own | {"nesterov": False}}
+    monkeypatch.setattr(config, "VALUES_AT_BIRTH", table)
+    assert config.make().momentum == 0.8 and config.run_id(config.make()) != name
+    as_before = config.make(momentum=0.9)
+    assert config.run_id(as_before) == name
+    assert config.run_id(config.make(momentum=0.9, nesterov=True)) != name
+    assert config.from_dict(config.to_dict(plain)) == as_before, "with its own momentum"
+
+
+class Theirs(config.RunConfig, frozen=True, kw_only=True):
+    workload: str = __name__
+    dataset: str = "own"
+    local_batch_size: int = 1
+    global_batch_size: int = 1
+    epochs: int = 1
+    learning_rate: float = 0.1
+    momentum: float = 0.9  # as ours, but not ours
+
+
+def test_of_a_workload_that_is_not_ours_every_value_is_named():
+    plain = Theirs()
+    assert "momentum" in config.named_values(plain)
+    assert "precision" not in config.named_values(plain), "what is shared may grow"
+    changes = [
+        dict(momentum=0.8),
+        dict(precision="bfloat16"),
+        *({name: value} for name, value in WATCHED.items()),
+    ]
+    names = {config.run_id(Theirs(**change)) for change in changes}
+    assert len(names | {config.run_id(plain)}) == 1 + len(changes)
 
 
 def test_every_parameter_is_listed_with_its_meaning_values_and_limits(capsys):
@@ -159,7 +224,6 @@ def test_a_power_limit_is_refused_and_old_records_with_one_are_read():
         with pytest.raises(ValueError, match=r"^power_limit_W: .*nvidia-smi -pl .*\Z"):
             config.make(power_limit_W=watts)
     plain = config.make()
-    assert "power_limit_W" not in config.to_dict(plain)
     assert config.make(power_limit_W=0) == plain
     old = config.to_dict(plain) | {"power_limit_W": 300.0}
     assert config.to_dict(config.from_dict(old)) == old

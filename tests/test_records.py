@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from energynn import cli, config, files, records
+from energynn import cli, config, files, records, studies
 from energynn.files import REPOSITORY
 from energynn.measure import perun_adapter
 from tests.conftest import write_run_dir
@@ -161,7 +161,7 @@ def test_a_damaged_file_of_perun_holds_nobody_up(
     if has_record:
         records.build(run_dir, "finished", "")
     (whole,) = REPOSITORY.glob(
-        "runs/large-batch/*lbs16-gbs48-s2-r0-87b7cd23/perun/energynn.hdf5"
+        "runs/large-batch/*lbs16-gbs48-s2-r0-bb7e6900/perun/energynn.hdf5"
     )
     damaged = bytearray(whole.read_bytes())
     damaged[4105] = 202
@@ -216,6 +216,22 @@ def test_records_of_today_and_before_are_whole():
     assert records.check(REPOSITORY / "runs" / "published") == []
     folder = REPOSITORY / "runs" / "large-batch"
     assert records.check(folder) == [] and len(records.read_all(folder)) == 24
+
+
+def test_each_committed_record_finds_its_run_in_its_study():
+    """Its system is called as its study. A run that was renamed says what it was called."""
+    folders = [path.parent for path in REPOSITORY.glob("runs/*/*/record.json")]
+    committed = [each for each in folders if each.parent.name in studies.STUDIES]
+    assert len(committed) >= 24
+    was = set()
+    for folder in committed:
+        record = records.read_record(folder)
+        made = config.from_dict(record["config"])
+        assert config.to_dict(made) == record["config"], "every parameter stands there"
+        assert made in studies.find([folder.parent.name])[folder.parent.name]
+        assert folder.name == record["run_id"] == config.run_id(made)
+        was |= {record["run_id"], record["was"]["run_id"]}
+    assert len(was) == 2 * len(committed)
 
 
 def test_the_table_of_the_fields_says_what_the_record_has():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
@@ -57,23 +58,13 @@ COLUMNS = [
     "persistence_m",
     "lead_time_h",
 ]
-VARIED = [  # within a recipe
-    "devices",
-    "local_batch_size",
-    "global_batch_size",
-    "accumulation_steps",
-    "repeat",
-    "initial_run",
-    "training_samples",
-    "validation_samples",
-]
 
 
 def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
     """Load the valid records of all systems under ``runs_dir`` into one table.
 
-    Texts say what was run; ``recipe`` is equal for runs that differ in devices, batch sizes and
-    repeat only, ``recipe_at_any_pace`` also for those at another rate of steps; ``loader`` says
+    Texts say what was run; ``recipe`` is equal where ``config.recipe`` and the data are,
+    ``recipe_at_any_pace`` also for those at another rate of steps; ``loader`` says
     what gives the batches. Numbers are the quantities of the record, final metrics under their own
     names, and kWh and h. NaN: absent from the record. ``trained``: runs of a trainer; else measured
     commands and imported ones. Records left out stand with the reason in ``attrs["excluded"]``.
@@ -110,8 +101,8 @@ def _row(record: dict, run_dir: Path) -> dict:
     row = {
         "run_dir": str(run_dir),
         "loader": loader,
-        "recipe": _recipe(record, VARIED),
-        "recipe_at_any_pace": _recipe(record, VARIED + pace),
+        "recipe": _recipe(record),
+        "recipe_at_any_pace": _recipe(record, pace),
         "machine_cpu": record["machine"].get("cpu"),
     }
     known = config | record
@@ -149,14 +140,12 @@ def _loader(config: dict) -> str:
     return f"{loading}-{config.get('loader_workers', 0)}"
 
 
-def _recipe(record: dict, varied: list[str]) -> str:
-    """Compute a short digest of all of a configuration but what ``varied`` names."""
-    kept = {
-        name: value for name, value in record["config"].items() if name not in varied
-    }
-    return run_config.digest({"config": kept, "data": record.get("data_digest", "")})[
-        :8
-    ]
+def _recipe(record: dict, left_out: Collection[str] = ()) -> str:
+    """Compute a short digest of a run's recipe and data, without what ``left_out`` names."""
+    values = run_config.recipe(record["config"])
+    kept = {name: values[name] for name in values if name not in left_out}
+    data = record.get("data_digest", "")
+    return run_config.digest({"config": kept, "data": data})[:8]
 
 
 def _table(rows: list[dict]) -> pd.DataFrame:

@@ -142,7 +142,7 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
                 f"{words}: beyond the fitted {fitted.min():g} to {fitted.max():g}"
             )
     plain = config.asdict(run)
-    for name in sorted(plain.keys() - runs.VARIED | {"accumulation_steps"}):
+    for name in sorted({*runs.fitted_recipe(plain), "accumulation_steps"}):
         had = {getattr(one, name, None) for one in fit.runs.configs}
         if plain[name] not in had:
             lines.append(

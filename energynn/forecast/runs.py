@@ -23,40 +23,22 @@ from energynn.measure.energy import SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
 MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
-# Fields in which runs of one fit may differ: a forecast takes account of them, or they change
-# neither time nor power.
-VARIED = {
-    "devices",
-    "local_batch_size",
-    "global_batch_size",
-    "epochs",
-    "accumulation_steps",
+# Of a recipe, what runs of one fit may differ in: a forecast takes account of it, or it changes
+# neither time nor power of a step.
+ACCOUNTED_FOR = {
     "command",
     "workload",
-    "preset",
-    "system",
-    "device",
+    "epochs",
     "seed",
-    "repeat",
-    "initial_run",
     "learning_rate",
-    "training_samples",
-    "validation_samples",
     "evaluate_training_set",
     "training_years",
     "validation_years",
     "test_years",
     "warmup_epochs",
-    "save_weights",
     "plateau_patience",
     "on_bad_image",
     "step_period_s",
-    "sampling_period_s",
-    "perun_sampling_period_s",
-    "idle_baseline_s",
-    "idle_ready_s",
-    "collective_timeout_s",
-    "setup_timeout_s",
 }
 
 
@@ -306,23 +288,30 @@ def trained(record: dict) -> str:
     return record["workload"]
 
 
+def fitted_recipe(values: dict) -> dict:
+    """Select from a configuration what all runs of one fit share."""
+    kept = config.recipe(values).items()
+    return {name: value for name, value in kept if name not in ACCOUNTED_FOR}
+
+
 def recipe(record: dict) -> frozenset[str]:
     """Say in words what runs share that one fit is made of: their recipe and devices."""
     words = [record["device_name"]]
-    for name in record["config"].keys() - VARIED:
-        words.append(f"{name} {record['config'][name]}")
+    for name, value in fitted_recipe(record["config"]).items():
+        words.append(f"{name} {value}")
     return frozenset(words)
 
 
 def _config(record: dict, named: str) -> RunConfig:
-    """Read what was made, whatever its seed and repeat."""
+    """Read what was made, whatever its seed and repeat, and however it was watched."""
     plain = record["config"]
     if "command" in plain:
         told = {name: plain.get(name) for name in command.TOLD}
         return config.make(command.__name__, devices=record["devices"], **told)
     device = "gpu" if record["device_kind"] == "gpu" else "cpu"
     alike = {"device": device, "seed": 0, "repeat": 0}
-    return config.from_dict(plain | alike, named)
+    kept = {name: plain[name] for name in plain if name not in config.WATCH}
+    return config.from_dict(kept | alike, named)
 
 
 def _taken(run: RunConfig, group: list[dict], has_power: bool) -> Taken:

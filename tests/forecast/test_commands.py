@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 
 from energynn import cli, config, records, simulate, studies
+from energynn.analysis import observations, results
+from energynn.cluster import systems
 from energynn.forecast import fit as fits
-from energynn.forecast import predict
+from energynn.forecast import predict, runs
 
 RESNET50 = "--workload resnet50 --system horeka-a100"
 
@@ -144,6 +146,48 @@ def test_forecasts_stand_beside_the_facts(simulated, capsys):
     assert [int(line[1]) for line in lines] == [2, 2, 4, 4, 8, 8]
     assert lines[0][-1] == "simulated"  # not called a fact
     assert "no recipe has valid runs" in refusal(capsys, words, "local")
+
+
+@pytest.mark.parametrize("workload", config.CONFIGS)
+def test_two_runs_have_one_recipe_in_both_rooms_or_in_none(workload):
+    """For each parameter by itself: a table's recipe, and that of a fit."""
+    plain = config.to_dict(config.make(workload))
+    record = {"device_name": "A100", "config": plain}
+    counted = set()
+    for name in plain.keys() - {"workload"}:
+        changed = record | {"config": plain | {name: "another"}}
+        is_one = config.recipe(plain) == config.recipe(changed["config"])
+        in_tables = results._recipe(record) == results._recipe(changed)
+        in_fits = runs.recipe(record) == runs.recipe(changed)
+        assert in_tables == is_one, name
+        if in_fits != is_one:
+            counted.add(name)
+    assert counted == runs.ACCOUNTED_FOR & plain.keys() - {"workload"}
+    older = {name: plain[name] for name in plain if name != "gradient_buckets"}
+    assert runs.recipe(record) == runs.recipe(record | {"config": older})
+
+
+def test_a_longer_timeout_leaves_a_run_in_its_series_and_in_its_fit(fitted, tmp_path):
+    asked = [run for run in studies.PAPER["R1"]("horeka-a100") if run.repeat == 0]
+    chosen = {run.devices: run for run in asked if run.devices in (4, 8, 16)}
+    simulate.write(fitted, chosen.values(), tmp_path / "alike")
+    chosen[16] = config.replace(chosen[16], collective_timeout_s=600.0)
+    simulate.write(fitted, chosen.values(), tmp_path / "longer")
+    speed_ups = []
+    for folder in ("alike", "longer"):
+        table = observations.load(tmp_path / folder).query("origin == 'own'")
+        assert set(table["series"]) == {"R1"} and table["recipe"].nunique() == 1
+        speed_ups.append(table.set_index("devices")["speed_up"].to_dict())
+    assert speed_ups[0] == pytest.approx(speed_ups[1]) and 3.5 < speed_ups[1][16] < 4
+    site = systems.site("horeka-a100")
+    found = runs.valid(tmp_path / "longer", site)
+    again = [
+        record | {"config": record["config"] | {"idle_ready_s": 9.0}}
+        for record in found
+    ]
+    seen = runs.own(found + again, "resnet50", site)
+    assert sorted(run.devices for run in seen.configs) == [4, 8, 16]
+    assert {run.repeats for run in seen.taken} == {2}, "however they were watched"
 
 
 def test_simulate_makes_the_same_again_and_spares_runs(capsys, fit_file, tmp_path):

@@ -188,7 +188,7 @@ def test_a_damaged_file_with_which_hdf5_never_ends_is_refused(
     ever.
     """
     monkeypatch.setattr(perun_import, "READ_WITHIN_S", 3)
-    run = "resnet50-photographs-n1-lbs16-gbs48-s2-r0-87b7cd23"
+    run = "resnet50-photographs-n1-lbs16-gbs48-s2-r0-bb7e6900"
     whole = REPOSITORY / "runs" / "large-batch" / run / "perun" / "energynn.hdf5"
     damaged = bytearray(whole.read_bytes())
     damaged[place] = byte
