@@ -498,7 +498,13 @@ def sweep(parameters: dict[str, str]) -> Runs:
             f"{number:,} runs; give fewer values, at most {MOST_RUNS} runs at once"
         )
     runs = [config.make(**dict(pairs)) for pairs in itertools.product(*choices)]
-    return list(dict.fromkeys(runs))
+    runs = list(dict.fromkeys(runs))
+    if len(set(map(config.run_id, runs))) < len(runs):
+        raise ValueError(
+            "several of these runs are one: how a run is watched makes no other; give each "
+            "another repeat, one after the other"
+        )
+    return runs
 
 
 OWN_STUDY = (

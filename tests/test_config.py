@@ -181,7 +181,16 @@ def test_another_default_makes_another_name_and_a_new_parameter_none(monkeypatch
     as_before = config.make(momentum=0.9)
     assert config.run_id(as_before) == name
     assert config.run_id(config.make(momentum=0.9, nesterov=True)) != name
-    assert config.from_dict(config.to_dict(plain)) == as_before, "with its own momentum"
+    values = config.to_dict(plain)
+    assert config.from_dict(values) == as_before, "with its own momentum"
+    del values["momentum"]
+    assert config.from_dict(values) == as_before, "with that of its time"
+
+
+def test_a_sweep_of_how_runs_are_watched_is_refused():
+    assert len(studies.sweep({"sampling_period_s": "0.04,0.2"})) == 2
+    with pytest.raises(ValueError, match="are one.* another repeat"):
+        studies.sweep({"checkpoint_period_s": "0,60"})
 
 
 class Theirs(config.RunConfig, frozen=True, kw_only=True):

@@ -48,7 +48,8 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
         # torch.load raises whatever the damaged bytes lead it to
         reason = f"{path} is missing or damaged ({type(error).__name__})"
         raise ValueError(
-            f"initial_run: {reason}; make that run with save_weights=True"
+            f"initial_run: {reason}; move its folder elsewhere, and make that run with "
+            "save_weights=True"
         ) from error
     if there != architecture:
         raise ValueError(

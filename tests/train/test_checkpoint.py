@@ -10,7 +10,7 @@ from energynn.train.checkpoint import load_weights, save_weights
 
 def test_unusable_weights_are_refused_with_the_remedy(tmp_path):
     path, model = tmp_path / "weights.pt", nn.Linear(3, 2)
-    with pytest.raises(ValueError, match="weights.pt is missing .*; make that run"):
+    with pytest.raises(ValueError, match="weights.pt is missing .*; move its folder"):
         load_weights(path, model, {})
     save_weights(path, model, {"depth": 4, "size": 3})
     with pytest.raises(
