@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict, fields, replace
 
-from energynn.files import DATA_MANIFESTS
+from energynn.files import DATA_MANIFESTS, PACKAGE
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
 RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
@@ -212,77 +212,10 @@ WATCH = frozenset(Watch.__struct_fields__) - frozenset(Scale.__struct_fields__)
 # Not of a run's name. Runs with other sampling periods are compared, so they are other runs.
 UNNAMED = WATCH - {"sampling_period_s", "perun_sampling_period_s"}
 
-# Values at birth: of each parameter with a default the value when it came, of those older than this
-# table their value then. What trained before a parameter came did as this value says. Nothing here
-# ever changes; a new parameter is appended. Names of runs are made from what differs.
-VALUES_AT_BIRTH = {
-    "shared": dict(
-        preset="smoke",
-        system="local",
-        device="auto",
-        devices=1,
-        accumulation_steps=1,
-        seed=0,
-        repeat=0,
-        loader_workers=0,
-        data_staging=True,
-        synchronous_phases=False,
-        precision="float32",
-        fused_optimizer=False,
-        compile=False,
-        deterministic=True,
-        pinned_memory=False,
-        persistent_workers=False,
-        threads_per_device=1,
-        sampling_period_s=0.04,
-        idle_baseline_s=1.0,
-        perun_sampling_period_s=0.25,
-        collective_timeout_s=120.0,
-        save_weights=False,
-        checkpoint_period_s=600.0,
-        gradient_compression="none",
-        step_period_s=0.0,
-        idle_ready_s=0.0,
-        gradient_buckets=False,
-        setup_timeout_s=1800.0,
-        power_limit_W=0.0,
-    ),
-    "resnet50": dict(
-        training_samples=0,
-        validation_samples=0,
-        image_loading="pil",
-        uint8_to_device=False,
-        channels_last=False,
-        validation_crop="random",
-        on_bad_image="fail",
-        crop_scale_min=0.5,
-        momentum=0.9,
-        weight_decay=1e-4,
-        warmup_epochs=5,
-        plateau_factor=0.5,
-        plateau_patience=5,
-        evaluate_training_set=True,
-        weight_decay_on_all=True,
-        warmup_start=0.1,
-        warmup_per_epoch=True,
-        top5_per_sample=True,
-        drop_last=True,
-    ),
-    "fourcastnet": dict(
-        training_years="1979-2015",
-        validation_years="2016-2017",
-        test_years="2019",
-        stage="pretrain",
-        initial_run="",
-        num_blocks=8,
-        mlp_ratio=4.0,
-        sparsity_threshold=0.01,
-        hard_thresholding_fraction=1.0,
-        filter_modes="published",
-        activation_checkpointing=False,
-        states_on_device=False,
-    ),
-}
+# Of each parameter with a default the value when it came. The file says what it is for.
+VALUES_AT_BIRTH = msgspec.toml.decode(
+    (PACKAGE / "values_at_birth.toml").read_bytes(), type=dict[str, dict]
+)
 
 
 class ResNet50Config(RunConfig, frozen=True, kw_only=True):
@@ -679,15 +612,11 @@ def from_dict(values: dict, named: str = "") -> RunConfig:
     """
     workload = str(values.get("workload"))
     config_class = _class(workload, is_named=workload == named)
-    values = filled(values)
-    missing = [
-        field.name
-        for field in fields(config_class)
-        if field.required and field.name not in values
-    ]
-    if missing:
-        raise ValueError(f"config: has no {', '.join(sorted(missing))}")
-    return config_class(**_validated(config_class, values))
+    known = _validated(config_class, filled(values))
+    try:
+        return config_class(**known)
+    except TypeError as error:  # one that has no default
+        raise ValueError(f"config: {error}") from error
 
 
 def to_dict(config: RunConfig) -> dict:
@@ -741,7 +670,7 @@ def named_values(config: RunConfig) -> dict:
     return {
         name: value
         for name, value in to_dict(config).items()
-        if name not in unnamed and (name not in first or value != first[name])
+        if name not in unnamed and value != first.get(name)
     }
 
 

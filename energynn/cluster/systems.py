@@ -1,4 +1,4 @@
-"""Read the systems that runs are made on: a file systems/NAME.toml each, with comments."""
+"""Read the systems that runs are made on: systems/NAME.toml, and over it runs/NAME/system.toml."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from energynn.config import Count, CountOrNone, Number, suggestion
 from energynn.files import shipped
+from energynn.measure import machine
 from energynn.reading import one_fault, toml_table
 
 # An option of sbatch or srun: sbatch reads it from a comment, where nothing is quoted.
@@ -18,7 +19,7 @@ Option = Annotated[str, Meta(pattern=OPTION)]
 Variable = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Site(machine.System, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A system that runs can be made on; ``name`` and ``file`` follow from where its file lies."""
 
     name: Annotated[str, Meta(pattern=r"^\w[\w.-]{0,99}\Z")]
@@ -50,18 +51,23 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def site(name: str) -> Site:
-    """Read systems/NAME.toml, or a file of one's own (.toml). Raises ValueError with the remedy."""
+    """Read systems/NAME.toml with this machine's own fields of it, or a file of one's own (.toml).
+
+    Raises ValueError with the remedy.
+    """
     folder = shipped("systems")
-    path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
+    is_own = name.endswith(".toml")
+    path = Path(name) if is_own else folder / f"{name}.toml"
     if not path.is_file():
         known = sorted(path.stem for path in folder.glob("*.toml"))
         remedy = f"choose one of {', '.join(known)}, or write a file (.toml)"
         raise ValueError(
             f"system: {name!r} is not known{suggestion(name, known)}; {remedy}"
         )
-    with one_fault(path):
-        names = {"name": path.stem, "file": str(path.resolve())}
-        return from_dict(toml_table(path) | names)
+    own = path if is_own else machine.system_file(system=name)
+    with one_fault(own if own.exists() else path):
+        values = toml_table(path) if is_own else machine.table(own)
+        return from_dict(values | {"name": path.stem, "file": str(path.resolve())})
 
 
 def from_dict(values: dict) -> Site:

@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from energynn.files import IS_CHECKOUT, REPOSITORY, default_runs_dir
+from energynn.files import IS_CHECKOUT, REPOSITORY, default_runs_dir, shipped
 from energynn.launchers import PYTHON_VARIABLE, python_of_ranks
 from energynn.measure import kernel, sensors
 from energynn.measure.energy import THRESHOLDS
@@ -156,8 +156,8 @@ class CpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""
 
 
-class System(msgspec.Struct):
-    """Hold what is read of a system.toml, all of which may be missing.
+class System(msgspec.Struct, frozen=True, kw_only=True):
+    """Hold what the instrument reads of a system, all of which may be missing.
 
     left_out: devices and sensors that are not read, by the names of ``sensors.leave_out``
     """
@@ -183,16 +183,28 @@ def write_usual(path: Path) -> None:
         path.write_text(SYSTEM_TOML)
 
 
-def load(path: Path) -> dict:
-    """Return CPU model, thresholds and what is left out of a system, by its file or as usual.
+def table(path: Path) -> dict:
+    """Read the fields of a system: those of this machine's own file go before those of systems/.
 
-    Raises ValueError where the file cannot be read.
+    Raises ValueError where a file cannot be read.
+    """
+    known = shipped("systems") / f"{path.parent.name}.toml"
+    fields = toml_table(known) if known.exists() else {}
+    if not path.exists():
+        return fields
+    own = toml_table(path)
+    if not own:
+        raise ValueError("it is empty")
+    return fields | own
+
+
+def load(path: Path) -> dict:
+    """Return CPU model, thresholds and what is left out of a system, by its files or as usual.
+
+    Raises ValueError where one cannot be read.
     """
     try:
-        table = toml_table(path) if path.exists() else {"left_out": []}
-        if not table:
-            raise ValueError("it is empty")
-        return msgspec.to_builtins(msgspec.convert(table, System))
+        return msgspec.to_builtins(msgspec.convert(table(path), System))
     except ValueError as error:
         raise ValueError(
             f"{path}: cannot be read ({error}); mend or delete it"

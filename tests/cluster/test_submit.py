@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from energynn import cli, config, files, studies
 from energynn.cluster import costs, slurm, status, submit, systems
 from energynn.files import REPOSITORY
+from energynn.measure import machine
 from tests.cluster.conftest import TWO_NODES
 from tests.conftest import minimal_record
 from tests.processes import energynn
@@ -280,6 +281,31 @@ def test_systems_that_ship_can_be_read_and_a_slip_is_told():
         assert systems.from_dict(msgspec.structs.asdict(site)) == site
     with pytest.raises(ValueError, match="did you mean horeka-a100.*choose one of"):
         systems.site("horeka-a10")
+
+
+def test_a_machines_own_file_goes_before_that_of_its_system(tmp_path, monkeypatch):
+    monkeypatch.setenv("ENERGYNN_RUNS", str(tmp_path))
+    shipped = systems.site("horeka-a100")
+    own = tmp_path / "horeka-a100" / "system.toml"
+    own.parent.mkdir()
+    own.write_text("max_hours = 2\n[thresholds]\nleast_cpu_W = 0.1")
+    assert machine.system_file(system="horeka-a100") == own
+    changed = {"max_hours": 2.0, "thresholds": {"least_cpu_W": 0.1}}
+    fields = msgspec.structs.asdict(shipped) | changed
+    assert msgspec.structs.asdict(systems.site("horeka-a100")) == fields
+    assert machine.load(own)["thresholds"] == changed["thresholds"]
+    for wrong, words in (("max_hour = 2", "max_hour"), ("max_hours = -1", "max_hours")):
+        own.write_text(wrong)
+        with pytest.raises(ValueError, match=f"{own}: .*{words}"):
+            systems.site("horeka-a100")
+
+
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no git here")
+def test_git_sees_no_file_of_a_machine():
+    words = ["git", "-C", str(REPOSITORY), "check-ignore", "runs/any/system.toml"]
+    assert subprocess.run(words, capture_output=True).returncode == 0
+    words = ["git", "-C", str(REPOSITORY), "ls-files", "runs/*/system.toml"]
+    assert subprocess.run(words, capture_output=True, text=True).stdout == ""
 
 
 def test_the_container_holds_all_that_its_commands_need(tmp_path):
