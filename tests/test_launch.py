@@ -38,7 +38,7 @@ SUPERVISE = """
 run_dir = pathlib.Path(runs_dir) / 'local' / config.run_id(made)
 run_dir.mkdir(parents=True)
 start.begin(start.prepare(made, run_dir), run_dir)
-start.make(run_dir, os.getppid())
+supervise.make(run_dir, os.getppid())
 """
 
 
@@ -52,7 +52,9 @@ def papermill(runs_dir, parameters):
 
 def python(runs_dir, parameters, program=RUN, **options):
     begin = "import os, pathlib, sys\nfrom energynn import config, launchers\n"
-    begin += f"from energynn.launch import start\nruns_dir = {str(runs_dir)!r}\n"
+    begin += (
+        f"from energynn.launch import start, supervise\nruns_dir = {str(runs_dir)!r}\n"
+    )
     begin += f"made = config.make(**{parameters!r})\n"
     return subprocess.Popen([sys.executable, "-c", begin + program], **PIPES, **options)
 
@@ -89,7 +91,7 @@ def victim(runs_dir, who, started):
         return psutil.Process(started.pid)
     if who == "rank 1":
         return rank_of(runs_dir, 1)
-    supervisor = process_of(runs_dir, "energynn.launch.start")
+    supervisor = process_of(runs_dir, "energynn.launch.supervise")
     return supervisor if who == "supervisor" else supervisor.children()[0]
 
 
@@ -193,9 +195,12 @@ HANGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("program, status", HANGS.values(), ids=HANGS)
 def test_a_rank_that_hangs_is_ended(tmp_path, program, status):
-    changes = "start.LOOK_S, start.SILENT_S, start.SILENT_AT_END_S = 0.2, 5.0, 5.0\n"
+    changes = "supervise.LOOK_S, supervise.SILENT_S = 0.2, 5.0\n"
+    changes += "supervise.SILENT_AT_END_S = 5.0\n"
     changes += f"words = [sys.executable, '-c', {program!r}]\n"
-    changes += "start.ranks_command = lambda folder, intent: [*words, str(folder)]\n"
+    changes += (
+        "supervise.ranks_command = lambda folder, intent: [*words, str(folder)]\n"
+    )
     started = python(tmp_path, TINY, changes + SUPERVISE)
     output = started.communicate(timeout=60)[0]
     assert not processes_of(tmp_path), output
@@ -232,7 +237,7 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(
 ):
     """sys.exit(0) would make perun hang for a minute and lose its data."""
     script = REPOSITORY / "tests" / "broken_rank.py"
-    changes = f"start.TRAIN_SCRIPT = {str(script)!r}\n"
+    changes = f"supervise.TRAIN_SCRIPT = {str(script)!r}\n"
     changes += f"launchers.find_launcher = lambda devices: {launcher!r}\n"
     environment = os.environ | {"HOW_IT_ENDS": how}
     started = python(tmp_path, ENDLESS, changes + SUPERVISE, env=environment)
@@ -469,8 +474,8 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
 
     def variables(**parameters):
         intent = prepared(run_dir, **parameters)
-        start.ranks_command(run_dir, intent)
-        environment = start.rank_environment(run_dir, intent)
+        supervise.ranks_command(run_dir, intent)
+        environment = supervise.rank_environment(run_dir, intent)
         return environment["CUDA_VISIBLE_DEVICES"], (run_dir / "perun.ini").read_text()
 
     visible, perun = variables(devices=2)
