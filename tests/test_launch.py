@@ -137,6 +137,7 @@ def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_
             "interrupted",
             "the process that started the run ended",
         ),
+        ("caller", signal.SIGINT, "interrupted", "stopped by SIGINT"),
         ("mpirun", signal.SIGKILL, "killed", "mpirun with status -9"),
         ("supervisor", signal.SIGKILL, "killed", "the launcher died"),
         ("supervisor", signal.SIGHUP, "interrupted", "SIGHUP"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -93,7 +94,7 @@ def _let_supervise(run_dir: Path, lock_file: int) -> None:
                     print(text, end="", flush=True)
                 time.sleep(0.2)
             except KeyboardInterrupt:  # the record will say so
-                supervisor.terminate()
+                supervisor.send_signal(signal.SIGINT)
 
 
 # ------------------------------------------------------------------------------ before it starts
