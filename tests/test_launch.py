@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -164,6 +165,52 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_it(
     kept = next(pieces(next(only_run(runs_dir).glob("samples-*.jsonl"))))
     assert kept.t_ns[-1] > killed_at - 0.3e9, "samples were lost"
     assert record["energy_cpu_J"] > 0
+
+
+def role(process, started, ranks):
+    """Name what a process of a run is, by what it is seen to do."""
+    words = " ".join(process.cmdline())
+    if process.pid == started.pid:
+        return "caller"
+    if "energynn.launch.supervise" in words:
+        return "supervisor"
+    if process.pid in ranks:
+        return "rank"
+    if any("samples-" in file.path for file in process.open_files()):
+        return "sampler"
+    if process.ppid() in ranks:
+        return "loader worker"
+    parent = role(process.parent(), started, ranks)
+    return {"supervisor": "launcher", "launcher": "proxy"}[parent]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_a_run_has_the_processes_that_the_page_names(tmp_path, loader_workers):
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    table = page.partition("A run has these processes")[2].partition("\n\n|")[2]
+    lines = table.partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    numbers = {
+        "1": 1,
+        "1 a host": 1,
+        "1 a device": 2,
+        "`loader_workers` a device": 2 * loader_workers,
+    }
+    named = Counter({name: numbers[number] for _, name, number, *_ in cells})
+    options = dict(loader_workers=loader_workers, persistent_workers=loader_workers > 0)
+    started = python(tmp_path, ENDLESS | options)
+    wait_until(lambda: begun(tmp_path), what="for the training to begin")
+    # loader workers come with the first batch
+    of_rank_0 = only_run(tmp_path) / "events-rank0.jsonl"
+    wait_until(lambda: '"epoch"' in of_rank_0.read_text(), what="for an epoch's end")
+    ranks = [rank_of(tmp_path, rank).pid for rank in (0, 1)]
+    below = psutil.Process(started.pid).children(recursive=True)
+    found = [role(one, started, ranks) for one in [psutil.Process(started.pid), *below]]
+    process_of(tmp_path, "energynn.launch.supervise").terminate()
+    started.communicate(timeout=60)
+    assert Counter(found) == +named
+    assert loader_workers or "seven with two ranks" in page and len(found) == 7
 
 
 @pytest.mark.slow
