@@ -80,8 +80,10 @@ class Submission(msgspec.Struct):
 class Start(msgspec.Struct):
     """What a job writes beside its run when it starts, and when it ends."""
 
+    started_at: str = ""
     submission: str = ""
     checkpoint: str = ""
+    ended_at: str = ""
     exit_status: int = 0
     outcome: str = ""
 
@@ -94,6 +96,11 @@ def read_submission(folder: Path) -> Submission:
 def write_submission(folder: Path, submission: Submission) -> None:
     """Write beside a run how it was submitted."""
     write_json(folder / "job" / "submission.json", msgspec.to_builtins(submission))
+
+
+def write_start(folder: Path, number: int, start: Start) -> None:
+    """Write beside a run how a start of its job goes."""
+    write_json(folder / "job" / f"start-{number}.json", msgspec.to_builtins(start))
 
 
 def read_starts(folder: Path) -> list[Start]:
@@ -285,14 +292,12 @@ def _line(name: str, used: np.ndarray, provenance: str = "") -> str:
 def _progress(events: list[dict]) -> list[str]:
     """Say how far it is; nothing before rank 0's first word."""
     told = [event for event in events if "samples_to_train" in event]
-    starts = [
-        each for each in events_of_kind(events, "training_start") if each["rank"] == 0
-    ]
-    if not told or not starts:
+    if not told:
         return []
-    done, aim = told[-1]["samples_trained"], told[-1]["samples_to_train"]
-    here = max(1, done - starts[0].get("samples_done", 0))  # in this segment
-    elapsed_s = (told[-1]["t_mono_ns"] - starts[0]["t_mono_ns"]) / 1e9
+    (start, *_), last = events_of_kind(events, "training_start"), told[-1]
+    done, aim = last["samples_trained"], last["samples_to_train"]
+    here = max(1, done - start.get("samples_done", 0))  # in this segment
+    elapsed_s = (last["t_mono_ns"] - start["t_mono_ns"]) / 1e9
     left_s = elapsed_s * (aim - done) / here
     return [f"  {done} of {aim} samples, {left_s:.0f} s left"]
 

@@ -267,10 +267,12 @@ def _last_line(folder: Path) -> str:
     return f', its last line: "{own[-1][:200]}"' if own else ""
 
 
-def _gpus_of(intent: dict) -> list[dict]:
-    """Return the GPUs of this host that a run uses; none where its devices are cores."""
-    is_gpu = intent["device_kind"] == "gpu"
-    return intent["machine"]["gpus"][: intent["devices"]] if is_gpu else []
+def _gpus_of(intent: dict) -> list[int]:
+    """List the indices of this host's GPUs that a run uses; none where its devices are cores."""
+    if intent["device_kind"] != "gpu":
+        return []
+    gpus = intent["machine"]["gpus"][: intent["devices"]]
+    return [gpu["index"] for gpu in gpus]
 
 
 def ranks_command(folder: Path, intent: dict) -> list[str]:
@@ -282,10 +284,9 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
     if intent["launcher"] == "torchrun":
         torchrun = ["torch.distributed.run", f"--nproc-per-node={devices}"]
         return [*processes.OWN_PYTHON, "-m", *torchrun, "--standalone", *train]
-    gpus = [gpu["index"] for gpu in _gpus_of(intent)]
     ini = folder / "perun.ini"
     period_s = intent["config"]["perun_sampling_period_s"]
-    perun_adapter.write_configuration(ini, period_s, gpus)
+    perun_adapter.write_configuration(ini, period_s, _gpus_of(intent))
     ranks = perun_adapter.command(
         launchers.python_of_ranks(), TRAIN_SCRIPT, folder, ini
     )
@@ -298,11 +299,9 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
 
 def rank_environment(folder: Path, intent: dict) -> dict[str, str]:
     """Return the ranks' environment: threads, and the GPUs that they use; others are hidden."""
-    threads = str(intent["config"]["threads_per_device"])
-    used = [str(gpu["index"]) for gpu in _gpus_of(intent)]
     return perun_adapter.environment(folder, launchers.mpi_environment()) | {
-        "OMP_NUM_THREADS": threads,
-        "CUDA_VISIBLE_DEVICES": ",".join(used),
+        "OMP_NUM_THREADS": str(intent["config"]["threads_per_device"]),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, _gpus_of(intent))),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
