@@ -19,10 +19,8 @@ from energynn.processes import own_environment
 
 # in a batch job: the options with which srun starts the ranks
 SRUN_VARIABLE = "ENERGYNN_SRUN"
-PYTHON_VARIABLE = (
-    # in a batch job: how srun calls Python, as "apptainer exec image.sif python"
-    "ENERGYNN_PYTHON"
-)
+# in a batch job: how srun calls Python, as "apptainer exec image.sif python"
+PYTHON_VARIABLE = "ENERGYNN_PYTHON"
 # launchers whose runs have no file of perun's
 WITHOUT_PERUN = ("alone", "torchrun", "simulated")
 # 75: exit status of a run that was interrupted and can go on

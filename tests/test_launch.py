@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -38,7 +39,7 @@ SUPERVISE = """
 run_dir = pathlib.Path(runs_dir) / 'local' / config.run_id(made)
 run_dir.mkdir(parents=True)
 start.begin(start.prepare(made, run_dir), run_dir)
-start.make(run_dir, os.getppid())
+supervise.make(run_dir, os.getppid())
 """
 
 
@@ -52,7 +53,9 @@ def papermill(runs_dir, parameters):
 
 def python(runs_dir, parameters, program=RUN, **options):
     begin = "import os, pathlib, sys\nfrom energynn import config, launchers\n"
-    begin += f"from energynn.launch import start\nruns_dir = {str(runs_dir)!r}\n"
+    begin += (
+        f"from energynn.launch import start, supervise\nruns_dir = {str(runs_dir)!r}\n"
+    )
     begin += f"made = config.make(**{parameters!r})\n"
     return subprocess.Popen([sys.executable, "-c", begin + program], **PIPES, **options)
 
@@ -89,7 +92,7 @@ def victim(runs_dir, who, started):
         return psutil.Process(started.pid)
     if who == "rank 1":
         return rank_of(runs_dir, 1)
-    supervisor = process_of(runs_dir, "energynn.launch.start")
+    supervisor = process_of(runs_dir, "energynn.launch.supervise")
     return supervisor if who == "supervisor" else supervisor.children()[0]
 
 
@@ -135,6 +138,7 @@ def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_
             "interrupted",
             "the process that started the run ended",
         ),
+        ("caller", signal.SIGINT, "interrupted", "stopped by SIGINT"),
         ("mpirun", signal.SIGKILL, "killed", "mpirun with status -9"),
         ("supervisor", signal.SIGKILL, "killed", "the launcher died"),
         ("supervisor", signal.SIGHUP, "interrupted", "SIGHUP"),
@@ -161,6 +165,52 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_it(
     kept = next(pieces(next(only_run(runs_dir).glob("samples-*.jsonl"))))
     assert kept.t_ns[-1] > killed_at - 0.3e9, "samples were lost"
     assert record["energy_cpu_J"] > 0
+
+
+def role(process, started, ranks):
+    """Name what a process of a run is, by what it is seen to do."""
+    words = " ".join(process.cmdline())
+    if process.pid == started.pid:
+        return "caller"
+    if "energynn.launch.supervise" in words:
+        return "supervisor"
+    if process.pid in ranks:
+        return "rank"
+    if any("samples-" in file.path for file in process.open_files()):
+        return "sampler"
+    if process.ppid() in ranks:
+        return "loader worker"
+    parent = role(process.parent(), started, ranks)
+    return {"supervisor": "launcher", "launcher": "proxy"}[parent]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_a_run_has_the_processes_that_the_page_names(tmp_path, loader_workers):
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    table = page.partition("A run has these processes")[2].partition("\n\n|")[2]
+    lines = table.partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    numbers = {
+        "1": 1,
+        "1 a host": 1,
+        "1 a device": 2,
+        "`loader_workers` a device": 2 * loader_workers,
+    }
+    named = Counter({name: numbers[number] for _, name, number, *_ in cells})
+    options = dict(loader_workers=loader_workers, persistent_workers=loader_workers > 0)
+    started = python(tmp_path, ENDLESS | options)
+    wait_until(lambda: begun(tmp_path), what="for the training to begin")
+    # loader workers come with the first batch
+    of_rank_0 = only_run(tmp_path) / "events-rank0.jsonl"
+    wait_until(lambda: '"epoch"' in of_rank_0.read_text(), what="for an epoch's end")
+    ranks = [rank_of(tmp_path, rank).pid for rank in (0, 1)]
+    below = psutil.Process(started.pid).children(recursive=True)
+    found = [role(one, started, ranks) for one in [psutil.Process(started.pid), *below]]
+    process_of(tmp_path, "energynn.launch.supervise").terminate()
+    started.communicate(timeout=60)
+    assert Counter(found) == +named
+    assert loader_workers or "seven with two ranks" in page and len(found) == 7
 
 
 @pytest.mark.slow
@@ -193,9 +243,12 @@ HANGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("program, status", HANGS.values(), ids=HANGS)
 def test_a_rank_that_hangs_is_ended(tmp_path, program, status):
-    changes = "start.LOOK_S, start.SILENT_S, start.SILENT_AT_END_S = 0.2, 5.0, 5.0\n"
+    changes = "supervise.LOOK_S, supervise.SILENT_S = 0.2, 5.0\n"
+    changes += "supervise.SILENT_AT_END_S = 5.0\n"
     changes += f"words = [sys.executable, '-c', {program!r}]\n"
-    changes += "start.ranks_command = lambda folder, intent: [*words, str(folder)]\n"
+    changes += (
+        "supervise.ranks_command = lambda folder, intent: [*words, str(folder)]\n"
+    )
     started = python(tmp_path, TINY, changes + SUPERVISE)
     output = started.communicate(timeout=60)[0]
     assert not processes_of(tmp_path), output
@@ -232,7 +285,7 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(
 ):
     """sys.exit(0) would make perun hang for a minute and lose its data."""
     script = REPOSITORY / "tests" / "broken_rank.py"
-    changes = f"start.TRAIN_SCRIPT = {str(script)!r}\n"
+    changes = f"supervise.TRAIN_SCRIPT = {str(script)!r}\n"
     changes += f"launchers.find_launcher = lambda devices: {launcher!r}\n"
     environment = os.environ | {"HOW_IT_ENDS": how}
     started = python(tmp_path, ENDLESS, changes + SUPERVISE, env=environment)
@@ -493,8 +546,8 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
 
     def variables(**parameters):
         intent = prepared(run_dir, **parameters)
-        start.ranks_command(run_dir, intent)
-        environment = start.rank_environment(run_dir, intent)
+        supervise.ranks_command(run_dir, intent)
+        environment = supervise.rank_environment(run_dir, intent)
         return environment["CUDA_VISIBLE_DEVICES"], (run_dir / "perun.ini").read_text()
 
     visible, perun = variables(devices=2)

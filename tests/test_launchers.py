@@ -12,7 +12,7 @@ import pytest
 
 from energynn import launchers
 from energynn.files import REPOSITORY
-from energynn.launch import start
+from energynn.launch import supervise
 from energynn.measure import machine
 
 STEP = {
@@ -128,13 +128,13 @@ def test_srun_calls_the_python_of_a_container_and_the_record_names_it(
         "device_kind": "cpu core",
         "config": {"perun_sampling_period_s": 1.0},
     }
-    alone = start.ranks_command(tmp_path, intent)
+    alone = supervise.ranks_command(tmp_path, intent)
     assert alone[alone.index("--mpi=pmix") + 1] == sys.executable
     environment.setenv("A_DISK", str(tmp_path))
     environment.setenv(
         launchers.PYTHON_VARIABLE, "$A_DISK/apptainer " + " ".join(words[1:])
     )
-    ranks = start.ranks_command(tmp_path, intent)
+    ranks = supervise.ranks_command(tmp_path, intent)
     begin = ranks.index("--mpi=pmix") + 1
     assert ranks[begin:] == words + alone[alone.index(sys.executable) + 1 :]
     assert launchers.find_launcher(8) == "srun"  # perun is in there, if not here

@@ -86,13 +86,11 @@ def status(
     runs_dir: RunsDir = None,
 ) -> int:
     """Tell what has become of every run, queued, running or ended."""
-    if watch:
-        from energynn.launch import watch as view
-
-        view.follow(find_run(watch, runs_dir))
-        return 0
     from energynn.cluster import status
 
+    if watch:
+        status.follow(find_run(watch, runs_dir))
+        return 0
     folder = folder_of_runs(runs_dir, must_exist=True).resolve()
     runs, notes = status.rows(status.folders(folder, studies or []))
     reply(as_json, {"runs": runs, "notes": notes}, status.text(runs, notes, failed))

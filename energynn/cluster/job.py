@@ -16,6 +16,7 @@ from energynn.cluster import local, slurm, status
 from energynn.launch import supervise
 from energynn.launchers import CAN_GO_ON
 from energynn.measure.samples import segments
+from energynn.progress import tell
 
 MOST_FAILURES = 3  # in a row, without a new checkpoint in between
 CANCELLED = 128 + signal.SIGTERM
@@ -27,34 +28,33 @@ def main(run_dir: Path, command: list[str]) -> int:
     Returns the exit status, CAN_GO_ON to be queued again.
     """
     if records.is_running(run_dir):
-        print(f"energynn: {run_dir.name}: another job makes it", flush=True)
+        tell(f"energynn: {run_dir.name}: another job makes it")
         return 1
-    starts = status.read_starts(run_dir)
-    path = run_dir / "job" / f"start-{len(starts) + 1}.json"
-    start = {
-        "started_at": files.utc_now(),
-        "submission": status.read_submission(run_dir).submitted_at,
-        "checkpoint": _newest_checkpoint(run_dir),
-    }
-    files.write_json(path, start)
+    number = 1 + len(status.read_starts(run_dir))
+    start = status.Start(
+        files.utc_now(),
+        status.read_submission(run_dir).submitted_at,
+        _newest_checkpoint(run_dir),
+    )
+    status.write_start(run_dir, number, start)
     signals, ended = supervise.hear_signals(), threading.Event()
     threading.Thread(
         target=_pass_on, args=(run_dir, signals, ended), daemon=True
     ).start()
     _, last_line = local.execute(command, run_dir)
     ended.set()
-    exit_status, outcome = _judge(run_dir, start, signals, last_line)
-    end = {"ended_at": files.utc_now(), "exit_status": exit_status, "outcome": outcome}
-    files.write_json(path, start | end)
-    print(f"energynn: {run_dir.name}: {outcome}", flush=True)
-    if exit_status == CAN_GO_ON and slurm.this_task():
+    start.exit_status, start.outcome = _judge(run_dir, start, signals, last_line)
+    start.ended_at = files.utc_now()
+    status.write_start(run_dir, number, start)
+    tell(f"energynn: {run_dir.name}: {start.outcome}")
+    if start.exit_status == CAN_GO_ON and slurm.this_task():
         _queue_again(run_dir)
-    return exit_status
+    return start.exit_status
 
 
 def _judge(
     run_dir: Path,
-    start: dict,
+    start: status.Start,
     signals: list[int],
     last_line: str,
 ) -> tuple[int, str]:
@@ -62,7 +62,7 @@ def _judge(
     record = records.read(run_dir)
     if record.get("valid"):
         return 0, "finished"
-    if record.get("ended_at", "") < start["started_at"]:
+    if record.get("ended_at", "") < start.started_at:
         record = {}  # of another start: this one was refused
     reason = records.reason(record) or last_line
     if signal.SIGTERM in signals:
@@ -70,7 +70,7 @@ def _judge(
         return CANCELLED, "asked to stop"
     if record.get("status") == "finished":  # the same would happen again
         return 1, f"failed: not valid: {reason}"
-    if _failures_in_a_row(run_dir, start["submission"]) >= MOST_FAILURES:
+    if _failures_in_a_row(run_dir, start.submission) >= MOST_FAILURES:
         starts = f"{MOST_FAILURES} starts in a row came to no new checkpoint"
         return 1, f"failed: {starts}, the last with: {reason}"
     if signal.SIGUSR1 in signals:
@@ -111,10 +111,7 @@ def _queue_again(run_dir: Path) -> None:
         slurm.queue_again(slurm.this_task())
     except ValueError as error:
         remedy = "`energynn submit` goes on from its checkpoint"
-        print(
-            f"energynn: {run_dir.name}: not queued again ({error}); {remedy}",
-            flush=True,
-        )
+        tell(f"energynn: {run_dir.name}: not queued again ({error}); {remedy}")
 
 
 if __name__ == "__main__":

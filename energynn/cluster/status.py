@@ -1,26 +1,40 @@
-"""Tell what has become of every run, from its folder and from one question to Slurm.
+"""Tell what has become of every run, from its folder and from one question to Slurm; and what one
+draws, has used and has left to do while it goes on, from any shell.
 
 A run's record decides, then the queue, then the last start of its job.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
+import time
 from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from energynn import config, records, studies, texts
 from energynn.cluster import slurm
 from energynn.files import write_json
 from energynn.measure.energy import SECOND_PER_HOUR
-from energynn.measure.samples import events_of_segments
-from energynn.progress import energy_words
+from energynn.measure.samples import (
+    events_of_kind,
+    events_of_segments,
+    last_ns,
+    read_events,
+    read_header,
+    samples_files,
+    segments,
+    times_of,
+)
+from energynn.measure.stream import read_streams
+from energynn.progress import energy_words, tell
 from energynn.reading import one_fault
 
 RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
@@ -37,6 +51,7 @@ HEAD = [
     "state",
     "differs",
 ]
+LOOK_S = 2.0  # between two looks at a run
 WIDTH = 100  # of the table, where the terminal has no more
 # what a run without a record has of it
 UNKNOWN = {
@@ -65,8 +80,10 @@ class Submission(msgspec.Struct):
 class Start(msgspec.Struct):
     """What a job writes beside its run when it starts, and when it ends."""
 
+    started_at: str = ""
     submission: str = ""
     checkpoint: str = ""
+    ended_at: str = ""
     exit_status: int = 0
     outcome: str = ""
 
@@ -79,6 +96,11 @@ def read_submission(folder: Path) -> Submission:
 def write_submission(folder: Path, submission: Submission) -> None:
     """Write beside a run how it was submitted."""
     write_json(folder / "job" / "submission.json", msgspec.to_builtins(submission))
+
+
+def write_start(folder: Path, number: int, start: Start) -> None:
+    """Write beside a run how a start of its job goes."""
+    write_json(folder / "job" / f"start-{number}.json", msgspec.to_builtins(start))
 
 
 def read_starts(folder: Path) -> list[Start]:
@@ -228,3 +250,63 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         row["state"],
         "; ".join(filter(None, parts)),
     ]
+
+
+# ---------------------------------------------------------------------------- a run that goes on
+
+
+def look(run_dir: Path) -> str:
+    """Say what each device draws, and has used in the training of the newest segment."""
+    folder = segments(run_dir)[-1]
+    events = read_events(folder)
+    starts = times_of(events, "training_start", "host")
+    ends = times_of(events, "training_end", "host")
+    status = ["starting", "training", "ending"][bool(starts) + bool(ends)]
+    if (run_dir / "record.json").exists():
+        status = records.read_record(run_dir)["status"]
+    lines, together = [f"{run_dir.name}: {status}"], np.zeros(2)
+    for path in samples_files(folder):
+        header = read_header(path)
+        if header is None:
+            continue
+        host, now_s = header["host"], last_ns(path) / 1e9
+        begin_s, end_s = (times.get(host, math.inf) / 1e9 for times in (starts, ends))
+        asked_s = [begin_s, end_s, now_s - 1.0, now_s]
+        for one in read_streams(path, header, {}, asked_s)[0]:
+            if not one.sensor["primary"]:
+                continue
+            # beyond the last reading the energy stays the same
+            begin_J, end_J, before_J, now_J = one.at(asked_s)
+            used = np.array([now_J - before_J, end_J - begin_J])
+            together += used
+            name = f"{host}:{one.sensor['id']}"
+            lines.append(_line(name, used, one.sensor["provenance"]))
+    return "\n".join([*lines, _line("together", together), *_progress(events)])
+
+
+def _line(name: str, used: np.ndarray, provenance: str = "") -> str:
+    power_W, energy_J = used
+    return f"  {name:28}{power_W:10.1f} W {energy_J:14.1f} J  {provenance}".rstrip()
+
+
+def _progress(events: list[dict]) -> list[str]:
+    """Say how far it is; nothing before rank 0's first word."""
+    told = [event for event in events if "samples_to_train" in event]
+    if not told:
+        return []
+    (start, *_), last = events_of_kind(events, "training_start"), told[-1]
+    done, aim = last["samples_trained"], last["samples_to_train"]
+    here = max(1, done - start.get("samples_done", 0))  # in this segment
+    elapsed_s = (last["t_mono_ns"] - start["t_mono_ns"]) / 1e9
+    left_s = elapsed_s * (aim - done) / here
+    return [f"  {done} of {aim} samples, {left_s:.0f} s left"]
+
+
+def follow(run_dir: Path) -> None:
+    """Print a look every two seconds until the run has its record."""
+    while True:
+        with one_fault(run_dir):
+            tell(look(run_dir))
+        if (run_dir / "record.json").exists():
+            return
+        time.sleep(LOOK_S)

@@ -305,11 +305,9 @@ def _more_samples(record: dict, samples: int) -> str:
 def _energy_line(record: dict, component: str) -> str:
     name = f"energy_{component}"
     bound_J = record.get(f"{name}_bound_J", 0.0)  # a record of before has none
-    provenance = record[f"{name}_provenance"]
-    energy_J = record[f"{name}_J"]
-    line = (
-        f"  {component.upper():6}{energy_J:12.2f} J  {provenance:9} +- {bound_J:.2f} J"
+    return (
+        f"  {component.upper():6}{record[f'{name}_J']:12.2f} J  "
+        f"{record[f'{name}_provenance']:9} +- {bound_J:.2f} J "
+        f"+- {record[f'{name}_systematic_J']:.2f} J (sensor), "
+        f"{record[f'mean_power_{component}_W']:.1f} W"
     )
-    line += f" +- {record[f'{name}_systematic_J']:.2f} J (sensor)"
-    line += f", {record[f'mean_power_{component}_W']:.1f} W"
-    return line

@@ -1,52 +1,29 @@
-"""Make one measured run: prepare it, launch its ranks, watch over them, and write its record.
-
-Three processes stand between a person and the trainer, so that none of them can take the run's data
-with it: the notebook (or shell) that calls ``run``; the supervisor, which is this module executed
-as ``python -m energynn.launch.start RUN_DIR PARENT``; and mpirun with the ranks under perun.
-"""
+"""Make one measured run: prepare it, start its supervisor, and report its record."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
-import re
-import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from multiprocessing.connection import Listener
 from pathlib import Path
 
-import energynn
 from energynn import config as configuration
 from energynn import launchers, processes, records
 from energynn.config import RunConfig
 from energynn.data import manifests
 from energynn.files import REPOSITORY, checkpoint_folder, is_locked, write_json
 from energynn.launch import command, supervise
-from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN
-from energynn.measure import machine, perun_adapter
-from energynn.measure.samples import events_of_kind, read_events, segments
+from energynn.launchers import WITHOUT_PERUN
+from energynn.measure import machine
+from energynn.measure.samples import segments
 from energynn.progress import tell
 
-CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
-# ranks that wait for a dead process, as perun's sampler, never end
-SILENT_S = 300.0
-SILENT_AT_END_S = 90.0  # when all have trained
 SHARED_MEMORY = Path("/dev/shm")
-# Lines that are no launcher's own: a rank's, which has a label, rulers and advice.
-NOT_OWN = re.compile(
-    r"\s*(\[[\d,]+\]|\d+: ).*|\W*|This typically refers to.*|Please see the FAQ page.*"
-)
-LOOK_S = 5.0  # between two looks at the ranks' files
-TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 PATIENCE_S = 60.0  # with another start of the run: its supervisor may be ending it
-# A Ctrl-C for a notebook reaches the supervisor only through who has started it.
-APART = {"stdin": subprocess.DEVNULL, "start_new_session": True}
 
 
 def run(
@@ -98,7 +75,7 @@ def _let_supervise(run_dir: Path, lock_file: int) -> None:
 
     lock_file: number of the open lock, which it holds, too: it may outlive us.
     """
-    words = ["energynn.launch.start", str(run_dir), str(os.getpid())]
+    words = ["energynn.launch.supervise", str(run_dir), str(os.getpid())]
     log = segments(run_dir)[-1] / "log.txt"
     with open(log, "w") as written:
         supervisor = subprocess.Popen(
@@ -106,7 +83,7 @@ def _let_supervise(run_dir: Path, lock_file: int) -> None:
             stdout=written,
             pass_fds=[lock_file],
             env=processes.own_environment(),
-            **APART,
+            **supervise.APART,
         )
     is_over = False
     with open(log, errors="replace") as lines:
@@ -117,7 +94,7 @@ def _let_supervise(run_dir: Path, lock_file: int) -> None:
                     print(text, end="", flush=True)
                 time.sleep(0.2)
             except KeyboardInterrupt:  # the record will say so
-                supervisor.terminate()
+                supervisor.send_signal(signal.SIGINT)
 
 
 # ------------------------------------------------------------------------------ before it starts
@@ -157,12 +134,6 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         "git_commit": commit,
         "git_dirty": dirty,
     }
-
-
-def _gpus_of(intent: dict) -> list[dict]:
-    """Return the GPUs of this host that a run uses; none where its devices are cores."""
-    is_gpu = intent["device_kind"] == "gpu"
-    return intent["machine"]["gpus"][: intent["devices"]] if is_gpu else []
 
 
 def warnings_of(intent: dict) -> list[str]:
@@ -247,118 +218,3 @@ def _move_aside(run_dir: Path) -> None:
     for path in run_dir.iterdir():
         if path.name not in ("notebook.ipynb", "job", records.START_LOCK):
             path.rename(aside / path.name)
-
-
-# --------------------------------------------------------------------------------- the supervisor
-
-
-def make(run_dir: Path, parent: int) -> None:
-    """Make the run of a run.json; end it if the parent process ends, or a signal asks for that."""
-    stopped = supervise.hear_signals()
-    _held = records.hold(run_dir)
-    _alone = supervise.take_host()
-    intent = json.loads((run_dir / "run.json").read_text())
-    folder = segments(run_dir)[-1]
-    words, environment = ranks_command(folder, intent), rank_environment(folder, intent)
-    pipes = APART | {"stderr": subprocess.STDOUT}
-    ranks = supervise.start(words, folder, environment, signal.SIGKILL, **pipes)
-    stop_reason = _wait_for_ranks(ranks, folder, intent["devices"], stopped, parent)
-    by = f", {intent['launcher']} with status {ranks.wait()}{_last_line(folder)}"
-    status, reason = supervise.verdict(folder, intent["devices"], stop_reason, by)
-    try:
-        records.build(run_dir, status, reason)
-    except OSError as error:
-        sys.exit(supervise.no_record(run_dir, error))
-
-
-def _wait_for_ranks(
-    ranks,
-    folder: Path,
-    devices: int,
-    stopped: list[int],
-    parent: int,
-) -> str:
-    """Wait until all ranks have ended, and end those that have to; returns why they had to."""
-    looked_s, reason = time.monotonic(), ""
-    while ranks.poll() is None and not reason:
-        reason = supervise.stop_reason(stopped)
-        if os.getppid() != parent:
-            reason = reason or "the process that started the run ended"
-        if time.monotonic() > looked_s + LOOK_S:
-            looked_s = time.monotonic()
-            reason = reason or _hang(folder, devices)
-        time.sleep(0.05)
-    # In a batch job Slurm's signal reaches papermill, too: the ranks still have time.
-    is_heard = os.getppid() == parent or SRUN_VARIABLE in os.environ
-    if reason and is_heard and events_of_kind(read_events(folder), "training_start"):
-        # which the ranks of every launcher see; hidden, so that no record lists it
-        (folder / ".stop").touch()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            ranks.wait(CHECKPOINT_S)
-    if ranks.poll() is None:
-        ranks.terminate()
-    processes.end_marked(folder)
-    return reason
-
-
-def _hang(folder: Path, devices: int) -> str:
-    """Say in words that ranks hang before their first event or after their last; "" else."""
-    paths = list(folder.glob("events-rank*.jsonl"))
-    silent_s = time.time() - max(path.stat().st_mtime for path in [folder, *paths])
-    if silent_s < SILENT_AT_END_S:
-        return ""
-    ends = events_of_kind(read_events(folder), "rank_end")
-    is_training = len(paths) == devices and not ends
-    if is_training or len(ends) < devices and silent_s < SILENT_S:
-        return ""
-    silent = f"its ranks were silent for {silent_s:.0f} s, before or after the training"
-    return silent + _last_line(folder)
-
-
-def _last_line(folder: Path) -> str:
-    """Tell the last line of the launcher; "" where it has said nothing."""
-    path = folder / "log.txt"
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    own = [line.strip() for line in lines if not NOT_OWN.fullmatch(line)]
-    return f', its last line: "{own[-1][:200]}"' if own else ""
-
-
-def ranks_command(folder: Path, intent: dict) -> list[str]:
-    """Return the command of all ranks: mpirun or srun, each rank under perun; or without perun."""
-    devices = intent["devices"]
-    train = [str(TRAIN_SCRIPT), str(folder)]
-    if intent["launcher"] == "alone":
-        return [*processes.OWN_PYTHON, *train]
-    if intent["launcher"] == "torchrun":
-        torchrun = ["torch.distributed.run", f"--nproc-per-node={devices}"]
-        return [*processes.OWN_PYTHON, "-m", *torchrun, "--standalone", *train]
-    gpus = [gpu["index"] for gpu in _gpus_of(intent)]
-    ini = folder / "perun.ini"
-    period_s = intent["config"]["perun_sampling_period_s"]
-    perun_adapter.write_configuration(ini, period_s, gpus)
-    ranks = perun_adapter.command(
-        launchers.python_of_ranks(), TRAIN_SCRIPT, folder, ini
-    )
-    if SRUN_VARIABLE in os.environ:
-        srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--label"]
-        options = [f"--ntasks={devices}", *shlex.split(os.environ[SRUN_VARIABLE])]
-        return [*srun, *options, *ranks]
-    return [*launchers.mpi_start(devices), *ranks]
-
-
-def rank_environment(folder: Path, intent: dict) -> dict[str, str]:
-    """Return the ranks' environment: threads, and the GPUs that they use; others are hidden."""
-    threads = str(intent["config"]["threads_per_device"])
-    used = [str(gpu["index"]) for gpu in _gpus_of(intent)]
-    return perun_adapter.environment(folder, launchers.mpi_environment()) | {
-        "OMP_NUM_THREADS": threads,
-        "CUDA_VISIBLE_DEVICES": ",".join(used),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
-        processes.STARTER_VARIABLE: processes.name_of_this_process(),
-    }
-
-
-if __name__ == "__main__":
-    make(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,25 +1,47 @@
-"""What guards a run and a measured command alike: alone on its host, heard, and nothing left."""
+"""Supervise a run: start its ranks, watch over them, end what has to end, and write its record.
+
+``python -m energynn.launch.supervise RUN_DIR PARENT`` does so for ``start.run``. A measured command
+takes from here what it needs, too: its host for itself, signals heard, a verdict from its ranks.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from energynn import processes, records
+import energynn
+from energynn import launchers, processes, records
 from energynn.files import utc_now
-from energynn.measure import kernel, machine
+from energynn.launchers import SRUN_VARIABLE
+from energynn.measure import kernel, machine, perun_adapter
 from energynn.measure.samples import events_of_kind, read_events, segments
 
 HOST_LOCK = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
 LOCKS = Path("/tmp")  # not TMPDIR, which differs
+CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
+# ranks that wait for a dead process, as perun's sampler, never end
+SILENT_S = 300.0
+SILENT_AT_END_S = 90.0  # when all have trained
+# Lines that are no launcher's own: a rank's, which has a label, rulers and advice.
+NOT_OWN = re.compile(
+    r"\s*(\[[\d,]+\]|\d+: ).*|\W*|This typically refers to.*|Please see the FAQ page.*"
+)
+LOOK_S = 5.0  # between two looks at the ranks' files
+TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
+# A Ctrl-C for a notebook reaches the supervisor only through who has started it.
+APART = {"stdin": subprocess.DEVNULL, "start_new_session": True}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -169,3 +191,123 @@ def no_record(run_dir: Path, error: Exception) -> str:
 def stop_reason(stopped: list[int]) -> str:
     """Say which signal came first; "" where none came."""
     return f"stopped by {signal.Signals(stopped[0]).name}" if stopped else ""
+
+
+# ---------------------------------------------------------------------------------------- of a run
+
+
+def make(run_dir: Path, parent: int) -> None:
+    """Make the run of a run.json; end it if the parent process ends, or a signal asks for that."""
+    stopped = hear_signals()
+    _held = records.hold(run_dir)
+    _alone = take_host()
+    intent = json.loads((run_dir / "run.json").read_text())
+    folder = segments(run_dir)[-1]
+    words, environment = ranks_command(folder, intent), rank_environment(folder, intent)
+    pipes = APART | {"stderr": subprocess.STDOUT}
+    ranks = start(words, folder, environment, signal.SIGKILL, **pipes)
+    ended_for = _wait_for_ranks(ranks, folder, intent["devices"], stopped, parent)
+    by = f", {intent['launcher']} with status {ranks.wait()}{_last_line(folder)}"
+    status, reason = verdict(folder, intent["devices"], ended_for, by)
+    try:
+        records.build(run_dir, status, reason)
+    except OSError as error:
+        sys.exit(no_record(run_dir, error))
+
+
+def _wait_for_ranks(
+    ranks,
+    folder: Path,
+    devices: int,
+    stopped: list[int],
+    parent: int,
+) -> str:
+    """Wait until all ranks have ended, and end those that have to; returns why they had to."""
+    looked_s, reason = time.monotonic(), ""
+    while ranks.poll() is None and not reason:
+        reason = stop_reason(stopped)
+        if os.getppid() != parent:
+            reason = reason or "the process that started the run ended"
+        if time.monotonic() > looked_s + LOOK_S:
+            looked_s = time.monotonic()
+            reason = reason or _hang(folder, devices)
+        time.sleep(0.05)
+    # In a batch job Slurm's signal reaches papermill, too: the ranks still have time.
+    is_heard = os.getppid() == parent or SRUN_VARIABLE in os.environ
+    if reason and is_heard and events_of_kind(read_events(folder), "training_start"):
+        # which the ranks of every launcher see; hidden, so that no record lists it
+        (folder / ".stop").touch()
+        with suppress(subprocess.TimeoutExpired):
+            ranks.wait(CHECKPOINT_S)
+    if ranks.poll() is None:
+        ranks.terminate()
+    processes.end_marked(folder)
+    return reason
+
+
+def _hang(folder: Path, devices: int) -> str:
+    """Say in words that ranks hang before their first event or after their last; "" else."""
+    paths = list(folder.glob("events-rank*.jsonl"))
+    silent_s = time.time() - max(path.stat().st_mtime for path in [folder, *paths])
+    if silent_s < SILENT_AT_END_S:
+        return ""
+    ends = events_of_kind(read_events(folder), "rank_end")
+    is_training = len(paths) == devices and not ends
+    if is_training or len(ends) < devices and silent_s < SILENT_S:
+        return ""
+    silent = f"its ranks were silent for {silent_s:.0f} s, before or after the training"
+    return silent + _last_line(folder)
+
+
+def _last_line(folder: Path) -> str:
+    """Tell the last line of the launcher; "" where it has said nothing."""
+    path = folder / "log.txt"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    own = [line.strip() for line in lines if not NOT_OWN.fullmatch(line)]
+    return f', its last line: "{own[-1][:200]}"' if own else ""
+
+
+def _gpus_of(intent: dict) -> list[int]:
+    """List the indices of this host's GPUs that a run uses; none where its devices are cores."""
+    if intent["device_kind"] != "gpu":
+        return []
+    gpus = intent["machine"]["gpus"][: intent["devices"]]
+    return [gpu["index"] for gpu in gpus]
+
+
+def ranks_command(folder: Path, intent: dict) -> list[str]:
+    """Return the command of all ranks: mpirun or srun, each rank under perun; or without perun."""
+    devices = intent["devices"]
+    train = [str(TRAIN_SCRIPT), str(folder)]
+    if intent["launcher"] == "alone":
+        return [*processes.OWN_PYTHON, *train]
+    if intent["launcher"] == "torchrun":
+        torchrun = ["torch.distributed.run", f"--nproc-per-node={devices}"]
+        return [*processes.OWN_PYTHON, "-m", *torchrun, "--standalone", *train]
+    ini = folder / "perun.ini"
+    period_s = intent["config"]["perun_sampling_period_s"]
+    perun_adapter.write_configuration(ini, period_s, _gpus_of(intent))
+    ranks = perun_adapter.command(
+        launchers.python_of_ranks(), TRAIN_SCRIPT, folder, ini
+    )
+    if SRUN_VARIABLE in os.environ:
+        srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--label"]
+        options = [f"--ntasks={devices}", *shlex.split(os.environ[SRUN_VARIABLE])]
+        return [*srun, *options, *ranks]
+    return [*launchers.mpi_start(devices), *ranks]
+
+
+def rank_environment(folder: Path, intent: dict) -> dict[str, str]:
+    """Return the ranks' environment: threads, and the GPUs that they use; others are hidden."""
+    return perun_adapter.environment(folder, launchers.mpi_environment()) | {
+        "OMP_NUM_THREADS": str(intent["config"]["threads_per_device"]),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, _gpus_of(intent))),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        processes.STARTER_VARIABLE: processes.name_of_this_process(),
+    }
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]), int(sys.argv[2]))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from energynn import cli, records
-from energynn.launch import watch
+from energynn.cluster import status
 from energynn.measure import samples
 from tests.processes import ENERGYNN, processes_of, wait_until
 from tests.ranks import MPIRUN
@@ -217,7 +217,7 @@ def test_many_ranks_have_to_be_told_where(capsys, monkeypatch):
 
 
 def together(look):
-    """Power in W and energy in J, as ``watch.look`` tells them."""
+    """Power in W and energy in J, as ``status.look`` tells them."""
     words = look.partition("together")[2].split()
     return float(words[0]), float(words[2])
 
@@ -236,16 +236,16 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir):
     lines = file.read_text().splitlines(keepends=True)
     # a line that is just being written
     file.write_text("".join(lines[:112]) + lines[112][:7])
-    power_W, energy_J = together(watch.look(run_dir))
+    power_W, energy_J = together(status.look(run_dir))
     assert energy_J == pytest.approx(120 * 10, rel=0.02)
     assert power_W == pytest.approx(120, rel=0.01)
-    assert ": training\n" in watch.look(run_dir)
-    assert watch.look(run_dir).endswith("\n  320 of 640 samples, 10 s left")
+    assert ": training\n" in status.look(run_dir)
+    assert status.look(run_dir).endswith("\n  320 of 640 samples, 10 s left")
     assert cli.main(["status", "--watch", str(run_dir.parent)]) == 2
     kept[-2]["samples_done"] = 160  # of an earlier segment, which took its own time
     write_lines(path, kept)
-    assert watch.look(run_dir).endswith("\n  320 of 640 samples, 20 s left")
+    assert status.look(run_dir).endswith("\n  320 of 640 samples, 20 s left")
     write_lines(path, events)
     file.write_text("".join(lines))
-    _, after = together(watch.look(run_dir))
+    _, after = together(status.look(run_dir))
     assert after == pytest.approx(120 * 20, rel=0.02), "what comes after is no training"

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from energynn import config, records
-from energynn.launch import start
+from energynn.launch import start, supervise
 from tests.powercap import constant_power
 
 HOST_W = 300.0
@@ -50,13 +50,15 @@ def test_two_hosts_count_twice_each_on_its_own_clock(tmp_path, monkeypatch, powe
     run_dir.mkdir(parents=True)
     start.begin(start.prepare(tiny, run_dir), run_dir)
     intent = json.loads((run_dir / "run.json").read_text())
-    words = start.ranks_command(run_dir, intent)
+    words = supervise.ranks_command(run_dir, intent)
     count = words.index("-n")
     command, rank = words[:count], words[count + 2 :]
     for host, ahead_s in (("host-a", 0), ("host-b", AHEAD_S)):
         of_host = [*UNSHARE, "--monotonic", str(ahead_s), "sh", "-c", NAMED, host]
         command += ["-n", "1", *of_host, str(tmp_path / host), *rank, ":"]
-    environment = start.rank_environment(run_dir, intent) | {"MASTER_ADDR": "127.0.0.1"}
+    environment = supervise.rank_environment(run_dir, intent) | {
+        "MASTER_ADDR": "127.0.0.1"
+    }
     done = subprocess.run(
         command[:-1], env=environment, capture_output=True, text=True, timeout=300
     )
