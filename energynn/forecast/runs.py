@@ -18,7 +18,7 @@ from energynn import config, published_values, records, studies
 from energynn.cluster import systems
 from energynn.cluster.systems import Site
 from energynn.config import Epoch, RunConfig
-from energynn.launch import command
+from energynn.forecast import command
 from energynn.measure.energy import SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
