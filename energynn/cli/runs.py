@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from pathlib import Path
@@ -97,22 +98,47 @@ def study_run(
 
 
 @study.command("list")
-def study_list() -> int:
-    """List all studies with their cost."""
+def study_list(
+    with_costs: Annotated[
+        bool, typer.Option("--costs", help="and what each takes; needs a few seconds")
+    ] = False,
+) -> int:
+    """List all studies."""
     from energynn import studies
+    from energynn.progress import entry
+
+    for name, runs in studies.find(list(studies.STUDIES)).items():
+        about, _, _ = inspect.getdoc(studies.STUDIES[name]).partition("\n")
+        words = f"{len(runs)} run(s)"
+        if with_costs:
+            words += f", {_total(name, runs)}"
+        tell(entry(f"{name:15}", words, about))
+    for name, members in studies.GROUPS.items():
+        tell(f"{name:15} stands for {', '.join(members)}")
+    return 0
+
+
+def _total(study: str, runs: list) -> str:
     from energynn.cluster import costs
 
-    tell(costs.report(studies.find(list(studies.STUDIES)), each_run=False))
-    return 0
+    total = costs.of_study(study, runs).iloc[-1].drop("runs").dropna()
+    words = [
+        f"{' '.join(costs.SHOWN[name])} {value:,.0f}" for name, value in total.items()
+    ]
+    return ", ".join(words) if "gpu_hours" in total else "of unknown cost"
 
 
 @study.command("show")
 def study_show(name: Study = "smoke") -> int:
     """Show the runs of a study and what they cost."""
-    from energynn import studies
+    from energynn import config, studies
     from energynn.cluster import costs
 
-    tell(costs.report(studies.find([name]), each_run=True))
+    for member, runs in studies.find([name]).items():
+        about = studies.STUDIES.get(member)
+        table = costs.in_words(costs.of_study(member, runs))
+        names = "\n".join(map(config.run_id, runs))
+        tell(f"{inspect.getdoc(about) if about else member}\n\n{table}\n\n{names}")
     return 0
 
 

@@ -1,98 +1,121 @@
-"""Expect what a run costs from the nearest run that the paper publishes."""
+"""Price runs before they are made: the forecast of the fit to what is published on their system."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable
-from math import log2
+import functools
+from math import nan
 from typing import NamedTuple
 
-from energynn import published_values
-from energynn.config import PAPER, RunConfig, run_id
-from energynn.progress import entry
-from energynn.studies import GROUPS, IMAGES, STUDIES
+import pandas as pd
 
-SIZES = ("local_batch_size", "devices", "epochs")
+from energynn import config
+from energynn.cluster import systems
+from energynn.cluster.systems import Site
+from energynn.config import RunConfig
+from energynn.forecast import fit as fits
+from energynn.forecast import predict, runs
+from energynn.forecast.fit import Fit
+from energynn.forecast.runs import Runs
+from energynn.measure.energy import SECOND_PER_HOUR
+from energynn.studies import GROUPS
+
+SHOWN = {
+    "runs": ("", "runs"),
+    "gpu_hours": ("forecast", "GPU hours"),
+    "charged_hours": ("forecast", "charged hours"),
+    "energy_kWh": ("forecast", "kWh"),
+    "published_runs": ("published", "runs"),
+    "published_gpu_hours": ("published", "GPU hours"),
+    "published_kWh": ("published", "kWh"),
+}
+ORIGIN = (
+    "forecast by the model that is fitted to the published runs of this system (`energynn forecast "
+    "predict` has intervals); charged hours are GPU hours of whole nodes"
+)
+UNKNOWN = "nothing is published of such runs on this system"
 
 
 class Cost(NamedTuple):
-    """GPU hours and kWh of runs.
+    """What a run takes by the forecast, and as it was published; NaN: not known.
 
-    source: ``published``, ``scaled from published runs``, or ``unknown``.
+    charged_hours: GPU hours of whole nodes. longest_h: high end of the 90 % interval of its time.
     """
 
-    gpu_hours: float
-    energy_kWh: float
-    source: str
+    gpu_hours: float = nan
+    charged_hours: float = nan
+    energy_kWh: float = nan
+    longest_h: float = nan
+    published_runs: int = 0
+    published_gpu_hours: float = nan
+    published_kWh: float = nan
 
 
-def expect(run: RunConfig, gpu: str = "A100") -> Cost:
-    """Scale the published run that is nearest in GPUs, local batch size and samples.
+def expect(run: RunConfig, site: Site) -> Cost:
+    """Forecast a run as `energynn forecast predict` does; repeats cost the same.
 
-    Recipes that differ from the paper's have no cost. GPU hours are in proportion to samples x
-    epochs, and to the two steps of fine-tuning. gpu: A100 or H100, for other models A100.
+    Not known: on a system of which nothing is published, of a recipe that is not the paper's, on
+    more devices than forecasts are validated for.
     """
-    sizes = PAPER.get(run.workload, {})
+    plain = config.replace(run, seed=0, repeat=0, system=site.name)
+    return _cost(plain, site.file)
+
+
+@functools.cache
+def _cost(run: RunConfig, system: str) -> Cost:
+    seen, fit = _published(run.workload, system)
+    sizes = config.PAPER.get(run.workload, {})
     fixed = sizes.keys() - {"epochs", "local_batch_size"}
-    if not sizes or any(getattr(run, name) != sizes[name] for name in fixed):
-        return Cost(0.0, 0.0, "unknown")
-    samples = getattr(run, "training_samples", 0) or IMAGES
-
-    def distance(row: dict) -> tuple:
-        octaves = [abs(log2(getattr(run, name) / row[name])) for name in SIZES]
-        octaves.append(abs(log2(samples / (row["dataset_samples"] or IMAGES))))
-        is_other_gpu = (gpu == "H100") != ("H100" in row["device_name"])
-        # Where several runs are equally near, the local batch size decides: power depends on it.
-        return is_other_gpu, sum(octaves), octaves[0]
-
-    rows = published_values.costs()
-    row = min((row for row in rows if row["workload"] == run.workload), key=distance)
-    steps = run.epoch().forward_steps
-    share = samples / (row["dataset_samples"] or IMAGES)
-    factor = share * run.epochs / row["epochs"] * steps
-    is_the_same = distance(row)[1] == 0 and steps == 1
-    source = "published" if is_the_same else "scaled from published runs"
-    return Cost(row["gpu_hours"] * factor, row["energy_total_kWh"] * factor, source)
+    is_of_paper = all(getattr(run, name) == sizes[name] for name in fixed)
+    if not fit or not is_of_paper or run.devices > predict.most_devices(seen.site):
+        return Cost()
+    ends = predict.quantities(fit, fit.runs.works([run]))
+    values = {name: ends[name][0, 0] for name in ends.keys() & {*Cost._fields}}
+    if run in seen.configs:
+        taken = seen.taken[seen.configs.index(run)]
+        hours = taken.time_s * run.devices / SECOND_PER_HOUR
+        values |= {"published_runs": 1, "published_gpu_hours": hours}
+        values["published_kWh"] = hours * taken.power_W / 1000
+    return Cost(**values, longest_h=ends["time_h"][0, 2])
 
 
-def total(costs: Iterable[Cost]) -> Cost:
-    """Add costs; the source is that of the least certain one."""
-    gpu_hours, energies_kWh, sources = zip(*costs, strict=True)
-    # in the order of the alphabet
-    return Cost(sum(gpu_hours), sum(energies_kWh), max(sources))
+@functools.cache
+def _published(workload: str, system: str) -> tuple[Runs, Fit | None]:
+    """Read what is published of a workload on a system, and fit it; no fit where nothing is."""
+    seen = runs.printed(workload, systems.site(system))
+    return seen, fits.published(workload, system) if len(seen) else None
 
 
-def report(runs_by_study: dict[str, list[RunConfig]], each_run: bool) -> str:
-    """Describe studies and their costs; ``each_run``: every run of them as well."""
-    lines = []
-    for name, runs in runs_by_study.items():
-        is_h100 = name in GROUPS["paper-h100"] and name not in GROUPS["paper-a100"]
-        costs = {
-            run_id(run): expect(run, "H100" if is_h100 else "A100") for run in runs
-        }
-        noun = "run" if len(costs) == 1 else "runs"
-        sums = f"{len(costs)} {noun}, {in_words(total(costs.values()))}"
-        text = inspect.getdoc(STUDIES[name]) if name in STUDIES else name
-        if each_run:
-            lines += [
-                text,
-                *(f"{run}: {in_words(cost)}" for run, cost in costs.items()),
-                sums,
-            ]
-        else:
-            lines.append(entry(f"{name:15}", sums, text.splitlines()[0]))
-    if not each_run:
-        lines += [
-            f"{name:15} stands for {', '.join(members)}"
-            for name, members in GROUPS.items()
-        ]
-    return "\n".join(lines)
+def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
+    """Add what runs cost: a row for each training and number of devices, and one for all.
+
+    The forecast of several is not known where that of one is not.
+    """
+    rows = []
+    for run in asked:
+        training = f"{run.workload} {getattr(run, 'stage', '')}"
+        costs = expect(run, site)._asdict()
+        rows.append({"training": training, "devices": run.devices, "runs": 1} | costs)
+    rows = pd.DataFrame(rows)
+    whole = rows.assign(training="total", devices="")
+    groups = pd.concat([rows, whole]).groupby(["training", "devices"], sort=False)
+    sums = groups.sum(skipna=False)
+    of_published = [name for name in SHOWN if name.startswith("published")]
+    sums[of_published] = groups[of_published].sum(min_count=1)
+    return sums[[*SHOWN]]
 
 
-def in_words(cost: Cost) -> str:
-    """Write a cost for people."""
-    if not cost.gpu_hours:
-        return "of unknown cost"
-    return (
-        f"{cost.gpu_hours:,.1f} GPU hours, {cost.energy_kWh:,.1f} kWh ({cost.source})"
-    )
+def in_words(costs: pd.DataFrame) -> str:
+    """Show a table of costs to people, and where they are from."""
+    if costs["gpu_hours"].isna().all():
+        number = costs["runs"].iloc[-1]
+        return f"{costs[['runs']]}\n{number} runs, of unknown cost: {UNKNOWN}"
+    shown = costs.set_axis(pd.MultiIndex.from_tuples(SHOWN.values()), axis="columns")
+    text = shown.to_string(float_format="{:,.1f}".format, na_rep="unknown")
+    return f"{text}\n{ORIGIN}"
+
+
+def of_study(name: str, asked: list[RunConfig]) -> pd.DataFrame:
+    """Add what a study costs on the system on which the paper made it; another one costs here."""
+    where = "horeka-h100" if name in GROUPS["paper-h100"] else "local"
+    where = "horeka-a100" if name in GROUPS["paper-a100"] else where
+    return table(asked, systems.site(where))
