@@ -16,7 +16,7 @@ from energynn.forecast import plan as plans
 from energynn.forecast import scaling_cost
 from energynn.forecast.fit import Fit
 from energynn.forecast.plan import Plan
-from energynn.forecast.predict import CHARGED, ENDS, UNITS
+from energynn.forecast.predict import ENDS, UNITS
 
 SHOWN = UNITS | {"CO2_g": "g CO2", "price": "price"}
 MOST_SHOWN = 12  # configurations of a plan beside its choices
@@ -118,7 +118,7 @@ def table(rows: list[dict]) -> str:
         line = first | {"GPUs": row["devices"], "LBS": row["local_batch_size"]}
         line["GBS"] = row["global_batch_size"]
         line |= {unit: span(row[name]) for name, unit in SHOWN.items() if name in row}
-        line |= {unit: number(row[name]["value"]) for name, unit in CHARGED.items()}
+        line["charged hours"] = number(row["charged_hours"]["value"])
         plain.append(line | {" ": "*" if row["outside"] else ""})
         marks |= dict.fromkeys(f"* {words}" for words in row["outside"])
     shown = pd.DataFrame(plain)

@@ -99,33 +99,25 @@ def study_run(
 
 @study.command("list")
 def study_list(
-    with_costs: Annotated[
-        bool, typer.Option("--costs", help="and what each takes; needs a few seconds")
+    prices: Annotated[
+        bool, typer.Option("--costs", help="and what each takes, after some seconds")
     ] = False,
 ) -> int:
     """List all studies."""
     from energynn import studies
     from energynn.progress import entry
 
-    for name, runs in studies.find(list(studies.STUDIES)).items():
+    found = studies.find(list(studies.STUDIES))
+    for name, runs in found.items():
         about, _, _ = inspect.getdoc(studies.STUDIES[name]).partition("\n")
-        words = f"{len(runs)} run(s)"
-        if with_costs:
-            words += f", {_total(name, runs)}"
-        tell(entry(f"{name:15}", words, about))
+        tell(entry(f"{name:15}", f"{len(runs)} run(s)", about))
     for name, members in studies.GROUPS.items():
         tell(f"{name:15} stands for {', '.join(members)}")
+    if prices:
+        from energynn.cluster import costs
+
+        tell(costs.in_words(costs.totals(found)))
     return 0
-
-
-def _total(study: str, runs: list) -> str:
-    from energynn.cluster import costs
-
-    total = costs.of_study(study, runs).iloc[-1].drop("runs").dropna()
-    words = [
-        f"{' '.join(costs.SHOWN[name])} {value:,.0f}" for name, value in total.items()
-    ]
-    return ", ".join(words) if "gpu_hours" in total else "of unknown cost"
 
 
 @study.command("show")

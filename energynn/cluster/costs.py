@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from math import nan
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -15,107 +13,91 @@ from energynn.config import RunConfig
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs
 from energynn.forecast.fit import Fit
-from energynn.forecast.runs import Runs
+from energynn.forecast.predict import PRICE
 from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.studies import GROUPS
 
-SHOWN = {
-    "runs": ("", "runs"),
-    "gpu_hours": ("forecast", "GPU hours"),
-    "charged_hours": ("forecast", "charged hours"),
-    "energy_kWh": ("forecast", "kWh"),
-    "published_runs": ("published", "runs"),
-    "published_gpu_hours": ("published", "GPU hours"),
-    "published_kWh": ("published", "kWh"),
-}
 ORIGIN = (
     "forecast by the model that is fitted to the published runs of this system (`energynn forecast "
     "predict` has intervals); charged hours are GPU hours of whole nodes"
 )
-UNKNOWN = "nothing is published of such runs on this system"
+UNKNOWN = (
+    "{:.0f} runs, of unknown cost: nothing is published of such runs on this system"
+)
 
 
-class Cost(NamedTuple):
-    """What a run takes by the forecast, and as it was published; NaN: not known.
+def expect(run: RunConfig, site: Site) -> dict[str, float]:
+    """Forecast a run as `energynn forecast predict` does, beside what it took as published.
 
-    charged_hours: GPU hours of whole nodes. longest_h: high end of the 90 % interval of its time.
+    longest_h: high end of the 90 % interval. Empty where the cost is unknown: on a system of which
+    nothing is published, with a recipe unlike the paper's, or on more devices than are validated.
     """
-
-    gpu_hours: float = nan
-    charged_hours: float = nan
-    energy_kWh: float = nan
-    longest_h: float = nan
-    published_runs: int = 0
-    published_gpu_hours: float = nan
-    published_kWh: float = nan
-
-
-def expect(run: RunConfig, site: Site) -> Cost:
-    """Forecast a run as `energynn forecast predict` does; repeats cost the same.
-
-    Not known: on a system of which nothing is published, of a recipe that is not the paper's, on
-    more devices than forecasts are validated for.
-    """
-    plain = config.replace(run, seed=0, repeat=0, system=site.name)
-    return _cost(plain, site.file)
+    return _expect(config.replace(run, seed=0, repeat=0, system=site.name), site.file)
 
 
 @functools.cache
-def _cost(run: RunConfig, system: str) -> Cost:
-    seen, fit = _published(run.workload, system)
-    sizes = config.PAPER.get(run.workload, {})
-    fixed = sizes.keys() - {"epochs", "local_batch_size"}
-    is_of_paper = all(getattr(run, name) == sizes[name] for name in fixed)
-    if not fit or not is_of_paper or run.devices > predict.most_devices(seen.site):
-        return Cost()
+def _expect(run: RunConfig, system: str) -> dict[str, float]:
+    fit = _fit(run.workload, system)
+    sizes = {"epochs": run.epochs, "local_batch_size": run.local_batch_size}
+    recipe = config.PAPER.get(run.workload, {}) | sizes
+    if not fit or not recipe.items() <= config.asdict(run).items():
+        return {}
+    if run.devices > predict.most_devices(fit.runs.site):
+        return {}
     ends = predict.quantities(fit, fit.runs.works([run]))
-    values = {name: ends[name][0, 0] for name in ends.keys() & {*Cost._fields}}
-    if run in seen.configs:
-        taken = seen.taken[seen.configs.index(run)]
-        hours = taken.time_s * run.devices / SECOND_PER_HOUR
-        values |= {"published_runs": 1, "published_gpu_hours": hours}
-        values["published_kWh"] = hours * taken.power_W / 1000
-    return Cost(**values, longest_h=ends["time_h"][0, 2])
+    costs = {unit: ends[name][0, 0] for name, unit in PRICE.items()}
+    printed = runs.printed(run.workload, fit.runs.site)
+    at = [each == run for each in printed.configs]
+    hours = sum(printed.time_s[at]) * run.devices / SECOND_PER_HOUR
+    energy_kWh = hours * sum(printed.power_W[at]) / 1000
+    published = {"published runs": sum(at), "published GPU hours": hours}
+    return (
+        {"longest_h": ends["time_h"][0, 2]}
+        | costs
+        | published
+        | {"published kWh": energy_kWh}
+    )
 
 
 @functools.cache
-def _published(workload: str, system: str) -> tuple[Runs, Fit | None]:
-    """Read what is published of a workload on a system, and fit it; no fit where nothing is."""
-    seen = runs.printed(workload, systems.site(system))
-    return seen, fits.published(workload, system) if len(seen) else None
+def _fit(workload: str, system: str) -> Fit | None:
+    """Fit what is published of a workload on a system; None where nothing is."""
+    is_published = runs.printed(workload, systems.site(system)).taken
+    return fits.published(workload, system) if is_published else None
 
 
 def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
     """Add what runs cost: a row for each training and number of devices, and one for all.
 
-    The forecast of several is not known where that of one is not.
+    A forecast is not known where that of one run is not.
     """
     rows = []
     for run in asked:
         training = f"{run.workload} {getattr(run, 'stage', '')}"
-        costs = expect(run, site)._asdict()
-        rows.append({"training": training, "devices": run.devices, "runs": 1} | costs)
-    rows = pd.DataFrame(rows)
-    whole = rows.assign(training="total", devices="")
-    groups = pd.concat([rows, whole]).groupby(["training", "devices"], sort=False)
-    sums = groups.sum(skipna=False)
-    of_published = [name for name in SHOWN if name.startswith("published")]
-    sums[of_published] = groups[of_published].sum(min_count=1)
-    return sums[[*SHOWN]]
+        row = {"training": training, "devices": run.devices, "runs": 1}
+        rows.append(row | expect(run, site))
+    costs = pd.DataFrame(rows).groupby(["training", "devices"]).sum(skipna=False)
+    costs.loc[("total", ""), :] = costs.sum(skipna=False)
+    return costs.drop(columns="longest_h", errors="ignore")
 
 
 def in_words(costs: pd.DataFrame) -> str:
     """Show a table of costs to people, and where they are from."""
-    if costs["gpu_hours"].isna().all():
-        number = costs["runs"].iloc[-1]
-        return f"{costs[['runs']]}\n{number} runs, of unknown cost: {UNKNOWN}"
-    shown = costs.set_axis(pd.MultiIndex.from_tuples(SHOWN.values()), axis="columns")
-    text = shown.to_string(float_format="{:,.1f}".format, na_rep="unknown")
-    return f"{text}\n{ORIGIN}"
+    whole = dict.fromkeys(["runs", "published runs"], "{:.0f}".format)
+    formats = {"float_format": "{:,.1f}".format, "na_rep": "unknown"}
+    text = costs.to_string(formatters=whole, **formats)
+    origin = ORIGIN if "kWh" in costs else UNKNOWN.format(costs["runs"].iloc[-1])
+    return f"{text}\n{origin}"
 
 
 def of_study(name: str, asked: list[RunConfig]) -> pd.DataFrame:
-    """Add what a study costs on the system on which the paper made it; another one costs here."""
-    where = "horeka-h100" if name in GROUPS["paper-h100"] else "local"
-    where = "horeka-a100" if name in GROUPS["paper-a100"] else where
-    return table(asked, systems.site(where))
+    """Add what a study costs on the system on which the paper made it; ours are made here."""
+    system = "horeka-h100" if name in GROUPS["paper-h100"] else "local"
+    system = "horeka-a100" if name in GROUPS["paper-a100"] else system
+    return table(asked, systems.site(system))
+
+
+def totals(runs_by_study: dict[str, list[RunConfig]]) -> pd.DataFrame:
+    """Add what each of several studies costs, a row each."""
+    tables = {name: of_study(name, asked) for name, asked in runs_by_study.items()}
+    return pd.concat(tables).xs("total", level="training").droplevel("devices")

@@ -118,9 +118,8 @@ def _nodes(run: RunConfig, site: Site) -> int:
 
 def _charged_hours(run: RunConfig, site: Site) -> float:
     """Expect the GPU hours of whole nodes; of an unknown cost the system's default."""
-    hours = costs.expect(run, site).charged_hours
     by_default = _nodes(run, site) * site.devices_per_node * site.default_hours
-    return by_default if math.isnan(hours) else hours
+    return costs.expect(run, site).get("charged hours", by_default)
 
 
 def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
@@ -179,8 +178,8 @@ def plan(
 
 def _limit_h(run: RunConfig, site: Site) -> float:
     """Allow more than the high end of the forecast; of an unknown cost the system's default."""
-    longest_h = costs.expect(run, site).longest_h
-    return site.default_hours if math.isnan(longest_h) else MARGIN * longest_h + SPARE_H
+    cost = costs.expect(run, site)
+    return MARGIN * cost["longest_h"] + SPARE_H if cost else site.default_hours
 
 
 def script(

@@ -19,8 +19,11 @@ from energynn.forecast.runs import Runs
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 
 UNITS = {"time_h": "h", "gpu_hours": "GPU hours", "energy_kWh": "kWh"}
-# GPU hours of whole nodes
-CHARGED = {"charged_hours": "charged hours"}
+PRICE = {
+    "gpu_hours": "GPU hours",
+    "charged_hours": "charged hours",
+    "energy_kWh": "kWh",
+}
 ENDS = ("value", "low", "high")
 BLIND = {"resnet50": "33 of 34", "fourcastnet": "14 of 16"}  # of published values
 DRAWS = 2000  # of parameters, for the shares of causes

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 
-from energynn import published_values, studies
+from energynn import config, published_values
 from energynn.forecast import predict
 from energynn.forecast.fit import Fit
 
-FEW, MANY = 4, 256
+
+def _published(series: str) -> pd.DataFrame:
+    known = pd.DataFrame(published_values.runs())
+    return known[known["series"].str.contains(series)].set_index("devices")
 
 
-def stated_energies_kWh() -> dict[int, np.ndarray]:
+def stated_energies_kWh() -> pd.DataFrame:
     """Bound the energy of R1 by number of GPUs: low and high end of what section 3.2.2 implies.
 
     It prints the CPUs' energy and their share of the total, both rounded.
     """
-    energies_kWh = {}
-    for run in published_values.runs():
-        if "share_cpu_percent" in run and "R1" in run["series"].split():
-            half_kWh, half_percent = (
-                run["energy_cpu_kWh_half"],
-                run["share_cpu_percent_half"],
-            )
-            cpu_kWh = run["energy_cpu_kWh"] + half_kWh * np.array([-1, 1])
-            share_percent = run["share_cpu_percent"] + half_percent * np.array([1, -1])
-            energies_kWh[run["devices"]] = cpu_kWh * 100 / share_percent
-    return energies_kWh
+    r1 = _published("R1").dropna(subset="share_cpu_percent")
+    half_kWh, half_percent = r1["energy_cpu_kWh_half"], r1["share_cpu_percent_half"]
+    low = (
+        (r1["energy_cpu_kWh"] - half_kWh)
+        * 100
+        / (r1["share_cpu_percent"] + half_percent)
+    )
+    high = (
+        (r1["energy_cpu_kWh"] + half_kWh)
+        * 100
+        / (r1["share_cpu_percent"] - half_percent)
+    )
+    return pd.DataFrame({"low": low, "high": high})
 
 
 def added_energy_percent(fit: Fit) -> dict[str, list[float]]:
@@ -36,22 +42,14 @@ def added_energy_percent(fit: Fit) -> dict[str, list[float]]:
     """
     if (fit.runs.workload, fit.runs.provenance) != ("resnet50", "published"):
         return {}
-    stated = [
-        run["energy_total_kWh"]
-        for run in published_values.costs()
-        if "R3" in run["series"].split() and run["devices"] == MANY
+    stated_kWh = stated_energies_kWh().loc[4, ["high", "low"]]
+    by_text = 100 * (_published("R3").loc[256, "energy_total_kWh"] / stated_kWh - 1)
+    pair = [
+        config.make("resnet50", preset="paper", devices=devices, global_batch_size=size)
+        for devices, size in ((4, 1024), (256, 8192))
     ]
-    by_text = 100 * (stated[0] / stated_energies_kWh()[FEW][::-1] - 1)
-    series = {"R1": FEW, "R3": MANY}
-    planned = [
-        next(
-            run
-            for run in studies.PAPER[name](fit.runs.site.name)
-            if run.devices == devices
-        )
-        for name, devices in series.items()
-    ]
-    few_kWh, many_kWh = predict.quantities(fit, fit.runs.works(planned))["energy_kWh"][
-        :, 0
-    ]
-    return {"by_text": list(by_text), "by_model": [100 * (many_kWh / few_kWh - 1)]}
+    forecast = predict.quantities(fit, fit.runs.works(pair))["energy_kWh"][:, 0]
+    return {
+        "by_text": list(by_text),
+        "by_model": list(100 * np.diff(forecast) / forecast[0]),
+    }
