@@ -8,8 +8,9 @@ import shutil
 import tomllib
 
 import pytest
+import vl_convert
 
-from energynn import config
+from energynn import cli, config
 from energynn.analysis import report
 from energynn.files import REPOSITORY
 from tests.analysis.conftest import write_run, write_study
@@ -48,7 +49,14 @@ def page():
 
 
 @pytest.fixture(scope="module")
-def built(executed, tmp_path_factory):
+def planned(executed):
+    """Execute the plan's notebook, and return what it leaves."""
+    folder = executed("with own runs", write_study)
+    return execute("91_plan", build_dir=str(folder), live=False)
+
+
+@pytest.fixture(scope="module")
+def built(executed, planned, tmp_path_factory):
     """Build the report with own runs that have a trace, and with a measured command."""
     folder = executed("with own runs", write_study)
     runs_dir = shutil.copytree(
@@ -60,7 +68,6 @@ def built(executed, tmp_path_factory):
     run = config.make("resnet50", repeat=9)
     write_run(runs_dir, run, "measured", **about)
     execute("90_explore", runs_dir=str(runs_dir), build_dir=str(folder), live=False)
-    execute("91_plan", build_dir=str(folder), live=False)
     return report.build(folder)
 
 
@@ -175,6 +182,68 @@ def test_a_click_in_the_plan_gives_its_command_to_copy(opened):
     opened.fill("#choices-plan input[name=deadline_h]", "0.001")
     opened.wait_for_timeout(300)
     assert any("Nothing keeps" in text for text in texts(opened, "#figure-plan"))
+
+
+CHOICES = ("fastest", "most frugal", "balanced")
+
+
+def drawn(spec: dict, where: str, limits: dict) -> dict[str, str]:
+    """The sizes of the choices in the picture of a plan, with the limits that a reader types."""
+    values = {"workload": where} | limits
+    for param in spec["params"]:
+        if param["name"] in values:
+            param["value"] = values[param["name"]]
+    text = vl_convert.vegalite_to_svg(spec)
+    sizes = re.findall(r">(\d+ GPUs, local batch \d+, global batch \d+)<", text)
+    names = [name for name in re.findall(r">([a-z ]+)<", text) if name in CHOICES]
+    assert len(names) == len(sizes) == 3
+    return dict(zip(names, sizes, strict=True))
+
+
+def in_words(row: dict) -> str:
+    sizes = "{devices} GPUs, local batch {local_batch_size}, global batch {global_batch_size}"
+    return sizes.format(**row)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "resnet50 on horeka-a100",
+        "fourcastnet on horeka-a100",
+        "fourcastnet on horeka-h100",
+    ],
+)
+def test_picture_table_and_terminal_choose_the_same_runs(planned, built, capsys, where):
+    embedded = re.search(r"^const specs = (.*);$", built.read_text(), re.MULTILINE)[1]
+    spec = json.loads(embedded)["plan"]
+    assert spec == json.loads((built.parent / "figures" / "plan.json").read_text())
+    workload, _, system = where.split()
+    hours = {"resnet50": "3", "fourcastnet": "40"}[workload]
+    tried = {
+        "": {},
+        f"--deadline-h {hours}": {"deadline_h": hours},
+        "--max-global-batch-size 1000000 --devices 64": {
+            "most_batch": "1000000",
+            "most_GPUs": 64,
+        },
+    }
+    for words, limits in tried.items():
+        command = (
+            f"forecast plan --workload {workload} --system {system} --json {words}"
+        )
+        assert cli.main(command.split()) == 0
+        choices = json.loads(capsys.readouterr().out)["choices"]
+        told = {name: in_words(row) for name, row in choices.items()}
+        unlimited = dict(deadline_h="", most_batch="", most_GPUs=256)
+        assert drawn(spec, where, unlimited | limits) == told
+        if not words:
+            rows = [row for row in planned["answers"] if row["workload"] == where]
+            names = {"GPUs": "devices", "local batch": "local_batch_size"}
+            names |= {"global batch": "global_batch_size"}
+            for row in rows:
+                sizes = {field: row[name] for name, field in names.items()}
+                assert in_words(sizes) == told[row["choice"]]
+            assert len(rows) == 3
 
 
 @pytest.mark.parametrize("width", [1440, 390])

@@ -12,8 +12,12 @@ from energynn.forecast import fit as fits
 from energynn.forecast import predict
 from tests.cluster.conftest import TWO_NODES
 
-SYSTEMS = {name: "horeka-a100" for name in studies.PAPER}
-SYSTEMS |= {"F4": "horeka-h100", "F5": "horeka-h100"}
+SYSTEMS = {
+    "R1": "horeka-a100",
+    "R5": "horeka-a100",
+    "F1": "horeka-a100",
+    "F5": "horeka-h100",
+}
 
 
 def said(capsys, words: str) -> str:
@@ -50,7 +54,7 @@ def fit_files(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["R1", "R3", "R5", "F1", "F2", "F5", "fluctuation"])
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_every_command_names_one_price(capsys, tmp_path, fit_files, name):
     system = SYSTEMS[name]
     (runs,) = studies.find([name], system).values()
@@ -69,11 +73,7 @@ def test_every_command_names_one_price(capsys, tmp_path, fit_files, name):
     site = systems.site(system)
     for row, run in zip(rows, runs[::repeats], strict=True):
         longest_h = submit.MARGIN * row["time_h"]["high"] + submit.SPARE_H
-        (job,) = (
-            submit.plan([run], site, tmp_path, {tmp_path / run.initial_run})
-            if (getattr(run, "initial_run", ""))
-            else submit.plan([run], site, tmp_path, set())
-        )
+        (job,) = submit.plan([run], site, tmp_path, set())
         assert job.minutes == math.ceil(60 * min(longest_h, site.max_hours))
 
 
@@ -93,12 +93,15 @@ def test_a_published_value_stands_beside_its_forecast():
     cost = costs.expect(one, a100)
     assert cost["published GPU hours"] == pytest.approx(47.94, abs=0.005)
     assert cost["published kWh"] == pytest.approx(15.01, abs=0.005)
-    four = config.make("fourcastnet", preset="paper", devices=4, local_batch_size=4)
+    four = next(run for run in studies.find(["T1"])["T1"] if run.devices == 4)
     for site, hours, energy_kWh in ((h100, 421.26, 115.6), (a100, 559.7, 120.70)):
         cost = costs.expect(four, site)
         assert cost["published GPU hours"] == pytest.approx(hours, abs=0.05)
         assert cost["published kWh"] == pytest.approx(energy_kWh, abs=0.05)
         assert cost["GPU hours"] != cost["published GPU hours"]
+        tuned = config.replace(four, stage="finetune", initial_run="x")
+        assert 1.8 < costs.expect(tuned, site)["GPU hours"] / cost["GPU hours"] <= 2
+        assert costs.expect(tuned, site)["published runs"] == 0
     full = next(run for run in studies.find(["R1"])["R1"] if run.devices == 1)
     assert costs.expect(full, a100)["published runs"] == 0
     # the paper: 17.6 + 18.9 kWh and RAM
