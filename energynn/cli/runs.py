@@ -98,25 +98,16 @@ def study_run(
 
 
 @study.command("list")
-def study_list(
-    prices: Annotated[
-        bool, typer.Option("--costs", help="and what each takes, after some seconds")
-    ] = False,
-) -> int:
-    """List all studies."""
+def study_list() -> int:
+    """List all studies; `energynn study show NAME` has the cost of one."""
     from energynn import studies
     from energynn.progress import entry
 
-    found = studies.find(list(studies.STUDIES))
-    for name, runs in found.items():
+    for name, runs in studies.find(list(studies.STUDIES)).items():
         about, _, _ = inspect.getdoc(studies.STUDIES[name]).partition("\n")
         tell(entry(f"{name:15}", f"{len(runs)} run(s)", about))
     for name, members in studies.GROUPS.items():
         tell(f"{name:15} stands for {', '.join(members)}")
-    if prices:
-        from energynn.cluster import costs
-
-        tell(costs.in_words(costs.totals(found)))
     return 0
 
 
@@ -129,8 +120,8 @@ def study_show(name: Study = "smoke") -> int:
     for member, runs in studies.find([name]).items():
         about = studies.STUDIES.get(member)
         table = costs.in_words(costs.of_study(member, runs))
-        names = "\n".join(map(config.run_id, runs))
-        tell(f"{inspect.getdoc(about) if about else member}\n\n{table}\n\n{names}")
+        tell(f"{inspect.getdoc(about) if about else member}\n\n{table}\n")
+        tell("\n".join(map(config.run_id, runs)))
     return 0
 
 

@@ -14,9 +14,11 @@ from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs
 from energynn.forecast.fit import Fit
 from energynn.forecast.predict import PRICE
+from energynn.forecast.runs import Runs
 from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.studies import GROUPS
 
+PUBLISHED = ("published runs", "published GPU hours", "published kWh")
 ORIGIN = (
     "forecast by the model that is fitted to the published runs of this system (`energynn forecast "
     "predict` has intervals); charged hours are GPU hours of whole nodes"
@@ -26,44 +28,36 @@ UNKNOWN = (
 )
 
 
-def expect(run: RunConfig, site: Site) -> dict[str, float]:
+@functools.cache
+def expect(run: RunConfig, system: str) -> dict[str, float]:
     """Forecast a run as `energynn forecast predict` does, beside what it took as published.
 
-    longest_h: high end of the 90 % interval. Empty where the cost is unknown: on a system of which
-    nothing is published, with a recipe unlike the paper's, or on more devices than are validated.
+    system: its name or file. longest_h: high end of the 90 % interval. Empty where the cost is
+    unknown: on a system of which nothing is published, with a recipe unlike the paper's, or on more
+    devices than forecasts are validated for.
     """
-    return _expect(config.replace(run, seed=0, repeat=0, system=site.name), site.file)
-
-
-@functools.cache
-def _expect(run: RunConfig, system: str) -> dict[str, float]:
-    fit = _fit(run.workload, system)
+    printed, fit = _published(run.workload, system)
     sizes = {"epochs": run.epochs, "local_batch_size": run.local_batch_size}
     recipe = config.PAPER.get(run.workload, {}) | sizes
     if not fit or not recipe.items() <= config.asdict(run).items():
         return {}
-    if run.devices > predict.most_devices(fit.runs.site):
+    if run.devices > predict.most_devices(printed.site):
         return {}
     ends = predict.quantities(fit, fit.runs.works([run]))
     costs = {unit: ends[name][0, 0] for name, unit in PRICE.items()}
-    printed = runs.printed(run.workload, fit.runs.site)
-    at = [each == run for each in printed.configs]
+    costs["longest_h"] = ends["time_h"][0, 2]
+    once = config.replace(run, seed=0, repeat=0, system=printed.site.name)
+    at = [each == once for each in printed.configs]
     hours = sum(printed.time_s[at]) * run.devices / SECOND_PER_HOUR
-    energy_kWh = hours * sum(printed.power_W[at]) / 1000
-    published = {"published runs": sum(at), "published GPU hours": hours}
-    return (
-        {"longest_h": ends["time_h"][0, 2]}
-        | costs
-        | published
-        | {"published kWh": energy_kWh}
-    )
+    published = (sum(at), hours, hours * sum(printed.power_W[at]) / 1000)
+    return costs | dict(zip(PUBLISHED, published, strict=True))
 
 
 @functools.cache
-def _fit(workload: str, system: str) -> Fit | None:
-    """Fit what is published of a workload on a system; None where nothing is."""
-    is_published = runs.printed(workload, systems.site(system)).taken
-    return fits.published(workload, system) if is_published else None
+def _published(workload: str, system: str) -> tuple[Runs, Fit | None]:
+    """Read what is published of a workload on a system, and fit it; no fit where nothing is."""
+    printed = runs.printed(workload, systems.site(system))
+    return printed, fits.published(workload, system) if printed.taken else None
 
 
 def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
@@ -75,7 +69,7 @@ def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
     for run in asked:
         training = f"{run.workload} {getattr(run, 'stage', '')}"
         row = {"training": training, "devices": run.devices, "runs": 1}
-        rows.append(row | expect(run, site))
+        rows.append(row | expect(run, site.file))
     costs = pd.DataFrame(rows).groupby(["training", "devices"]).sum(skipna=False)
     costs.loc[("total", ""), :] = costs.sum(skipna=False)
     return costs.drop(columns="longest_h", errors="ignore")
@@ -83,7 +77,7 @@ def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
 
 def in_words(costs: pd.DataFrame) -> str:
     """Show a table of costs to people, and where they are from."""
-    whole = dict.fromkeys(["runs", "published runs"], "{:.0f}".format)
+    whole = dict.fromkeys(["runs", PUBLISHED[0]], "{:.0f}".format)
     formats = {"float_format": "{:,.1f}".format, "na_rep": "unknown"}
     text = costs.to_string(formatters=whole, **formats)
     origin = ORIGIN if "kWh" in costs else UNKNOWN.format(costs["runs"].iloc[-1])
@@ -95,9 +89,3 @@ def of_study(name: str, asked: list[RunConfig]) -> pd.DataFrame:
     system = "horeka-h100" if name in GROUPS["paper-h100"] else "local"
     system = "horeka-a100" if name in GROUPS["paper-a100"] else system
     return table(asked, systems.site(system))
-
-
-def totals(runs_by_study: dict[str, list[RunConfig]]) -> pd.DataFrame:
-    """Add what each of several studies costs, a row each."""
-    tables = {name: of_study(name, asked) for name, asked in runs_by_study.items()}
-    return pd.concat(tables).xs("total", level="training").droplevel("devices")

@@ -119,7 +119,7 @@ def _nodes(run: RunConfig, site: Site) -> int:
 def _charged_hours(run: RunConfig, site: Site) -> float:
     """Expect the GPU hours of whole nodes; of an unknown cost the system's default."""
     by_default = _nodes(run, site) * site.devices_per_node * site.default_hours
-    return costs.expect(run, site).get("charged hours", by_default)
+    return costs.expect(run, site.file).get("charged hours", by_default)
 
 
 def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
@@ -178,7 +178,7 @@ def plan(
 
 def _limit_h(run: RunConfig, site: Site) -> float:
     """Allow more than the high end of the forecast; of an unknown cost the system's default."""
-    cost = costs.expect(run, site)
+    cost = costs.expect(run, site.file)
     return MARGIN * cost["longest_h"] + SPARE_H if cost else site.default_hours
 
 

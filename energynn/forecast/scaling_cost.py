@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from energynn import config, published_values
 from energynn.forecast import predict
 from energynn.forecast.fit import Fit
 
 
-def _published(series: str) -> pd.DataFrame:
-    known = pd.DataFrame(published_values.runs())
-    return known[known["series"].str.contains(series)].set_index("devices")
+def _printed(series: str, devices: int) -> dict:
+    runs = published_values.runs()
+    return next(
+        run for run in runs if series in run["series"] and run["devices"] == devices
+    )
 
 
-def stated_energies_kWh() -> pd.DataFrame:
-    """Bound the energy of R1 by number of GPUs: low and high end of what section 3.2.2 implies.
+def stated_energy_kWh(devices: int) -> np.ndarray:
+    """Bound the energy of R1 on one or four GPUs: low and high end of what section 3.2.2 implies.
 
     It prints the CPUs' energy and their share of the total, both rounded.
     """
-    r1 = _published("R1").dropna(subset="share_cpu_percent")
-    half_kWh, half_percent = r1["energy_cpu_kWh_half"], r1["share_cpu_percent_half"]
-    low = (
-        (r1["energy_cpu_kWh"] - half_kWh)
+    run, ends = _printed("R1", devices), np.array([-1, 1])
+    cpu_kWh = run["energy_cpu_kWh"] + ends * run["energy_cpu_kWh_half"]
+    return (
+        cpu_kWh
         * 100
-        / (r1["share_cpu_percent"] + half_percent)
+        / (run["share_cpu_percent"] - ends * run["share_cpu_percent_half"])
     )
-    high = (
-        (r1["energy_cpu_kWh"] + half_kWh)
-        * 100
-        / (r1["share_cpu_percent"] - half_percent)
-    )
-    return pd.DataFrame({"low": low, "high": high})
 
 
 def added_energy_percent(fit: Fit) -> dict[str, list[float]]:
@@ -42,14 +37,13 @@ def added_energy_percent(fit: Fit) -> dict[str, list[float]]:
     """
     if (fit.runs.workload, fit.runs.provenance) != ("resnet50", "published"):
         return {}
-    stated_kWh = stated_energies_kWh().loc[4, ["high", "low"]]
-    by_text = 100 * (_published("R3").loc[256, "energy_total_kWh"] / stated_kWh - 1)
-    pair = [
-        config.make("resnet50", preset="paper", devices=devices, global_batch_size=size)
-        for devices, size in ((4, 1024), (256, 8192))
-    ]
-    forecast = predict.quantities(fit, fit.runs.works(pair))["energy_kWh"][:, 0]
+    by_text = _printed("R3", 256)["energy_total_kWh"] / stated_energy_kWh(4)[::-1]
+    few = config.make("resnet50", preset="paper", devices=4, global_batch_size=1024)
+    many = config.make("resnet50", preset="paper", devices=256, global_batch_size=8192)
+    works = fit.runs.works([few, many])
+    energy_kWh = predict.quantities(fit, works)["energy_kWh"][:, 0]
+    by_model = energy_kWh[1:] / energy_kWh[0]
     return {
-        "by_text": list(by_text),
-        "by_model": list(100 * np.diff(forecast) / forecast[0]),
+        "by_text": list(100 * (by_text - 1)),
+        "by_model": list(100 * (by_model - 1)),
     }
