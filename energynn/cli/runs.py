@@ -104,7 +104,7 @@ def study_list() -> int:
     from energynn.progress import entry
 
     for name, runs in studies.find(list(studies.STUDIES)).items():
-        about, _, _ = inspect.getdoc(studies.STUDIES[name]).partition("\n")
+        about = inspect.getdoc(studies.STUDIES[name]).splitlines()[0]
         tell(entry(f"{name:15}", f"{len(runs)} run(s)", about))
     for name, members in studies.GROUPS.items():
         tell(f"{name:15} stands for {', '.join(members)}")

@@ -18,13 +18,13 @@ from energynn.forecast.runs import Runs
 from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.studies import GROUPS
 
-PUBLISHED = ("published runs", "published GPU hours", "published kWh")
 ORIGIN = (
     "forecast by the model that is fitted to the published runs of this system (`energynn forecast "
     "predict` has intervals); charged hours are GPU hours of whole nodes"
 )
 UNKNOWN = (
-    "{:.0f} runs, of unknown cost: nothing is published of such runs on this system"
+    "{:.0f} runs, of unknown cost: nothing is published of such runs on this system; a job has its "
+    "default_hours"
 )
 
 
@@ -39,18 +39,20 @@ def expect(run: RunConfig, system: str) -> dict[str, float]:
     printed, fit = _published(run.workload, system)
     sizes = {"epochs": run.epochs, "local_batch_size": run.local_batch_size}
     recipe = config.PAPER.get(run.workload, {}) | sizes
-    if not fit or not recipe.items() <= config.asdict(run).items():
-        return {}
-    if run.devices > predict.most_devices(printed.site):
+    is_alike = recipe.items() <= config.asdict(run).items()
+    if not fit or not is_alike or run.devices > predict.most_devices(printed.site):
         return {}
     ends = predict.quantities(fit, fit.runs.works([run]))
     costs = {unit: ends[name][0, 0] for name, unit in PRICE.items()}
-    costs["longest_h"] = ends["time_h"][0, 2]
     once = config.replace(run, seed=0, repeat=0, system=printed.site.name)
     at = [each == once for each in printed.configs]
     hours = sum(printed.time_s[at]) * run.devices / SECOND_PER_HOUR
-    published = (sum(at), hours, hours * sum(printed.power_W[at]) / 1000)
-    return costs | dict(zip(PUBLISHED, published, strict=True))
+    return costs | {
+        "longest_h": ends["time_h"][0, 2],
+        "published runs": sum(at),
+        "published GPU hours": hours,
+        "published kWh": hours * sum(printed.power_W[at]) / 1000,
+    }
 
 
 @functools.cache
@@ -68,8 +70,8 @@ def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
     rows = []
     for run in asked:
         training = f"{run.workload} {getattr(run, 'stage', '')}"
-        row = {"training": training, "devices": run.devices, "runs": 1}
-        rows.append(row | expect(run, site.file))
+        about = {"training": training, "devices": run.devices, "runs": 1}
+        rows.append(about | expect(run, site.file))
     costs = pd.DataFrame(rows).groupby(["training", "devices"]).sum(skipna=False)
     costs.loc[("total", ""), :] = costs.sum(skipna=False)
     return costs.drop(columns="longest_h", errors="ignore")
@@ -77,7 +79,7 @@ def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
 
 def in_words(costs: pd.DataFrame) -> str:
     """Show a table of costs to people, and where they are from."""
-    whole = dict.fromkeys(["runs", PUBLISHED[0]], "{:.0f}".format)
+    whole = dict.fromkeys(["runs", "published runs"], "{:.0f}".format)
     formats = {"float_format": "{:,.1f}".format, "na_rep": "unknown"}
     text = costs.to_string(formatters=whole, **formats)
     origin = ORIGIN if "kWh" in costs else UNKNOWN.format(costs["runs"].iloc[-1])

@@ -83,7 +83,6 @@ def submit_runs(
         )
     if jobs:
         tell(costs.in_words(costs.table(missing, site)))
-        tell(f"jobs of unknown cost have {site.default_hours:g} h at most")
     if dry_run:
         if kept := slurm.kept():
             tell(f"from your environment, where the script has none: {', '.join(kept)}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from energynn.config import CountOrNone, RunConfig
 
-TOLD = ("epochs", "local_batch_size", "training_samples")
-
 
 class Config(RunConfig, frozen=True, kw_only=True):
     """What a person told of a measured command; a size of 0 is not known.

@@ -10,7 +10,7 @@ import pandas as pd
 
 from energynn import config
 from energynn.config import RunConfig
-from energynn.forecast import predict, scaling_cost
+from energynn.forecast import predict
 from energynn.forecast.fit import Fit
 from energynn.forecast.predict import UNITS
 
@@ -179,6 +179,5 @@ def as_json(plan: Plan) -> dict:
         "pareto": [row(plan, index) for index in plan.pareto],
         "limits": plan.limits,
         "configurations": len(plan.runs),
-        "added_energy_percent": scaling_cost.added_energy_percent(plan.fit),
         "provenance": choices["fastest"]["provenance"],
     }

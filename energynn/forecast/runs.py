@@ -322,7 +322,8 @@ def _config(record: dict, named: str) -> RunConfig:
     """Read what was made, whatever its seed and repeat."""
     plain = record["config"]
     if "command" in plain:
-        told = {name: plain.get(name) for name in command.TOLD}
+        sizes = ("epochs", "local_batch_size", "training_samples")
+        told = {name: plain.get(name) for name in sizes}
         return config.make(command.__name__, devices=record["devices"], **told)
     device = "gpu" if record["device_kind"] == "gpu" else "cpu"
     alike = {"device": device, "seed": 0, "repeat": 0}

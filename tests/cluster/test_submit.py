@@ -61,46 +61,27 @@ def test_a_study_of_ones_own_that_is_none_is_refused(tmp_path, text, words):
 # ------------------------------ plans
 
 
-@pytest.mark.parametrize(
-    "group, system, expected, expected_missing",
-    [
-        (
-            "paper-a100",
-            "horeka-a100",
-            r"168 to make(?s:.*)\ntotal +168 +28,987.2 +31,138.4 +6,563.5 +93 ",
-            "era5, imagenet, --max-gpu-hours 31139",
-        ),
-        (
-            "paper-h100",
-            "horeka-h100",
-            r"6 to make(?s:.*)\ntotal +6 +3,033.4 +3,033.4 +830",
-            "era5, --max-gpu-hours 3034",
-        ),
-    ],
-)
-def test_a_dry_run_of_all_series_needs_no_slurm(
-    tmp_path, monkeypatch, capsys, group, system, expected, expected_missing
-):
+def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
     runs_dir = tmp_path / "runs"
-    words = f"submit {group} --system {system} --dry-run --runs-dir {runs_dir}".split()
+    words = "submit paper-a100 --system horeka-a100 --dry-run --runs-dir".split()
+    words.append(str(runs_dir))
     for name in ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5"):
         monkeypatch.delenv(name, raising=False)
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
-    assert re.search(expected, shown), shown[:500]
+    total = r"168 to make(?s:.*)\ntotal +168 +28,987.2 +31,138.4 +6,563.5 +93 "
+    assert re.search(total, shown), shown[:500]
     assert len(shown.splitlines()) <= 40 and "#SBATCH" not in shown
     missing = re.findall("^missing: (.*?):", shown, re.M)
-    assert (
-        missing == [*expected_missing.split(", "), "account"] and "--scripts" in shown
-    )
+    assert missing == ["era5", "imagenet", "--max-gpu-hours 31139", "account"]
     assert cli.main([*words, "--scripts"]) == 0
     scripts = capsys.readouterr().out
     with pytest.raises(ValueError, match="not found; submit from a login node"):
         slurm.call("sbatch")
     most = "--nodes=64\n#SBATCH --ntasks=256\n#SBATCH --ntasks-per-node=4\n"
-    assert (most in scripts) == (group == "paper-a100") and not runs_dir.exists()
-    assert f"#SBATCH --job-name={group}-4n\n" in scripts
+    assert most in scripts and not runs_dir.exists()
+    assert "#SBATCH --job-name=paper-a100-4n\n" in scripts
 
 
 def test_what_no_run_can_read_is_said_before_sbatch(tmp_path, fake_slurm, monkeypatch):
@@ -141,12 +122,8 @@ def test_fine_tuning_waits_for_its_pre_training(tmp_path, fake_slurm):
     assert job.after is None
 
 
-def test_nodes_and_time_limits_follow_the_devices_and_the_cost(tmp_path):
+def test_nodes_follow_the_devices(tmp_path):
     site = systems.site("horeka-a100")
-    jobs = submit.plan(studies.find(["R1"])["R1"], site, tmp_path, set())
-    by_devices = {run.devices: job for job in jobs for run in job.runs.values()}
-    assert by_devices[1].minutes == 48 * 60  # 82 h on one GPU: in two jobs
-    assert by_devices[256].minutes < 90 and len(by_devices[256].runs) == 5
     for devices, nodes in ((1, 1), (4, 1), (6, 2), (9, 3), (256, 64)):
         run = config.make(
             "fourcastnet", preset="paper", devices=devices, system=site.name
