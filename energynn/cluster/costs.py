@@ -13,8 +13,6 @@ from energynn.config import RunConfig
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs
 from energynn.forecast.fit import Fit
-from energynn.forecast.predict import PRICE
-from energynn.forecast.runs import Runs
 from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.studies import GROUPS
 
@@ -43,7 +41,7 @@ def expect(run: RunConfig, system: str) -> dict[str, float]:
     if not fit or not is_alike or run.devices > predict.most_devices(printed.site):
         return {}
     ends = predict.quantities(fit, fit.runs.works([run]))
-    costs = {unit: ends[name][0, 0] for name, unit in PRICE.items()}
+    costs = {unit: ends[name][0, 0] for name, unit in predict.PRICE.items()}
     once = config.replace(run, seed=0, repeat=0, system=printed.site.name)
     at = [each == once for each in printed.configs]
     hours = sum(printed.time_s[at]) * run.devices / SECOND_PER_HOUR
@@ -56,7 +54,7 @@ def expect(run: RunConfig, system: str) -> dict[str, float]:
 
 
 @functools.cache
-def _published(workload: str, system: str) -> tuple[Runs, Fit | None]:
+def _published(workload: str, system: str) -> tuple[runs.Runs, Fit | None]:
     """Read what is published of a workload on a system, and fit it; no fit where nothing is."""
     printed = runs.printed(workload, systems.site(system))
     return printed, fits.published(workload, system) if printed.taken else None
