@@ -13,6 +13,7 @@ from energynn import config, records
 from energynn.config import RunConfig
 from energynn.forecast import fit as fits
 from energynn.forecast import plan as plans
+from energynn.forecast import scaling_cost
 from energynn.forecast.fit import Fit
 from energynn.forecast.plan import Plan
 from energynn.forecast.predict import ENDS, UNITS
@@ -34,7 +35,7 @@ def beside_facts(rows: list[dict]) -> str:
     sizes = ["workload", "devices", "local_batch_size"]
     rows = sorted(rows, key=itemgetter(*sizes))
     shown = pd.DataFrame(rows)[sizes]
-    shown.columns = ["", "GPUs", "local batch"]
+    shown.columns = ["", "GPUs", "LBS"]
     for name in ("time_h", "energy_kWh"):
         shown[f"estimated {UNITS[name]}"] = [span(row[name]) for row in rows]
         facts = [row[name].get("fact") for row in rows]
@@ -64,6 +65,13 @@ def planned(plan: Plan) -> str:
         f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations "
         f"with {found[0]['samples']:,} samples; limits: {plans.in_words(plan.limits)}"
     )
+    if added := scaling_cost.added_energy_percent(plan.fit):
+        lines.append(
+            "on 256 GPUs for 4 at the same error it takes {:.0f} to {:.0f} % more energy by the "
+            "study's text, {:.0f} % by this model".format(
+                *added["by_text"], *added["by_model"]
+            )
+        )
     return "\n".join(lines)
 
 
@@ -107,9 +115,10 @@ def table(rows: list[dict]) -> str:
     plain, marks = [], {}
     for row in rows:
         first = {"": row["choice"]} if "choice" in row else {"samples": row["samples"]}
-        line = first | {"GPUs": row["devices"], "local batch": row["local_batch_size"]}
-        line["global batch"] = row["global_batch_size"]
+        line = first | {"GPUs": row["devices"], "LBS": row["local_batch_size"]}
+        line["GBS"] = row["global_batch_size"]
         line |= {unit: span(row[name]) for name, unit in SHOWN.items() if name in row}
+        line["charged hours"] = number(row["charged_hours"]["value"])
         plain.append(line | {" ": "*" if row["outside"] else ""})
         marks |= dict.fromkeys(f"* {words}" for words in row["outside"])
     shown = pd.DataFrame(plain)
@@ -122,8 +131,10 @@ def span(ends: dict[str, float | None]) -> str:
     """Show a value with its interval, in 19 columns at most."""
     if ends["value"] is None:
         return "not known"
-    value, low, high = (
-        f"{ends[end]:,.0f}" if ends[end] >= 1000 else f"{ends[end]:#.3g}".rstrip(".")
-        for end in ENDS
-    )
+    value, low, high = (number(ends[end]) for end in ENDS)
     return f"{value} ({low}-{high})"
+
+
+def number(value: float) -> str:
+    """Show a number with three digits, or as a whole number."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")

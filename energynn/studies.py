@@ -265,9 +265,8 @@ STUDIES = {
 
 
 # --------------------------------------------------------------------------- the paper's own series
-# GPU hours and kWh in "Cost" are of the whole series: published where the paper gives them, the
-# rest scaled from its nearest published run (cluster/costs.py). Hardware is where the paper ran
-# them; `energynn submit` runs them anywhere.
+# `energynn study show` tells their cost. Hardware is where the paper ran them; `energynn submit`
+# runs them anywhere.
 
 IMAGES = config.IMAGENET_IMAGES["train"]
 VALIDATION_IMAGES = config.IMAGENET_IMAGES["val"]
@@ -303,7 +302,6 @@ def r1(system: str) -> Runs:
 
     Figures: 2, 6. Hardware: A100, four to a node. Command: `energynn submit R1 --system
     horeka-a100`.
-    Cost: 4,577 GPU hours, 1,398 kWh (5 of 45 runs published).
     Expected: near-optimal speed-up, slightly less beyond 32 GPUs; the least energy at four GPUs,
     because one and two keep both CPU sockets of a node; top-1 error grows beyond GBS 8192.
     """
@@ -314,7 +312,6 @@ def r2(system: str) -> Runs:
     """ResNet50 on all of ImageNet-2012, constant global batch size 256, 1 to 16 GPUs; n=1 is R1's.
 
     Figures: 2, 6. Hardware: A100. Command: `energynn submit R2 --system horeka-a100`.
-    Cost: 2,308 GPU hours, 810 kWh (5 of 25 runs published).
     Expected: the error stays; energy is least at four GPUs and grows with GPU hours from there.
     """
     return _resnet50(system, SMALL, global_batch_size=256)
@@ -324,7 +321,6 @@ def r3(system: str) -> Runs:
     """ResNet50 on ImageNet-2012, constant global batch size 8192, 32 to 256 GPUs; n=32 is R1's.
 
     Figures: 2, 6. Hardware: A100. Command: `energynn submit R3 --system horeka-a100`.
-    Cost: 2,224 GPU hours, 623 kWh (5 of 20 runs published).
     Expected: the error stays, a little above R2's; near-optimal speed-up.
     """
     return _resnet50(system, LARGE, global_batch_size=8192)
@@ -334,7 +330,6 @@ def r4(system: str) -> Runs:
     """ResNet50, 5,004 images per GPU, constant local batch size 256, 1 to 256 GPUs; n=256 is R1's.
 
     Figures: 3, 6. Hardware: A100. Command: `energynn submit R4 --system horeka-a100`.
-    Cost: 1,138 GPU hours, 303 kWh (all published).
     Expected: constant training time, energy proportional to the images, about 0.0235 Wh for each
     from four GPUs on.
     """
@@ -345,7 +340,6 @@ def r5(system: str) -> Runs:
     """ResNet50, 80,072 images per GPU, constant global batch size 256, 1 to 16 GPUs; n=16 is R2's.
 
     Figures: 3, 6. Hardware: A100. Command: `energynn submit R5 --system horeka-a100`.
-    Cost: 995 GPU hours, 308 kWh (all published).
     Expected: 0.0221 to 0.0260 Wh per image, from four GPUs on.
     """
     return _resnet50(system, SMALL, n_max=16, global_batch_size=256)
@@ -357,7 +351,6 @@ def r6(system: str) -> Runs:
     n=32 is R4's, n=256 R3's.
 
     Figures: 3, 6. Hardware: A100. Command: `energynn submit R6 --system horeka-a100`.
-    Cost: 1,049 GPU hours, 300 kWh (all published).
     Expected: 0.0238 to 0.0260 Wh per image.
     """
     return _resnet50(system, LARGE, n_max=256, global_batch_size=8192)
@@ -367,8 +360,6 @@ def f1(system: str) -> Runs:
     """FourCastNet pre-training on ERA5, one sample per GPU, on 4 to 256 GPUs.
 
     Figures: 4, 7. Hardware: A100. Command: `energynn submit F1 --system horeka-a100`.
-    Cost: 6,089 GPU hours, 1,195 kWh (3 of 7 runs published; more beyond 64 GPUs, where the paper
-    prints no value).
     Expected: the speed-up leaves the ideal after quadrupling the GPUs; the Z500 RMSE rises beyond
     GBS 64 above all.
     """
@@ -379,8 +370,6 @@ def f2(system: str) -> Runs:
     """FourCastNet fine-tuning on two autoregressive steps, from F1's weights, on 16 to 256 GPUs.
 
     Figures: 4, 7. Hardware: A100. Command: `energynn submit F2 --system horeka-a100`.
-    Cost: 5,880 GPU hours, 1,132 kWh (0 of 5 runs published: two steps for each sample of pre-
-    training).
     Expected: more energy than F1, and large-batch effects beyond GBS 64.
     """
     runs = []
@@ -396,7 +385,6 @@ def f3(system: str) -> Runs:
     n=64 is F1's.
 
     Figures: 4, 7. Hardware: A100. Command: `energynn submit F3 --system horeka-a100`.
-    Cost: 2,594 GPU hours, 507 kWh (2 of 3 runs published).
     Expected: 651 to 1,034 GPU hours and 136 to 195 kWh, at a steady RMSE.
     """
     return _fourcastnet(system, (16, 32, 64), global_batch_size=64)
@@ -406,7 +394,6 @@ def f4(system: str) -> Runs:
     """FourCastNet pre-training, constant global batch size 16, on 4 to 16 GPUs (a range inferred).
 
     Figures: 4, 7. Hardware: H100. Command: `energynn submit F4 --system horeka-h100`.
-    Cost: 1,359 GPU hours, 377 kWh (2 of 3 runs published).
     Expected: GPU power rises with the number of GPUs.
     """
     return _fourcastnet(system, (4, 8, 16), global_batch_size=16)
@@ -416,7 +403,6 @@ def f5(system: str) -> Runs:
     """FourCastNet pre-training, constant global batch size 32, on 8 to 32 GPUs (a range inferred).
 
     Figures: 4, 7. Hardware: H100. Command: `energynn submit F5 --system horeka-h100`.
-    Cost: 1,601 GPU hours, 435 kWh (1 of 3 runs published).
     Expected: GPU power falls with the number of GPUs.
     """
     return _fourcastnet(system, (8, 16, 32), global_batch_size=32)
@@ -427,7 +413,6 @@ def t1(system: str) -> Runs:
 
     Table: 1. Hardware: A100 and H100. Command: `energynn submit T1 --system horeka-a100`, then
     -h100.
-    Cost: 2,162 GPU hours, 441 kWh on A100; 1,601 GPU hours, 435 kWh on H100 (all published).
     Expected: H100 needs 25 to 30 % less time, and energy within 5 %.
     """
     return _fourcastnet(system, (4,), local_batch_size=4) + _fourcastnet(
@@ -440,7 +425,6 @@ def fluctuation(system: str) -> Runs:
 
     Text: section 3.3.1. Hardware: A100. Command: `energynn submit fluctuation --system
     horeka-a100`.
-    Cost: 840 GPU hours, 156 kWh (all published).
     Expected: a spread of about 4 %.
     """
     runs = []

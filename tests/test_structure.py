@@ -30,15 +30,14 @@ LAYERS = (
         "texts",
     ),
     ("measure",),
-    ("config", "studies"),
+    ("config", "studies", "cluster.systems"),
     ("data",),
     ("records",),
     ("models",),
     ("train",),
-    ("launch",),
-    ("cluster",),
     ("forecast",),
     ("forecast_text", "simulate"),
+    ("launch", "cluster"),
     ("analysis",),
     ("interface",),
     ("cli",),
@@ -79,8 +78,9 @@ def layer(module: str) -> int:
     """Place of a module in LAYERS, from the bottom: what a module imports must not stand above
     it.
     """
-    second = (module.split(".") + ["__init__"])[1]
-    return next(height for height, members in enumerate(LAYERS) if second in members)
+    _, second, third = (module.split(".") + ["__init__"] * 2)[:3]
+    names = {name: height for height, members in enumerate(LAYERS) for name in members}
+    return names.get(f"{second}.{third}", names[second])
 
 
 def imported_modules(path: Path) -> set[str]:

@@ -133,7 +133,8 @@ def probe(
     """
     from energynn import forecast_text
     from energynn.cluster import systems
-    from energynn.forecast import predict, probe, runs
+    from energynn.forecast import predict, runs
+    from energynn.launch import probe
     from energynn.measure import machine
 
     site = systems.site(system)

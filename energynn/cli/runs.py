@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from pathlib import Path
@@ -98,21 +99,29 @@ def study_run(
 
 @study.command("list")
 def study_list() -> int:
-    """List all studies with their cost."""
+    """List all studies; `energynn study show NAME` has the cost of one."""
     from energynn import studies
-    from energynn.cluster import costs
+    from energynn.progress import entry
 
-    tell(costs.report(studies.find(list(studies.STUDIES)), each_run=False))
+    for name, runs in studies.find(list(studies.STUDIES)).items():
+        about = inspect.getdoc(studies.STUDIES[name]).splitlines()[0]
+        tell(entry(f"{name:15}", f"{len(runs)} run(s)", about))
+    for name, members in studies.GROUPS.items():
+        tell(f"{name:15} stands for {', '.join(members)}")
     return 0
 
 
 @study.command("show")
 def study_show(name: Study = "smoke") -> int:
     """Show the runs of a study and what they cost."""
-    from energynn import studies
+    from energynn import config, studies
     from energynn.cluster import costs
 
-    tell(costs.report(studies.find([name]), each_run=True))
+    for member, runs in studies.find([name]).items():
+        about = studies.STUDIES.get(member)
+        table = costs.in_words(costs.of_study(member, runs))
+        tell(f"{inspect.getdoc(about) if about else member}\n\n{table}\n")
+        tell("\n".join(map(config.run_id, runs)))
     return 0
 
 

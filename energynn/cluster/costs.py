@@ -1,98 +1,91 @@
-"""Expect what a run costs from the nearest run that the paper publishes."""
+"""Price runs before they are made: the forecast of the fit to what is published on their system."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable
-from math import log2
-from typing import NamedTuple
+import functools
 
-from energynn import published_values
-from energynn.config import PAPER, RunConfig, run_id
-from energynn.progress import entry
-from energynn.studies import GROUPS, IMAGES, STUDIES
+import pandas as pd
 
-SIZES = ("local_batch_size", "devices", "epochs")
+from energynn import config
+from energynn.cluster import systems
+from energynn.cluster.systems import Site
+from energynn.config import RunConfig
+from energynn.forecast import fit as fits
+from energynn.forecast import predict, runs
+from energynn.forecast.fit import Fit
+from energynn.measure.energy import SECOND_PER_HOUR
+from energynn.studies import GROUPS
+
+ORIGIN = (
+    "forecast by the model that is fitted to the published runs of this system (`energynn forecast "
+    "predict` has intervals); charged hours are GPU hours of whole nodes"
+)
+UNKNOWN = (
+    "{:.0f} runs, of unknown cost: nothing is published of such runs on this system; a job has its "
+    "default_hours"
+)
 
 
-class Cost(NamedTuple):
-    """GPU hours and kWh of runs.
+@functools.cache
+def expect(run: RunConfig, system: str) -> dict[str, float]:
+    """Forecast a run as `energynn forecast predict` does, beside what it took as published.
 
-    source: ``published``, ``scaled from published runs``, or ``unknown``.
+    system: its name or file. longest_h: high end of the 90 % interval. Empty where the cost is
+    unknown: on a system of which nothing is published, with a recipe unlike the paper's, or on more
+    devices than forecasts are validated for.
     """
+    printed, fit = _published(run.workload, system)
+    sizes = {"epochs": run.epochs, "local_batch_size": run.local_batch_size}
+    recipe = config.PAPER.get(run.workload, {}) | sizes
+    is_alike = recipe.items() <= config.asdict(run).items()
+    if not fit or not is_alike or run.devices > predict.most_devices(printed.site):
+        return {}
+    ends = predict.quantities(fit, fit.runs.works([run]))
+    costs = {unit: ends[name][0, 0] for name, unit in predict.PRICE.items()}
+    once = config.replace(run, seed=0, repeat=0, system=printed.site.name)
+    at = [each == once for each in printed.configs]
+    hours = sum(printed.time_s[at]) * run.devices / SECOND_PER_HOUR
+    return costs | {
+        "longest_h": ends["time_h"][0, 2],
+        "published runs": sum(at),
+        "published GPU hours": hours,
+        "published kWh": hours * sum(printed.power_W[at]) / 1000,
+    }
 
-    gpu_hours: float
-    energy_kWh: float
-    source: str
+
+@functools.cache
+def _published(workload: str, system: str) -> tuple[runs.Runs, Fit | None]:
+    """Read what is published of a workload on a system, and fit it; no fit where nothing is."""
+    printed = runs.printed(workload, systems.site(system))
+    return printed, fits.published(workload, system) if printed.taken else None
 
 
-def expect(run: RunConfig, gpu: str = "A100") -> Cost:
-    """Scale the published run that is nearest in GPUs, local batch size and samples.
+def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
+    """Add what runs cost: a row for each training and number of devices, and one for all.
 
-    Recipes that differ from the paper's have no cost. GPU hours are in proportion to samples x
-    epochs, and to the two steps of fine-tuning. gpu: A100 or H100, for other models A100.
+    A forecast is not known where that of one run is not.
     """
-    sizes = PAPER.get(run.workload, {})
-    fixed = sizes.keys() - {"epochs", "local_batch_size"}
-    if not sizes or any(getattr(run, name) != sizes[name] for name in fixed):
-        return Cost(0.0, 0.0, "unknown")
-    samples = getattr(run, "training_samples", 0) or IMAGES
-
-    def distance(row: dict) -> tuple:
-        octaves = [abs(log2(getattr(run, name) / row[name])) for name in SIZES]
-        octaves.append(abs(log2(samples / (row["dataset_samples"] or IMAGES))))
-        is_other_gpu = (gpu == "H100") != ("H100" in row["device_name"])
-        # Where several runs are equally near, the local batch size decides: power depends on it.
-        return is_other_gpu, sum(octaves), octaves[0]
-
-    rows = published_values.costs()
-    row = min((row for row in rows if row["workload"] == run.workload), key=distance)
-    steps = run.epoch().forward_steps
-    share = samples / (row["dataset_samples"] or IMAGES)
-    factor = share * run.epochs / row["epochs"] * steps
-    is_the_same = distance(row)[1] == 0 and steps == 1
-    source = "published" if is_the_same else "scaled from published runs"
-    return Cost(row["gpu_hours"] * factor, row["energy_total_kWh"] * factor, source)
+    rows = []
+    for run in asked:
+        training = f"{run.workload} {getattr(run, 'stage', '')}"
+        about = {"training": training, "devices": run.devices, "runs": 1}
+        rows.append(about | expect(run, site.file))
+    costs = pd.DataFrame(rows).groupby(["training", "devices"]).sum(skipna=False)
+    costs.loc[("total", ""), :] = costs.sum(skipna=False)
+    return costs.drop(columns="longest_h", errors="ignore")
 
 
-def total(costs: Iterable[Cost]) -> Cost:
-    """Add costs; the source is that of the least certain one."""
-    gpu_hours, energies_kWh, sources = zip(*costs, strict=True)
-    # in the order of the alphabet
-    return Cost(sum(gpu_hours), sum(energies_kWh), max(sources))
+def in_words(costs: pd.DataFrame) -> str:
+    """Show a table of costs to people, and where they are from."""
+    whole = dict.fromkeys(["runs", "published runs"], "{:.0f}".format)
+    formats = {"float_format": "{:,.1f}".format, "na_rep": "unknown"}
+    text = costs.to_string(formatters=whole, **formats)
+    origin = ORIGIN if "kWh" in costs else UNKNOWN.format(costs["runs"].iloc[-1])
+    return f"{text}\n{origin}"
 
 
-def report(runs_by_study: dict[str, list[RunConfig]], each_run: bool) -> str:
-    """Describe studies and their costs; ``each_run``: every run of them as well."""
-    lines = []
-    for name, runs in runs_by_study.items():
-        is_h100 = name in GROUPS["paper-h100"] and name not in GROUPS["paper-a100"]
-        costs = {
-            run_id(run): expect(run, "H100" if is_h100 else "A100") for run in runs
-        }
-        noun = "run" if len(costs) == 1 else "runs"
-        sums = f"{len(costs)} {noun}, {in_words(total(costs.values()))}"
-        text = inspect.getdoc(STUDIES[name]) if name in STUDIES else name
-        if each_run:
-            lines += [
-                text,
-                *(f"{run}: {in_words(cost)}" for run, cost in costs.items()),
-                sums,
-            ]
-        else:
-            lines.append(entry(f"{name:15}", sums, text.splitlines()[0]))
-    if not each_run:
-        lines += [
-            f"{name:15} stands for {', '.join(members)}"
-            for name, members in GROUPS.items()
-        ]
-    return "\n".join(lines)
-
-
-def in_words(cost: Cost) -> str:
-    """Write a cost for people."""
-    if not cost.gpu_hours:
-        return "of unknown cost"
-    return (
-        f"{cost.gpu_hours:,.1f} GPU hours, {cost.energy_kWh:,.1f} kWh ({cost.source})"
-    )
+def of_study(name: str, asked: list[RunConfig]) -> pd.DataFrame:
+    """Add what a study costs on the system on which the paper made it; ours are made here."""
+    system = "horeka-h100" if name in GROUPS["paper-h100"] else "local"
+    system = "horeka-a100" if name in GROUPS["paper-a100"] else system
+    return table(asked, systems.site(system))

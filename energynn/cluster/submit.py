@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import pandas as pd
 
 from energynn import config as configuration
 from energynn import files, records
@@ -30,7 +29,7 @@ from energynn.processes import own_environment
 from energynn.progress import tell
 from energynn.reading import one_fault
 
-MARGIN = 1.3  # of the time limit over what is expected
+MARGIN = 1.3  # of the time limit over the high end of the forecast
 SPARE_H = 0.5
 WARNING_S = 300  # before the time limit: for a step, a checkpoint and the record
 # written into the script
@@ -76,14 +75,14 @@ def submit_runs(
     done = f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued"
     tell(f"{done}; {len(missing)} to make")
     faults = _without_data(missing, site)
-    hours = sum(_node_hours(run, site) for run in missing)
+    hours = sum(_charged_hours(run, site) for run in missing)
     limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
     if hours > limit:
         faults.append(
-            f"--max-gpu-hours {math.ceil(hours)}: the jobs may take more than {limit:g} GPU hours"
+            f"--max-gpu-hours {math.ceil(hours)}: the jobs may be charged more than {limit:g} hours"
         )
     if jobs:
-        tell(_table(missing, site))
+        tell(costs.in_words(costs.table(missing, site)))
     if dry_run:
         if kept := slurm.kept():
             tell(f"from your environment, where the script has none: {', '.join(kept)}")
@@ -112,37 +111,14 @@ def cluster(system: str, options: list[str] = ()) -> Site:
     return systems.from_dict(given)
 
 
-def _table(runs: list[RunConfig], site: Site) -> str:
-    """Write what is to make, a line for what trains on as many nodes."""
-    rows = []
-    for run in runs:
-        cost = costs.expect(run, site.gpu)
-        row = {
-            "training": f"{run.workload} {getattr(run, 'stage', '')}",
-            "nodes": _nodes(run, site),
-            "runs": 1,
-            "GPU hours": _node_hours(run, site) if cost.gpu_hours else math.nan,
-            "kWh": cost.energy_kWh or math.nan,
-        }
-        rows.append(row)
-    table = pd.DataFrame(rows).groupby(["training", "nodes"]).sum(min_count=1)
-    table.loc[("total", ""), :] = table.sum(min_count=1)
-    formats = {"float_format": "{:,.1f}".format, "na_rep": "unknown"}
-    table = table.astype({"runs": int}).to_string(**formats)
-    origin = (
-        "from the nearest published run, in proportion to samples and epochs; unknown ones have "
-        f"{site.default_hours:g} h at most"
-    )
-    return f"{table}\n{origin}"
-
-
 def _nodes(run: RunConfig, site: Site) -> int:
     return math.ceil(run.devices / site.devices_per_node)
 
 
-def _node_hours(run: RunConfig, site: Site) -> float:
-    """Expect the GPU hours of whole nodes."""
-    return _nodes(run, site) * site.devices_per_node * _hours(run, site)
+def _charged_hours(run: RunConfig, site: Site) -> float:
+    """Expect the GPU hours of whole nodes; of an unknown cost the system's default."""
+    by_default = _nodes(run, site) * site.devices_per_node * site.default_hours
+    return costs.expect(run, site.file).get("charged hours", by_default)
 
 
 def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
@@ -193,16 +169,16 @@ def plan(
                 f"initial_run: {initial} is not made yet; submit its study as well"
             )
         # A run that needs longer than the longest job continues in the next.
-        hours = min(MARGIN * _hours(run, site) + SPARE_H, site.max_hours)
-        limit = math.ceil(60 * hours)
+        limit = math.ceil(60 * min(_limit_h(run, site), site.max_hours))
         job = jobs.setdefault((after, run.devices, limit), Job({}, limit, after))
         job.runs[folder] = run
     return sorted(jobs.values(), key=lambda job: job.after is not None)
 
 
-def _hours(run: RunConfig, site: Site) -> float:
-    """Expect the duration of a run; the system's default if nothing published tells it."""
-    return costs.expect(run, site.gpu).gpu_hours / run.devices or site.default_hours
+def _limit_h(run: RunConfig, site: Site) -> float:
+    """Allow more than the high end of the forecast; of an unknown cost the system's default."""
+    cost = costs.expect(run, site.file)
+    return MARGIN * cost["longest_h"] + SPARE_H if cost else site.default_hours
 
 
 def script(

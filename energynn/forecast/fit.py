@@ -23,7 +23,7 @@ from energynn.forecast.model import OF_POWER, OF_TIME, PARAMETERS
 from energynn.forecast.runs import Runs
 from energynn.reading import json_table
 
-SCHEMA = "energynn-forecast/4"
+SCHEMA = "energynn-forecast/5"
 # relative error of the model before data are seen, for times and for powers
 ERROR = 0.015
 ERROR_ON_CORES = 0.08  # where others use the machine, too

@@ -19,6 +19,11 @@ from energynn.forecast.runs import Runs
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 
 UNITS = {"time_h": "h", "gpu_hours": "GPU hours", "energy_kWh": "kWh"}
+PRICE = {
+    "gpu_hours": "GPU hours",
+    "charged_hours": "charged hours",
+    "energy_kWh": "kWh",
+}
 ENDS = ("value", "low", "high")
 BLIND = {"resnet50": "33 of 34", "fourcastnet": "14 of 16"}  # of published values
 DRAWS = 2000  # of parameters, for the shares of causes
@@ -42,6 +47,7 @@ def quantities(
     time_h = of_device["time_s"] / SECOND_PER_HOUR
     energy_kWh = of_device["energy_J"] * devices / JOULE_PER_KWH
     result = {"time_h": time_h, "gpu_hours": time_h * devices, "energy_kWh": energy_kWh}
+    result["charged_hours"] = time_h * site.devices_per_node * work.nodes[:, None]
     threads_W = site.cpu_thread_W * (work.workers[:, None] + 1)
     of_part_W = {"cpu": (site.cpu_W or np.nan) / of_node + threads_W}
     of_part_W["ram"] = (site.ram_W or np.nan) / of_node

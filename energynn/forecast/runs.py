@@ -18,7 +18,7 @@ from energynn import config, published_values, records, studies
 from energynn.cluster import systems
 from energynn.cluster.systems import Site
 from energynn.config import Epoch, RunConfig
-from energynn.launch import command
+from energynn.forecast import command
 from energynn.measure.energy import SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
@@ -176,7 +176,7 @@ def published(workload: str, site: Site) -> Runs:
 
     Raises ValueError where nothing is published.
     """
-    seen = _printed(workload, site)
+    seen = _of_full_length(printed(workload, site))
     if not len(seen):
         raise ValueError(
             f"{workload} on {site.name}: nothing is published of it; fit runs of your own "
@@ -184,21 +184,25 @@ def published(workload: str, site: Site) -> Runs:
             "fourcastnet on horeka-a100, or fourcastnet on horeka-h100"
         )
     others = [name for name in PUBLISHED_SYSTEMS if name != site.name]
-    likes = [_printed(workload, systems.site(name)) for name in others]
+    likes = [_of_full_length(printed(workload, systems.site(name))) for name in others]
     return msgspec.structs.replace(seen, like=next(filter(len, likes), None))
 
 
-def _printed(workload: str, site: Site) -> Runs:
-    """Read the published runs of full length on a system; there may be none."""
+def printed(workload: str, site: Site) -> Runs:
+    """Read the published runs on a system; there may be none."""
     asked = workload, site.published_as
-    rows = [
-        row
+    taken = [
+        _of_study(row, site)
         for row in published_values.costs()
         if (row["workload"], row["device_name"]) == asked
     ]
-    full = max((row["epochs"] for row in rows), default=0)
-    taken = [_of_study(row, site) for row in rows if row["epochs"] == full]
     return Runs(workload, site, taken, provenance="published")
+
+
+def _of_full_length(seen: Runs) -> Runs:
+    """Choose the runs with the most epochs."""
+    epochs = np.array([run.epochs for run in seen.configs])
+    return seen.only(epochs == epochs.max(initial=0))
 
 
 def _of_study(row: dict, site: Site) -> Taken:
@@ -306,7 +310,8 @@ def _config(record: dict, named: str) -> RunConfig:
     """Read what was made, whatever its seed and repeat, and however it was watched."""
     plain = record["config"]
     if "command" in plain:
-        told = {name: plain.get(name) for name in command.TOLD}
+        sizes = ("epochs", "local_batch_size", "training_samples")
+        told = {name: plain.get(name) for name in sizes}
         return config.make(command.__name__, devices=record["devices"], **told)
     device = "gpu" if record["device_kind"] == "gpu" else "cpu"
     alike = {"device": device, "seed": 0, "repeat": 0}

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TextIO
 
 from energynn import processes, records, texts
-from energynn.config import CountOrNone, RunConfig
 from energynn.files import default_runs_dir, is_locked, lock, write_json
 from energynn.launch import supervise
 from energynn.launchers import launcher, rank_and_size
@@ -31,23 +30,6 @@ ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
 FINEST_S = 0.01  # a period that sensors can be read with
 CANNOT_START = 126  # as shells say it
-# of a training, beside its devices
-TOLD = ("epochs", "local_batch_size", "training_samples")
-
-
-class Config(RunConfig, frozen=True, kw_only=True):
-    """What a person told of a measured command, for a forecast; a size of 0 is not known.
-
-    training_samples: that the command trains on in an epoch
-    """
-
-    workload: str = __name__
-    dataset: str = "own"
-    local_batch_size: CountOrNone = 0
-    global_batch_size: CountOrNone = 0
-    epochs: int = 1
-    learning_rate: float = 0.0
-    training_samples: CountOrNone
 
 
 def measure(

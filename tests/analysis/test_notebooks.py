@@ -13,6 +13,8 @@ import pytest
 from energynn import published_values
 from energynn.analysis import paper, theme
 from energynn.files import REPOSITORY
+from energynn.forecast import fit as fits
+from energynn.forecast import scaling_cost
 from tests.analysis.conftest import write_study
 from tests.analysis.notebook import execute
 
@@ -52,6 +54,10 @@ def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     pdf, supplement = paper.compile(folder)
     assert supplement.name == "supplement.pdf" and supplement.stat().st_size > 20_000
     assert pdf.read_bytes().startswith(b"%PDF")
+    # as `forecast plan` says it of the same function (tests/forecast/test_plan.py)
+    added = scaling_cost.added_energy_percent(fits.published("resnet50", "horeka-a100"))
+    ends = [merged[f"planner_more_{end}"]["value"] for end in ("low", "high")]
+    assert ends == added["by_text"].tolist()
     # The slope of all published ResNet50 rows, computed here once more by its closed form.
     known = [
         (run["gpu_hours"], run["energy_total_kWh"])

@@ -8,8 +8,9 @@ import shutil
 import tomllib
 
 import pytest
+import vl_convert
 
-from energynn import config
+from energynn import cli, config
 from energynn.analysis import report
 from energynn.files import REPOSITORY
 from tests.analysis.conftest import write_run, write_study
@@ -48,7 +49,14 @@ def page():
 
 
 @pytest.fixture(scope="module")
-def built(executed, tmp_path_factory):
+def planned(executed):
+    """Execute the plan's notebook, and return what it leaves."""
+    folder = executed("with own runs", write_study)
+    return execute("91_plan", build_dir=str(folder), live=False)
+
+
+@pytest.fixture(scope="module")
+def built(executed, planned, tmp_path_factory):
     """Build the report with own runs that have a trace, and with a measured command."""
     folder = executed("with own runs", write_study)
     runs_dir = shutil.copytree(
@@ -60,7 +68,6 @@ def built(executed, tmp_path_factory):
     run = config.make("resnet50", repeat=9)
     write_run(runs_dir, run, "measured", **about)
     execute("90_explore", runs_dir=str(runs_dir), build_dir=str(folder), live=False)
-    execute("91_plan", build_dir=str(folder), live=False)
     return report.build(folder)
 
 
@@ -175,6 +182,58 @@ def test_a_click_in_the_plan_gives_its_command_to_copy(opened):
     opened.fill("#choices-plan input[name=deadline_h]", "0.001")
     opened.wait_for_timeout(300)
     assert any("Nothing keeps" in text for text in texts(opened, "#figure-plan"))
+
+
+def drawn(spec: dict, **values) -> dict[str, tuple]:
+    """The sizes of the choices in the picture of a plan, with what a reader chooses and types."""
+    for param in spec["params"]:
+        if param["name"] in values:
+            param["value"] = values[param["name"]]
+    text = vl_convert.vegalite_to_svg(spec)
+    names = re.findall(">(fastest|balanced|most frugal)<", text)
+    sizes = re.findall(r">(\d+) GPUs, local batch (\d+), global batch (\d+)<", text)
+    return dict(zip(names, sizes, strict=True))
+
+
+def sizes_of(row: dict, *names: str) -> tuple:
+    return tuple(str(row[name]) for name in names)
+
+
+LIMITS = {
+    "": {"deadline_h": "", "most_batch": "", "most_GPUs": 256},
+    "--deadline-h 40": {"deadline_h": "40"},
+    "--deadline-h 40 --max-global-batch-size 99999 --devices 64": {
+        "most_batch": "99999",
+        "most_GPUs": 64,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "resnet50 on horeka-a100",
+        "fourcastnet on horeka-a100",
+        "fourcastnet on horeka-h100",
+    ],
+)
+def test_picture_table_and_terminal_choose_the_same_runs(planned, built, capsys, where):
+    embedded = re.search("^const specs = (.*);$", built.read_text(), re.MULTILINE)[1]
+    spec = json.loads(embedded)["plan"]
+    workload, _, system = where.split()
+    answers = []
+    for words, typed in LIMITS.items():
+        command = (
+            f"forecast plan --workload {workload} --system {system} --json {words}"
+        )
+        assert cli.main(command.split()) == 0
+        choices = json.loads(capsys.readouterr().out)["choices"]
+        names = ("devices", "local_batch_size", "global_batch_size")
+        answers.append({name: sizes_of(row, *names) for name, row in choices.items()})
+        assert drawn(spec, workload=where, **typed) == answers[-1]
+    rows = [row for row in planned["answers"] if row["workload"] == where]
+    names = ("GPUs", "local batch", "global batch")
+    assert {row["choice"]: sizes_of(row, *names) for row in rows} == answers[0]
 
 
 @pytest.mark.parametrize("width", [1440, 390])

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from energynn import cli, config, files, studies
-from energynn.cluster import costs, slurm, status, submit, systems
+from energynn.cluster import slurm, status, submit, systems
 from energynn.files import REPOSITORY
 from energynn.measure import machine
 from tests.cluster.conftest import TWO_NODES
@@ -36,33 +36,11 @@ def test_every_series_of_the_paper_is_there():
 
 
 @pytest.mark.parametrize("name", studies.PAPER)
-def test_a_series_tells_its_figure_hardware_cost_and_expected_result(name):
+def test_a_series_tells_its_figure_hardware_and_expected_result(name):
     text = inspect.getdoc(studies.PAPER[name])
     assert re.search(r"^(Figures|Table|Text): ", text, re.M) and "Expected: " in text
     gpu = "H100" if name in ("F4", "F5") else "A100"
     assert gpu in re.search(r"Hardware: (.*)\.", text)[1]
-    cost = costs.total([costs.expect(run, gpu) for run in studies.find([name])[name]])
-    assert (
-        f"\nCost: {cost.gpu_hours:,.0f} GPU hours, {cost.energy_kWh:,.0f} kWh" in text
-    )
-
-
-def test_costs_are_the_published_ones_where_there_are_any():
-    one = next(run for run in studies.find(["R5"])["R5"] if run.devices == 8)
-    gpu_hours, energy_kWh, source = costs.expect(one)
-    assert (round(gpu_hours, 2), round(energy_kWh, 2)) == (47.94, 15.01)
-    assert source == "published"
-    full = next(run for run in studies.find(["R1"])["R1"] if run.devices == 1)
-    _, energy_kWh, source = costs.expect(full)
-    # the paper: 17.6 + 18.9 kWh and RAM
-    assert source == "scaled from published runs" and 36 < energy_kWh < 41
-    assert costs.expect(config.make("resnet50")).source == "unknown"
-    four = config.make("fourcastnet", preset="paper", devices=4, local_batch_size=4)
-    assert costs.expect(four, "H100").gpu_hours == 421.26
-    gpu_hours, energy_kWh, _ = costs.expect(four)
-    tuned = config.replace(four, stage="finetune", initial_run="x")
-    assert costs.expect(tuned).gpu_hours == pytest.approx(2 * gpu_hours)
-    assert energy_kWh == 120.70
 
 
 @pytest.mark.parametrize(
@@ -84,46 +62,27 @@ def test_a_study_of_ones_own_that_is_none_is_refused(tmp_path, text, words):
 # ------------------------------ plans
 
 
-@pytest.mark.parametrize(
-    "group, system, expected, expected_missing",
-    [
-        (
-            "paper-a100",
-            "horeka-a100",
-            r"168 to make(?s:.*)\ntotal +168 +26,655.1 +5,805.6\n",
-            "era5, imagenet, --max-gpu-hours 26656",
-        ),
-        (
-            "paper-h100",
-            "horeka-h100",
-            r"6 to make(?s:.*)\ntotal +6 .*2,959.* 81",
-            "era5, --max-gpu-hours 2960",
-        ),
-    ],
-)
-def test_a_dry_run_of_all_series_needs_no_slurm(
-    tmp_path, monkeypatch, capsys, group, system, expected, expected_missing
-):
+def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
     runs_dir = tmp_path / "runs"
-    words = f"submit {group} --system {system} --dry-run --runs-dir {runs_dir}".split()
+    words = "submit paper-a100 --system horeka-a100 --dry-run --runs-dir".split()
+    words.append(str(runs_dir))
     for name in ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5"):
         monkeypatch.delenv(name, raising=False)
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
-    assert re.search(expected, shown), shown[:500]
+    total = r"168 to make(?s:.*)\ntotal +168 +28,987.2 +31,138.4 +6,563.5 +93 "
+    assert re.search(total, shown), shown[:500]
     assert len(shown.splitlines()) <= 40 and "#SBATCH" not in shown
     missing = re.findall("^missing: (.*?):", shown, re.M)
-    assert (
-        missing == [*expected_missing.split(", "), "account"] and "--scripts" in shown
-    )
+    assert missing == ["era5", "imagenet", "--max-gpu-hours 31139", "account"]
     assert cli.main([*words, "--scripts"]) == 0
     scripts = capsys.readouterr().out
     with pytest.raises(ValueError, match="not found; submit from a login node"):
         slurm.call("sbatch")
     most = "--nodes=64\n#SBATCH --ntasks=256\n#SBATCH --ntasks-per-node=4\n"
-    assert (most in scripts) == (group == "paper-a100") and not runs_dir.exists()
-    assert f"#SBATCH --job-name={group}-4n\n" in scripts
+    assert most in scripts and not runs_dir.exists()
+    assert "#SBATCH --job-name=paper-a100-4n\n" in scripts
 
 
 def test_what_no_run_can_read_is_said_before_sbatch(tmp_path, fake_slurm, monkeypatch):
@@ -164,12 +123,8 @@ def test_fine_tuning_waits_for_its_pre_training(tmp_path, fake_slurm):
     assert job.after is None
 
 
-def test_nodes_and_time_limits_follow_the_devices_and_the_cost(tmp_path):
+def test_nodes_follow_the_devices(tmp_path):
     site = systems.site("horeka-a100")
-    jobs = submit.plan(studies.find(["R1"])["R1"], site, tmp_path, set())
-    by_devices = {run.devices: job for job in jobs for run in job.runs.values()}
-    assert by_devices[1].minutes == 48 * 60  # 82 h on one GPU: in two jobs
-    assert by_devices[256].minutes < 90 and len(by_devices[256].runs) == 5
     for devices, nodes in ((1, 1), (4, 1), (6, 2), (9, 3), (256, 64)):
         run = config.make(
             "fourcastnet", preset="paper", devices=devices, system=site.name

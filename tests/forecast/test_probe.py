@@ -8,7 +8,8 @@ import pytest
 from energynn import config, records, simulate, studies
 from energynn.cluster import local, systems
 from energynn.forecast import fit as fits
-from energynn.forecast import predict, probe, runs
+from energynn.forecast import predict, runs
+from energynn.launch import probe
 from tests.forecast import worlds
 
 

@@ -1,0 +1,96 @@
+"""One price: what a run costs is one answer, whichever command is asked."""
+
+import json
+import math
+
+import pytest
+
+from energynn import cli, config, studies
+from energynn.cluster import costs, submit, systems
+from energynn.forecast import fit as fits
+from energynn.forecast import predict
+
+PUBLISHED = ("published runs", "published GPU hours", "published kWh")
+
+
+def said(capsys, words: str) -> str:
+    assert cli.main(words.split()) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name, system",
+    [("R1", "horeka-a100"), ("F1", "horeka-a100"), ("F5", "horeka-h100")],
+)
+def test_every_command_names_one_price(capsys, tmp_path, name, system):
+    (runs,) = studies.find([name], system).values()
+    fit = tmp_path / "fit.json"
+    fits.write(fit, fits.published(runs[0].workload, system))
+    rows = json.loads(said(capsys, f"forecast predict {name} --fit {fit} --json"))[
+        "rows"
+    ]
+    repeats, site = len(runs) // len(rows), systems.site(system)
+    table = costs.table(runs, site)
+    for field, unit in predict.PRICE.items():
+        values = [repeats * row[field]["value"] for row in rows]
+        assert table[unit].tolist() == pytest.approx([*values, sum(values)])
+    submitted = f"submit {name} --system {system} --dry-run --runs-dir {tmp_path}"
+    for words in (submitted, f"study show {name}"):
+        assert costs.in_words(table) in said(capsys, words)
+    for row, run in zip(rows, runs[::repeats], strict=True):
+        longest_h = submit.MARGIN * row["time_h"]["high"] + submit.SPARE_H
+        (job,) = submit.plan([run], site, tmp_path, set())
+        assert job.minutes == math.ceil(60 * min(longest_h, site.max_hours))
+
+
+def test_whole_nodes_are_charged():
+    for devices, charged in ((1, 4), (4, 4), (6, 8), (9, 12)):
+        run = config.make("fourcastnet", preset="paper", devices=devices)
+        cost = costs.expect(run, "horeka-a100")
+        assert cost["charged hours"] / cost["GPU hours"] == pytest.approx(
+            charged / devices
+        )
+
+
+@pytest.mark.parametrize(
+    "system, name, devices, published",
+    [
+        ("horeka-a100", "T1", 4, (1, 559.68, 120.70)),
+        ("horeka-h100", "T1", 4, (1, 421.26, 115.6)),
+        ("horeka-a100", "R1", 1, (0, 0, 0)),
+    ],
+)
+def test_a_published_value_stands_beside_the_forecast(system, name, devices, published):
+    run = next(run for run in studies.find([name])[name] if run.devices == devices)
+    cost = costs.expect(run, system)
+    found = [cost[heading] for heading in PUBLISHED]
+    assert found == pytest.approx(published, abs=0.05)
+    if name == "T1":
+        tuned = config.replace(run, stage="finetune", initial_run="x")
+        two_steps = costs.expect(tuned, system)
+        assert 1.8 < two_steps["GPU hours"] / cost["GPU hours"] <= 2
+
+
+@pytest.mark.parametrize(
+    "system, changed",
+    [
+        ("horeka-h100", {}),  # nothing is published of ResNet50 on it
+        ("slurm", {}),
+        ("horeka-a100", {"image_size": 32}),
+        ("horeka-a100", {"devices": 512}),
+    ],
+)
+def test_no_other_price_stands_in_for_an_unknown_one(tmp_path, system, changed):
+    site = systems.site(system)
+    known = config.make("resnet50", preset="paper", devices=4)
+    run = config.replace(known, **changed)
+    (job,) = submit.plan([run], site, tmp_path, set())
+    assert job.minutes == math.ceil(60 * site.default_hours)
+    assert "2 runs, of unknown cost" in costs.in_words(costs.table([run, run], site))
+    table = costs.table([run, known], systems.site("horeka-a100"))
+    assert table["kWh"].isna().iloc[-1] == bool(changed)
+
+
+def test_the_list_of_studies_makes_no_fit(capsys, monkeypatch):
+    monkeypatch.delattr(fits, "make")
+    assert "R1 " in said(capsys, "study list")
