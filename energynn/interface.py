@@ -83,7 +83,7 @@ def load(runs_dir: str | Path = "") -> xr.Dataset:
     texts = table.select_dtypes(exclude="number").columns
     table[texts] = table[texts].fillna("")
     runs = xr.Dataset.from_dataframe(table)
-    for name in runs:
+    for name in map(str, runs):
         unit = name.removesuffix("_std").rsplit("_", 1)[-1]
         runs[name].attrs["units"] = UNITS.get(unit, "1")
     excluded = long.attrs["excluded"] + others.attrs["excluded"]
@@ -200,7 +200,7 @@ def compare(*runs: str | Path) -> pd.DataFrame:
         table.loc["command"] = [records.differing(one, configs) for one in configs]
     numbers = table.drop("valid").apply(pd.to_numeric, errors="coerce").iloc[:, [0, -1]]
     table["ratio"] = numbers.iloc[:, 1] / numbers.iloc[:, 0].replace(0, np.nan)
-    if "estimated" not in table.loc["energy_total_provenance"].tolist():
+    if "estimated" not in {*table.loc["energy_total_provenance"]}:
         ratio = table.loc["energy_total_J", "ratio"]
         bounds = numbers.loc["energy_total_bound_J"] / numbers.loc["energy_total_J"]
         half = ratio * bounds.sum(skipna=False)

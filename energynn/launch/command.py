@@ -89,7 +89,7 @@ def measure(
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"
         until(lambda: is_locked(segments(run_dir)[-1] / ALIVE), where)
     folder = segments(run_dir)[-1]
-    stop_sampler = start_sampler(folder, size, stopped, supervise.take_host)
+    stop_sampler, _ = start_sampler(folder, size, stopped, supervise.take_host)
     try:
         events = Events(folder, rank)
         seen = devices.visible(records.read_intent(run_dir))

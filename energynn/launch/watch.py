@@ -39,18 +39,18 @@ def look(run_dir: Path) -> str:
         header = read_header(path)
         if header is None:
             continue
-        host, now_s = header["host"], last_ns(path) / 1e9
+        host, now_s = header.host, last_ns(path) / 1e9
         begin_s, end_s = (times.get(host, math.inf) / 1e9 for times in (starts, ends))
         asked_s = [begin_s, end_s, now_s - 1.0, now_s]
         for one in read_streams(path, header, {}, asked_s)[0]:
-            if not one.sensor["primary"]:
+            if not one.sensor.primary:
                 continue
             # beyond the last reading the energy stays the same
             begin_J, end_J, before_J, now_J = one.at(asked_s)
             used = np.array([now_J - before_J, end_J - begin_J])
             together += used
-            name = f"{host}:{one.sensor['id']}"
-            lines.append(_line(name, used, one.sensor["provenance"]))
+            name = f"{host}:{one.sensor.id}"
+            lines.append(_line(name, used, one.sensor.provenance))
     return "\n".join([*lines, _line("together", together), *_progress(events)])
 
 

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -71,7 +71,7 @@ def batch_job() -> dict:
     """
     if "SLURM_JOB_ID" not in os.environ:
         return {}
-    facts = {
+    facts: dict[str, Any] = {
         name.removeprefix("SLURM_").lower(): os.environ[name]
         for name in JOB_FACTS
         if name in os.environ
@@ -164,7 +164,8 @@ class System(msgspec.Struct):
 
     cpu_model: CpuModel = msgspec.convert(CPU_MODEL, CpuModel)
     thresholds: dict[
-        Literal[tuple(THRESHOLDS)], Annotated[float, Meta(ge=0, le=10_000)]
+        Literal[tuple(THRESHOLDS)],  # type: ignore[valid-type]
+        Annotated[float, Meta(ge=0, le=10_000)],
     ] = {}
     left_out: list[str] = []
 
@@ -208,8 +209,8 @@ def remedy(reasons: Iterable[str], path: Path) -> list[str]:
     text = "; ".join(reasons)
     named = [name for name in THRESHOLDS if re.search(rf"\b{name}\b", text)]
     words = [f"{', '.join(named)} in [thresholds]"] if named else []
-    if names := re.findall(r'left_out = \["([^"]+)"\]', text):
-        names = dict.fromkeys(load(path)["left_out"] + names)
+    if found := re.findall(r'left_out = \["([^"]+)"\]', text):
+        names = dict.fromkeys(load(path)["left_out"] + found)
         words.append(f"left_out = {json.dumps([*names])} above the first table")
     file = path if path.exists() else f"{path}, a new file"
     said = f"if this machine is so: set {' and '.join(words)} of {file}; measure again"
