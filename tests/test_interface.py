@@ -78,7 +78,7 @@ def test_two_runs_side_by_side_with_a_ratio_within_the_bounds_of_both(two_runs):
     folders = [folder.name for folder in two_runs]
     for folder, joules in zip(two_runs, (50.0, 100.0), strict=True):
         record = records.read(folder)
-        energy = {"energy_total_J": record["energy_total_J"] * joules / 50}
+        energy = {"energy_total_J": record.energy_total_J * joules / 50}
         record |= {"run_id": str(joules), "energy_total_bound_J": joules, **energy}
         files.write_json(folder / "record.json", record)
     table = energynn.compare(*two_runs)
@@ -137,7 +137,7 @@ def test_a_workload_of_ones_own_stands_beside_the_study(two_runs, tmp_path):
     for folder, devices in zip(two_runs, (1, 2), strict=True):
         record = records.read(folder)
         record |= {"workload": "words", "system": "local", "devices": devices}
-        record["config"] |= {"workload": "words", "system": "local", "devices": devices}
+        record.config |= {"workload": "words", "system": "local", "devices": devices}
         files.write_json(
             folder / "record.json", record | {"run_id": f"words-{devices}"}
         )

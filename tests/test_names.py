@@ -90,7 +90,7 @@ def test_a_name_is_in_the_record_and_not_in_the_digest(tmp_path):
     words = ["--out", folder, "--name", "mine", "--note", "a/b: ä", "--", "true"]
     assert said("measure", *words)[0] == 0
     record = records.read(folder)
-    assert (record["name"], record["note"]) == ("mine", "a/b: ä")
+    assert (record.name, record.note) == ("mine", "a/b: ä")
     assert records.check(tmp_path) == []
 
 
@@ -100,7 +100,7 @@ def test_a_run_that_is_made_keeps_its_name(run_dir, capsys):
     assert start.run(made, run_dir.parent.parent, {"name": "mine"}) == run_dir
     start.run(made, run_dir.parent.parent, {"name": "yours"})
     assert "nor named anew" in capsys.readouterr().out
-    assert records.read(run_dir)["name"] == "mine"
+    assert records.read(run_dir).name == "mine"
 
 
 # ------------------------------------------------------------------- what is told
@@ -119,7 +119,7 @@ def test_status_is_a_line_for_each_run_the_newest_first(
     runs, capsys, monkeypatch, columns
 ):
     monkeypatch.setenv("COLUMNS", columns)
-    settings = records.read(runs[1])["config"] | {"global_batch_size": 64, "seed": 7}
+    settings = records.read(runs[1]).config | {"global_batch_size": 64, "seed": 7}
     change(runs[1], config=settings, metrics={"top1_error": 0.584, "top5_error": 0.1})
     head, last, first, total = said("status")[1].splitlines()
     assert head.split()[:3] == ["started", "run", "what"]

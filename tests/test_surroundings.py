@@ -68,7 +68,7 @@ def test_a_strange_folder_is_measured_in_and_the_command_has_its_user_s_variable
     words = ["measure", "--out", tmp_path / "out", "--", sys.executable, "-c", program]
     given = os.environ.get("PYTHONPATH")
     assert strange(*words).stdout.startswith(f"{given} False\n")
-    assert records.read(tmp_path / "out")["status"] == "finished"
+    assert records.read(tmp_path / "out").status == "finished"
 
 
 @pytest.mark.slow

@@ -34,6 +34,8 @@ def show(
     runs_dir: RunsDir = None,
 ) -> int:
     """Show one run: energy, time, error, and whether they are valid."""
+    import msgspec
+
     from energynn import records, texts
     from energynn.launch import command
     from energynn.reading import one_fault
@@ -44,10 +46,11 @@ def show(
             from energynn.analysis import one_run
 
             one_run.save(run_dir, plot)
-        record = records.read_record(run_dir)
-        shown = texts.each(record, texts.printable)
+        record = msgspec.to_builtins(records.read_record(run_dir))
+        plain = texts.each(record, texts.printable)
+        shown = msgspec.convert(plain, records.Record)
         lines = [command.report(shown, details, run_dir.parent.parent)]
-    lines += [f"  {shown[key]}" for key in ("name", "note") if key in record]
+    lines += [f"  {text}" for text in (shown.name, shown.note) if text]
     lines.append(f"  {run_dir}")
     lines += [f"  wrote {plot}"] if plot else []
     reply(as_json, record, "\n".join(lines))
@@ -119,7 +122,6 @@ def check(
 ) -> int:
     """Derive every number of the records again and compare."""
     from energynn import records
-    from energynn.measure import machine
 
     folder = Path(runs) if runs else folder_of_runs(None, must_exist=True)
     if not folder.is_dir():
@@ -133,9 +135,9 @@ def check(
         tell(f"FAULT {fault}")
     readable = records.read_all(folder)
     for record in readable:
-        where = folder if (folder / record["system"]).is_dir() else None
-        for remark in machine.remarks(record, where):
-            tell(f"NOTE {record['run_id']}: {remark}")
+        where = folder if (folder / record.system).is_dir() else None
+        for remark in records.remarks(record, where):
+            tell(f"NOTE {record.run_id}: {remark}")
     valid = sum(map(records.is_evidence, readable))
     tell(
         f"records below {folder}: {len(readable)}, valid: {valid}, faults: {len(faults)}"

@@ -131,13 +131,17 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
 
 def _row(folder: Path, queue: dict[str, slurm.Queued] | None) -> dict:
     """Describe one run; ``queue`` is None where Slurm does not answer."""
-    record = records.read_record(folder) if (folder / "record.json").exists() else {}
+    record = None
+    if (folder / "record.json").exists():
+        record = records.read_record(folder)
     submission = read_submission(folder)
     last = [Start(), *read_starts(folder)][-1]
     if last.submission != submission.submitted_at:
         last = Start()
     state, reason = _state(folder, submission, record, last, queue)
-    facts = UNKNOWN | (record or records.intended(folder))
+    facts = UNKNOWN | (
+        msgspec.to_builtins(record) if record else records.intended(folder)
+    )
     row = {name: facts[name] for name in UNKNOWN} | {
         "run_id": folder.name,
         "system": folder.parent.name,
@@ -150,10 +154,14 @@ def _row(folder: Path, queue: dict[str, slurm.Queued] | None) -> dict:
 
 
 def _state(
-    folder: Path, submission: Submission, record: dict, last: Start, queue
+    folder: Path,
+    submission: Submission,
+    record: records.Record | None,
+    last: Start,
+    queue,
 ) -> tuple[str, str]:
     """Return the state of a run and the reason for it."""
-    if record.get("valid"):
+    if record and record.valid:
         return "finished", ""
     job = (queue or {}).get(submission.job_id)
     if job and job.state not in RUNNING:
@@ -162,11 +170,12 @@ def _state(
         events = chain.from_iterable(events_of_segments(folder).values())
         return "running", records.how_far(list(events))
     reason = records.reason(record)
-    if record.get("status") == "finished":
+    status = record.status if record else ""
+    if status == "finished":
         return "not valid", reason
     if queue is None and submission.job_id and not last.outcome:
         return "unknown", ""
-    if last.outcome == "asked to stop" or record.get("status") == "interrupted":
+    if last.outcome == "asked to stop" or status == "interrupted":
         return "stopped", reason or last.outcome
     if record or last.outcome:
         return "failed", last.outcome.removeprefix("failed: ") or reason

@@ -33,7 +33,7 @@ def look(run_dir: Path) -> str:
     ends = times_of(events, "training_end", "host")
     status = ["starting", "training", "ending"][bool(starts) + bool(ends)]
     if (run_dir / "record.json").exists():
-        status = records.read_record(run_dir)["status"]
+        status = records.read_record(run_dir).status
     lines, together = [f"{run_dir.name}: {status}"], np.zeros(2)
     for path in samples_files(folder):
         header = read_header(path)

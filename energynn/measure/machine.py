@@ -215,21 +215,3 @@ def remedy(reasons: Iterable[str], path: Path) -> list[str]:
     file = path if path.exists() else f"{path}, a new file"
     said = f"if this machine is so: set {' and '.join(words)} of {file}; measure again"
     return [said] if words else []
-
-
-def remarks(record: dict, runs_dir: Path | None = None) -> list[str]:
-    """Say by what thresholds of its own a record was judged, what it leaves out, and remedies."""
-    own = record.get("thresholds", {})
-    lines = [
-        f"judged by {name} = {own[name]}, usual is {usual}"
-        for name, usual in THRESHOLDS.items()
-        if own.get(name, usual) != usual
-    ]
-    lines += [f"left out by system.toml: {name}" for name in record.get("left_out", [])]
-    used = [sensor["notes"] for sensor in record["sensors"] if sensor["primary"]]
-    ways = {notes["measured_by"] for notes in used if "measured_by" in notes}
-    lines += [f"CPU: estimated; to have it measured, {way}" for way in sorted(ways)]
-    path = system_file(runs_dir, record["system"])
-    # what perun has measured cannot be measured again
-    doubts = record.get("doubts", []) if record["system"] != "imported" else []
-    return lines + remedy(doubts, path)

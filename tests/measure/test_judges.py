@@ -108,7 +108,7 @@ from pathlib import Path
 import energynn.cli, energynn.records
 from energynn.measure.account import account
 from energynn.measure.samples import events_of_segments
-found = account(events_of_segments(Path(sys.argv[1])))
+found = account(events_of_segments(Path(sys.argv[1])), {})
 peak_kB = re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]
 print(int(peak_kB) / 1024, found["energy_total_J"])
 """

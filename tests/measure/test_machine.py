@@ -2,6 +2,7 @@
 
 import os
 
+import msgspec
 import pytest
 
 from energynn import records
@@ -40,5 +41,6 @@ def test_energy_of_shared_nodes_is_no_evidence(tmp_path):
         ({"is_exclusive": True}, False),
         ({}, False),
     ):
-        record = minimal_record(status="finished", workload="command", job=job)
+        plain = minimal_record(status="finished", workload="command", job=job)
+        record = msgspec.convert(plain, records.Record)
         assert (words in records.reasons_against(record)) == is_told
