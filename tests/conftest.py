@@ -123,6 +123,10 @@ def minimal_record(**fields) -> dict:
     return msgspec.to_builtins(record) | fields
 
 
+def read_as_record(fields: dict) -> records.Record:
+    return msgspec.convert(fields, records.Record)
+
+
 def write_perun_hdf5(path, watts, seconds):
     """Write what perun leaves of a CPU of constant power."""
     joules = watts * seconds

@@ -12,7 +12,8 @@ from energynn import cli, config, records
 from energynn.files import write_json
 from energynn.launch import start
 from energynn.progress import sentence
-from tests.conftest import write_run_dir
+from energynn.reading import json_table
+from tests.conftest import minimal_record, read_as_record, write_run_dir
 from tests.processes import said
 
 
@@ -109,7 +110,7 @@ def test_a_run_that_is_made_keeps_its_name(run_dir, capsys):
 def change(folder, **facts):
     """Make a run another one, as far as its record tells."""
     intent = json.loads((folder / "run.json").read_text())
-    record = records.read(folder)
+    record = json_table(folder / "record.json")
     write_json(folder / "run.json", intent | facts)
     write_json(folder / "record.json", record | facts)
 
@@ -168,9 +169,8 @@ def test_one_sentence_says_energy_how_good_time_and_accuracy():
     record = dict(energy_total_J=360.0, energy_total_provenance="estimated")
     record |= dict(energy_total_bound_J=1.8, energy_total_systematic_J=180.0)
     record |= dict(training_time_s=22.04, metrics={"top1_error": 0.9, "loss": 2.0})
-    assert sentence(record) == (
+    assert sentence(read_as_record(minimal_record(**record))) == (
         "0.1 Wh, estimated, good to within 50 %, in 22 s, 10% of the images right"
     )
-    assert sentence({"training_time_s": 3.0, "metrics": {"rmse": 1 / 3}}) == (
-        "in 3 s, rmse 0.3333"
-    )
+    other = minimal_record(training_time_s=3.0, metrics={"rmse": 1 / 3})
+    assert sentence(read_as_record(other)) == "in 3 s, rmse 0.3333"

@@ -124,7 +124,7 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir, capsys):
 
 @pytest.mark.parametrize("sensors", [[{}], [{"primary": True}], [{"notes": None}]])
 def test_what_is_no_sensor_is_said_in_one_line(run_dir, capsys, sensors):
-    record = records.build(run_dir, "finished", "")
+    record = msgspec.to_builtins(records.build(run_dir, "finished", ""))
     record["sensors"] = sensors
     record["record_sha256"] = digest(
         {name: value for name, value in record.items() if name != "record_sha256"}

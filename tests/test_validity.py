@@ -24,8 +24,7 @@ def test_sixty_samples_are_enough(run_dir, samples, is_enough):
     record = records.build(run_dir, "finished", "")
     assert record.samples_in_training == samples
     assert (
-        any("power samples" in reason for reason in record.invalid_reasons)
-        != is_enough
+        any("power samples" in reason for reason in record.invalid_reasons) != is_enough
     )
 
 
@@ -50,9 +49,7 @@ def test_samples_are_steps_times_global_batch_size(run_dir, samples_trained):
         ),
     )
     record = records.build(run_dir, "finished", "")
-    assert any(
-        "samples_trained is not" in reason for reason in record.invalid_reasons
-    )
+    assert any("samples_trained is not" in reason for reason in record.invalid_reasons)
 
 
 def test_of_an_epoch_that_stands_in_two_segments_the_last_counts(run_dir):

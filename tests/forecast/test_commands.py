@@ -121,10 +121,7 @@ def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted, ca
         assert "Nobody made this run" in record.method
         assert "simulated" in record.device_name
         assert record.forward_backward_passes == record.optimizer_steps
-        ratio = (
-            record.device_hours_training
-            / rows[record.run_id]["gpu_hours"]["value"]
-        )
+        ratio = record.device_hours_training / rows[record.run_id]["gpu_hours"]["value"]
         assert 0.9 < ratio < 1.1 and ratio != pytest.approx(1, abs=1e-6)  # with scatter
 
 
@@ -186,7 +183,7 @@ def test_a_changed_record_is_not_fitted(capsys, simulated, tmp_path):
         in capsys.readouterr().out
     )
     path.write_text(
-        json.dumps(record | {"training_time_s": 3 * record.training_time_s})
+        json.dumps(record | {"training_time_s": 3 * record["training_time_s"]})
     )
     assert "record_sha256 differs" in refusal(capsys, own)
 

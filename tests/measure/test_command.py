@@ -15,6 +15,7 @@ import pytest
 from energynn import cli, records
 from energynn.launch import watch
 from energynn.measure import samples
+from tests.conftest import read_as_record
 from tests.processes import ENERGYNN, processes_of, wait_until
 from tests.ranks import MPIRUN
 from tests.run_files import read_lines, write_lines
@@ -53,7 +54,7 @@ def measured(folder, *command, options=(), **more):
     started = start(folder, *command, options=["--json", *options], **more)
     output, errors = started.communicate(timeout=300)
     assert output, errors
-    return json.loads(output), started.returncode, errors
+    return read_as_record(json.loads(output)), started.returncode, errors
 
 
 def has_begun(folder):
@@ -83,9 +84,7 @@ def test_a_command_without_gpus_says_so(tmp_path):
         tmp_path / "run", "true", options=["--no-gpu"], env=environment([STEADY])
     )
     assert (
-        status == 0
-        and record.energy_gpu_J is None
-        and record.device_kind == "cpu core"
+        status == 0 and record.energy_gpu_J is None and record.device_kind == "cpu core"
     )
     assert json.loads((tmp_path / "run" / "run.json").read_text())["uses_gpus"] is False
 

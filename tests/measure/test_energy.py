@@ -148,7 +148,13 @@ def test_every_device_is_accounted_for_and_none_twice():
 def test_a_sum_is_no_better_than_its_weakest_part_and_absent_where_a_part_is():
     parts = [
         energy.SensorEnergy(
-            f"{name}_energy", name, "0", "energy", provenance, energy_J=100.0, bound_J=1.0
+            f"{name}_energy",
+            name,
+            "0",
+            "energy",
+            provenance,
+            energy_J=100.0,
+            bound_J=1.0,
         )
         for name, provenance in (("gpu", "measured"), ("cpu", "estimated"))
     ]

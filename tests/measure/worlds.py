@@ -179,7 +179,9 @@ def curves(
             about |= {"primary": False, "checks": made[0].sensor.id}
         else:
             values = fault(values, t)
-        made.append(energy.curve(Channel(**about), t, values / about["to_SI"], period_s))
+        made.append(
+            energy.curve(Channel(**about), t, values / about["to_SI"], period_s)
+        )
     return made
 
 

@@ -86,9 +86,7 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
         record.memory_gpu_peak_B == 10**9
         and record.energy_gpu_provenance == "simulated"
     )
-    assert record.energy_gpu_J == pytest.approx(
-        200 * record.training_time_s, rel=0.01
-    )
+    assert record.energy_gpu_J == pytest.approx(200 * record.training_time_s, rel=0.01)
     assert record.idle_power_gpu_ready_W == pytest.approx(200, rel=0.05)
     assert record.power_limit_gpu_W == record.power_limit_gpu_end_W == 200
     assert (tmp_path / "limits").read_text() == "[0, 0, 200000]\n"
