@@ -34,8 +34,6 @@ def show(
     runs_dir: RunsDir = None,
 ) -> int:
     """Show one run: energy, time, error, and whether they are valid."""
-    import msgspec
-
     from energynn import records, texts
     from energynn.launch import command
     from energynn.reading import one_fault
@@ -46,11 +44,11 @@ def show(
             from energynn.analysis import one_run
 
             one_run.save(run_dir, plot)
-        record = msgspec.to_builtins(records.read_record(run_dir))
-        plain = texts.each(record, texts.printable)
-        shown = msgspec.convert(plain, records.Record)
-        lines = [command.report(shown, details, run_dir.parent.parent)]
-    lines += [f"  {text}" for text in (shown.name, shown.note) if text]
+        record = records.read_record(run_dir)
+        lines = [command.report(record, details, run_dir.parent.parent)]
+    lines += [
+        f"  {texts.printable(text)}" for text in (record.name, record.note) if text
+    ]
     lines.append(f"  {run_dir}")
     lines += [f"  wrote {plot}"] if plot else []
     reply(as_json, record, "\n".join(lines))

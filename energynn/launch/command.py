@@ -283,15 +283,20 @@ def report(
     samples = record.samples_in_training
     if record.status == "finished" and 0 < samples < records.FEWEST_SAMPLES:
         lines.append(f"  {_more_samples(record, samples)}")
-    if not details:
-        return "\n".join(lines)
-    for component in (*energy.COMPONENTS, "total"):
-        if getattr(record, f"energy_{component}_J") is not None:
-            lines.append(_energy_line(record, component))
-    metrics = [f"{name}: {value:.6g}" for name, value in record.metrics.items()]
-    lines += [f"  {fact}" for fact in (f"{samples} power samples", *metrics)]
-    lines += [f"  flag: {flag}" for flag in record.flags]
-    return "\n".join(lines)
+    if details:
+        lines += _details(record)
+    return "\n".join(map(texts.printable, lines))
+
+
+def _details(record: records.Record) -> list[str]:
+    components = [*energy.COMPONENTS, "total"]
+    known = [
+        one for one in components if getattr(record, f"energy_{one}_J") is not None
+    ]
+    lines = [_energy_line(record, component) for component in known]
+    lines.append(f"  {record.samples_in_training} power samples")
+    lines += [f"  {name}: {value:.6g}" for name, value in record.metrics.items()]
+    return [*lines, *(f"  flag: {flag}" for flag in record.flags)]
 
 
 def _more_samples(record: records.Record, samples: int) -> str:

@@ -253,18 +253,14 @@ def _idle_W(idle: list[Evidence], when: str) -> dict[str, float]:
 
     It is absent where a sensor has too few readings.
     """
-    entries = []
-    for one in idle:
-        entry = energy.describe(one)
-        if one.readings >= FEWEST_IDLE_SAMPLES:
-            entry.energy_J = one.energy_J
-        entries.append(entry)
-    found = energy.totals(entries, idle[0].length_s)
-    return {
-        f"idle_power_{component}_{when}_W": found[f"mean_power_{component}_W"]
-        for component in COMPONENTS
-        if f"mean_power_{component}_W" in found
-    }
+    watts = {}
+    for component in COMPONENTS:
+        own = [one for one in idle if one.sensor.component == component]
+        own = [one for one in own if one.sensor.primary]
+        if own and min(one.readings for one in own) >= FEWEST_IDLE_SAMPLES:
+            energy_J = sum(one.energy_J for one in own)
+            watts[f"idle_power_{component}_{when}_W"] = energy_J / own[0].length_s
+    return watts
 
 
 def _idle(parts: list[list[Host]]) -> dict[str, float]:

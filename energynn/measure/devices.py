@@ -82,7 +82,10 @@ def differences(parts: list[list]) -> list[str]:
     hosts = [host for part in parts for host in part]
     reasons = []
     for part in parts:
-        for names in (Counter(host.name for host in part), Counter(map(_boot, part))):
+        for names in (
+            Counter(host.name for host in part),
+            Counter(host.boot_id for host in part),
+        ):
             twice = [name for name, count in names.items() if name and count > 1]
             reasons += [
                 f"two samples files of one machine ({name}): its energy counts twice"
@@ -102,10 +105,6 @@ def differences(parts: list[list]) -> list[str]:
                 text = f"{where} has {number} {component} sensors, another start or host {most}"
                 reasons.append(text)
     return [refusal("D", text) for text in dict.fromkeys(reasons)]
-
-
-def _boot(host) -> str:
-    return host.boot_id
 
 
 def _number(host, component: str) -> float:

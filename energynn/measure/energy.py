@@ -339,12 +339,6 @@ def _are_one(one: Evidence, other: Evidence) -> bool:
 # ------------------------------------------------------------------------------------------- sums
 
 
-def describe(one: Evidence) -> SensorEnergy:
-    """Describe a sensor with its coverage of a window, as yet without an energy."""
-    facts = msgspec.structs.asdict(one.sensor)
-    return SensorEnergy(**facts, samples=one.readings, coverage=one.coverage)
-
-
 def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[SensorEnergy]:
     """Describe each sensor with its coverage and, if its readings can be true, its energy in J.
 
@@ -352,7 +346,8 @@ def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[SensorEner
     """
     described = []
     for one in found:
-        entry = describe(one)
+        facts = msgspec.structs.asdict(one.sensor)
+        entry = SensorEnergy(**facts, samples=one.readings, coverage=one.coverage)
         if one.limit_end_W:
             entry.notes = entry.notes | {"limit_end_W": one.limit_end_W}
         if np.isfinite(one.energy_J) and not any(impossible(one, limits)):

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -46,10 +45,6 @@ class Sensor(Channel, kw_only=True):
     @property
     def is_zone(self) -> bool:
         return self.kind == "energy" and self.component != "gpu"
-
-    def describe(self) -> Channel:
-        """Give everything but what reads, for the header of the samples file."""
-        return msgspec.convert(self, Channel, from_attributes=True)
 
 
 @dataclass
@@ -288,7 +283,7 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
         inventory.sensors += _sensors_of_gpu(pynvml, index, notes[index])
 
 
-def list_gpus() -> tuple[ModuleType, list[dict[str, Any]]]:
+def list_gpus():
     """Start NVML; return it with what each GPU tells of itself, as far as it does."""
     import pynvml
 
@@ -428,10 +423,13 @@ class Sampler:
     def _loop(self) -> None:
         self._watch()
         choose(self.inventory, self.faults)
+        channels = msgspec.convert(
+            self.inventory.sensors, list[Channel], from_attributes=True
+        )
         header = Header(
             socket.gethostname(),
             self.period_s,
-            [sensor.describe() for sensor in self.inventory.sensors],
+            channels,
             kernel.boot_id(),
             kernel.quota_cpus(),
             self.inventory.problems,
@@ -488,9 +486,7 @@ class Sampler:
                     f"does not move: it shows {column[good][0]:.0f}"
                 )
             elif sensor.component == "gpu":
-                one = energy.curve(
-                    sensor.describe(), np.array(times_s), column, self.period_s
-                )
+                one = energy.curve(sensor, np.array(times_s), column, self.period_s)
                 watts[sensor.id] = np.ptp(one.energy_J) / np.ptp(one.t_s)
         count_modules_once(self.inventory, watts)
 

@@ -76,9 +76,9 @@ def test_counters_of_0_8_are_differenced_over_their_wrap_around(tmp_path):
     assert samples.header.period_s == 1.0
     assert samples.t_ns[:2].tolist() == [0, 10**9]
     cpu, gpu, ram = samples.header.sensors
-    assert (cpu["kind"], cpu["wraps_at"], cpu["to_SI"]) == ("energy", RANGE_UJ, 1e-6)
-    assert (gpu["kind"], gpu["wraps_at"], gpu["to_SI"]) == ("power", None, 1e-3)
-    assert {sensor["provenance"] for sensor in (cpu, ram, gpu)} == {"measured"}
+    assert (cpu.kind, cpu.wraps_at, cpu.to_SI) == ("energy", RANGE_UJ, 1e-6)
+    assert (gpu.kind, gpu.wraps_at, gpu.to_SI) == ("power", None, 1e-3)
+    assert {sensor.provenance for sensor in (cpu, ram, gpu)} == {"measured"}
     raw = json.loads((folder / "samples-a.jsonl").read_text().splitlines()[1])["v"][0]
     assert raw == RANGE_UJ - 500_000_000, "raw readings, to the last digit"
 
