@@ -1,14 +1,21 @@
 """energynn: what does it cost, in energy, time and accuracy, to train on more GPUs?"""
 
-import importlib
+from typing import TYPE_CHECKING
 
+__all__ = ["Window", "compare", "load", "table", "trace", "window"]
 __version__ = "0.2.0"
-# The Python interface; each is imported when it is first used.
-_PLACES = {name: "energynn.interface" for name in ("load", "table", "trace", "compare")}
-_PLACES |= {name: "energynn.measure.window" for name in ("window", "Window")}
 
+if TYPE_CHECKING:
+    from energynn.interface import compare, load, table, trace
+    from energynn.measure.window import Window, window
+else:
 
-def __getattr__(name: str):
-    if name not in _PLACES:
-        raise AttributeError(f"module 'energynn' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    def __getattr__(name):
+        """Import a name of the Python interface when it is first used."""
+        if name not in __all__:
+            raise AttributeError(f"module 'energynn' has no attribute {name!r}")
+        if name in ("Window", "window"):
+            from energynn.measure import window as place
+        else:
+            from energynn import interface as place
+        return getattr(place, name)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -30,6 +32,7 @@ SHORT = {
     "energy_total_provenance": "energy_provenance",
     "mean_power_total_W": "power_W",
 }
+WITHOUT_RECORD = {"valid": False, "why": "no record; `energynn status` says why"}
 # of a record, in a table of runs
 COLUMNS = [
     "started_at",
@@ -83,7 +86,7 @@ def load(runs_dir: str | Path = "") -> xr.Dataset:
     texts = table.select_dtypes(exclude="number").columns
     table[texts] = table[texts].fillna("")
     runs = xr.Dataset.from_dataframe(table)
-    for name in runs:
+    for name in map(str, runs):
         unit = name.removesuffix("_std").rsplit("_", 1)[-1]
         runs[name].attrs["units"] = UNITS.get(unit, "1")
     excluded = long.attrs["excluded"] + others.attrs["excluded"]
@@ -101,26 +104,26 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
         >>> list(runs.columns[:5])
         ['started_at', 'name', 'command', 'run_id', 'workload']
     """
-    made = {}
-    for folder in records.run_dirs(Path(runs_dir or default_runs_dir())):
-        without = {"run_id": folder.name, "valid": False}
-        without["status_reason"] = "no record; `energynn status` says why"
-        made[folder] = records.read(folder) or without
+    folders = records.run_dirs(Path(runs_dir or default_runs_dir()))
+    made = {folder: record for folder in folders if (record := records.read(folder))}
+    rows = {folder: {"run_id": folder.name} | WITHOUT_RECORD for folder in folders}
+    rows |= {folder: _row(record) for folder, record in made.items()}
     for copy in records.copies(made):
-        del made[copy]
-    runs = _tabulate([*made.values()]).rename(columns=SHORT)
+        del rows[copy]
+    runs = _tabulate([*rows.values()]).rename(columns=SHORT)
     return runs.sort_values("started_at", ascending=False, ignore_index=True)
 
 
-def _tabulate(found: list[dict]) -> pd.DataFrame:
-    """Give each record a row."""
-    rows = []
-    for record in found:
-        command = record.get("config", {}).get("command")
-        rows.append(record | {"why": records.reason(record), "command": command})
+def _row(record: records.Record) -> dict[str, Any]:
+    told = {"why": records.reason(record), "command": record.config.get("command")}
+    return msgspec.to_builtins(record) | told
+
+
+def _tabulate(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Make a table of what was said of each run."""
     runs = pd.DataFrame(rows, columns=COLUMNS)
     for part in ("metrics", "config"):
-        more = pd.DataFrame([record.get(part, {}) for record in found])
+        more = pd.DataFrame([row.get(part, {}) for row in rows])
         texts = more.astype(str).where(more.notna())
         differs = texts.nunique() > (part == "config")
         is_new = ~more.columns.isin(runs)
@@ -191,16 +194,16 @@ def compare(*runs: str | Path) -> pd.DataFrame:
     not in them, and estimates have none. Raises ValueError for fewer than two runs.
     """
     found = [records.read_record(records.find(run, default_runs_dir())) for run in runs]
-    if len({record["run_id"] for record in found}) < max(2, len(runs)):
+    if len({record.run_id for record in found}) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
-    table = _tabulate(found).set_index("run_id").T
+    table = _tabulate(list(map(_row, found))).set_index("run_id").T
     table = table.drop(["started_at", "energy_total_systematic_J"])
     if table.loc["command"].notna().any():
-        configs = [record["config"] for record in found]
+        configs = [record.config for record in found]
         table.loc["command"] = [records.differing(one, configs) for one in configs]
     numbers = table.drop("valid").apply(pd.to_numeric, errors="coerce").iloc[:, [0, -1]]
     table["ratio"] = numbers.iloc[:, 1] / numbers.iloc[:, 0].replace(0, np.nan)
-    if "estimated" not in table.loc["energy_total_provenance"].tolist():
+    if "estimated" not in {*table.loc["energy_total_provenance"]}:
         ratio = table.loc["energy_total_J", "ratio"]
         bounds = numbers.loc["energy_total_bound_J"] / numbers.loc["energy_total_J"]
         half = ratio * bounds.sum(skipna=False)

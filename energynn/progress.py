@@ -41,23 +41,23 @@ def energy_words(energy_Wh: float) -> str:
     return f"{three_digits:,.12g} {unit}"
 
 
-def sentence(record: dict) -> str:
+def sentence(record) -> str:
     """What a run took, how sure that is, in which time, and how well it learned."""
-    parts = [f"in {record.get('training_time_s', 0.0):.3g} s"]
-    if energy_J := record.get("energy_total_J"):
+    parts = [f"in {record.training_time_s or 0.0:.3g} s"]
+    if energy_J := record.energy_total_J:
         # a record of before has a statistical interval in place of the bound
-        wrong_J = record.get("energy_total_bound_J", 0.0)
-        percent = 100 * (wrong_J + record["energy_total_systematic_J"]) / energy_J
+        wrong_J = record.energy_total_bound_J or 0.0
+        percent = 100 * (wrong_J + record.energy_total_systematic_J) / energy_J
         sure = f"good to within {percent:.{0 if percent >= 1 else 2}f} %"
         parts[:0] = [
             energy_words(energy_J / 3600),
-            record["energy_total_provenance"],
+            record.energy_total_provenance,
             sure,
         ]
-    metrics = [each for each in record["metrics"].items() if isinstance(each[1], float)]
+    metrics = [each for each in record.metrics.items() if isinstance(each[1], float)]
     for name, value in metrics[:1]:
         share = f"{1 - value:.0%} of the images right"
-        if classes := CLASSES.get(record.get("config", {}).get("dataset")):
+        if classes := CLASSES.get(record.config.get("dataset")):
             share += f" (chance {100 / classes:.3g}%)"
         parts.append(share if name == "top1_error" else f"{name} {value:.4g}")
     return ", ".join(parts)

@@ -7,62 +7,38 @@ import re
 import reprlib
 import signal
 import time
-import tomllib
 from collections import Counter
 from collections.abc import Collection
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-import msgspec
+from msgspec import Meta, Struct, convert, to_builtins
 
 from energynn import config as configuration
 from energynn import texts
-from energynn.files import PACKAGE, force, is_locked, lock, sha256, utc_now, write_json
+from energynn.files import force, is_locked, lock, sha256, utc_now, write_json
 from energynn.launchers import WITHOUT_PERUN
-from energynn.measure import energy
-from energynn.measure.account import account
+from energynn.measure import energy, machine
+from energynn.measure.account import Segment, account
 from energynn.measure.perun_adapter import read_results
 from energynn.measure.samples import events_of_kind, events_of_segments
 from energynn.reading import json_table, one_fault
 
-SCHEMA = "energynn-record/3"
-# of the earlier ones no number is derived again
-READABLE = ("energynn-record/2", SCHEMA)
+SCHEMA = "energynn-record/3"  # of the earlier one no number is derived again
 # MLPerf's power rules ask for as many before a result counts as measured
 FEWEST_SAMPLES = 60
 
-_ROWS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
-FIELDS = {}
-for _name, _facts in _ROWS.items():
-    _parts = (*energy.COMPONENTS, "total") if "*" in _name else [""]
-    FIELDS |= {_name.replace("*", part): _facts for part in _parts}
-ALWAYS = tuple(name for name, facts in FIELDS.items() if facts.get("required"))
-FROM_INTENT = tuple(name for name, facts in FIELDS.items() if facts.get("intent"))
-KIND_OF = {name: facts.get("kind", "text") for name, facts in FIELDS.items()}
 UTC = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z\Z"
-KINDS = {
-    "number": int | float,
-    "text": str,
-    "time": Annotated[str, msgspec.Meta(pattern=UTC)],
-    "schema": Literal[READABLE],
-    "status": Literal["finished", "failed", "killed", "interrupted"],
-    "flag": bool,
-    "table": dict,
-    "tables": list[dict],
-    "texts": list[str],
-}
-# of those whose parts others read
-PARTS = {
-    "sensors": list[
-        msgspec.defstruct(
-            "Sensor",
-            [("id", str), ("component", str), ("primary", bool), ("notes", dict)],
-        )
-    ],
-    "files": dict[str, dict],
-}
-GIVEN = {"schema", "status", "status_reason", "ended_at", "files", "record_sha256"}
+# of a record's fields, those that the files of the run do not tell
+GIVEN = (
+    "schema",
+    "status",
+    "status_reason",
+    "ended_at",
+    "files",
+    "record_sha256",
+)
 # Files and folders of a run that the record is not derived from: the notebook is a view of the run,
 # the log of a batch job grows after the record, checkpoints are of use until the training ends.
 NO_RAW_FILES = {"record.json", "notebook.ipynb", "job", "checkpoint"}
@@ -82,36 +58,126 @@ NO_TRAINING = ("command", "perun import")  # workloads without a trainer
 START_LOCK = ".start"  # held from before there is a run.json to the end of the run
 
 
-def _struct(name: str, fields: Collection[str]) -> type[msgspec.Struct]:
-    """Make the type of a JSON object with these fields of a record."""
-    members = []
-    for field in fields:
-        default = [] if field in ALWAYS else [None]
-        kind = PARTS.get(field, KINDS[KIND_OF[field]])
-        members.append((field, kind, *default))
-    return msgspec.defstruct(name, members, kw_only=True)
+# None: not known
+Quantity: TypeAlias = float | None
+Count: TypeAlias = int | None
 
 
-Record, Intent = _struct("Record", FIELDS), _struct("Intent", FROM_INTENT)
+class Intent(Struct, kw_only=True, omit_defaults=True):
+    """What is known of a run before it begins; record_fields.toml says what each field means."""
+
+    run_id: str
+    name: str = ""
+    note: str = ""
+    workload: str
+    system: str
+    started_at: str
+    config: dict[str, Any]
+    config_digest: str = ""
+    data_digest: str = ""
+    device_kind: str = ""
+    device_name: str = ""
+    devices: int
+    launcher: str = ""
+    thresholds: dict[str, float] = {}
+    left_out: list[str] = []
+    method: str = ""
+    versions: dict[str, Any] = {}
+    machine: dict[str, Any]
+    job: dict[str, Any] = {}
+    git_commit: str = ""
+    git_dirty: bool | None = None
+
+
+class Record(Intent, kw_only=True):
+    """What is known of a run at its end; what is not has its default, and is not in the file."""
+
+    schema: Literal["energynn-record/2", "energynn-record/3"]
+    status: Literal["finished", "failed", "killed", "interrupted"]
+    status_reason: str
+    valid: bool
+    invalid_reasons: list[str]
+    ended_at: Annotated[str, Meta(pattern=UTC)]
+    nodes: Count = None
+    sockets: Count = None
+    dataset_samples: Count = None
+    samples_trained: Count = None
+    samples_evaluated: Count = None
+    images_skipped: Count = None
+    optimizer_steps: Count = None
+    forward_backward_passes: Count = None
+    memory_gpu_peak_B: Count = None
+    power_limit_gpu_W: Quantity = None
+    power_limit_gpu_end_W: Quantity = None
+    training_time_s: Quantity = None
+    perun_time_s: Quantity = None
+    device_hours_training: Quantity = None
+    device_hours_perun: Quantity = None
+    energy_gpu_J: Quantity = None
+    energy_cpu_J: Quantity = None
+    energy_ram_J: Quantity = None
+    energy_total_J: Quantity = None
+    energy_gpu_provenance: str = ""
+    energy_cpu_provenance: str = ""
+    energy_ram_provenance: str = ""
+    energy_total_provenance: str = ""
+    energy_gpu_bound_J: Quantity = None
+    energy_cpu_bound_J: Quantity = None
+    energy_ram_bound_J: Quantity = None
+    energy_total_bound_J: Quantity = None
+    energy_gpu_systematic_J: Quantity = None
+    energy_cpu_systematic_J: Quantity = None
+    energy_ram_systematic_J: Quantity = None
+    energy_total_systematic_J: Quantity = None
+    idle_power_gpu_before_W: Quantity = None
+    idle_power_cpu_before_W: Quantity = None
+    idle_power_ram_before_W: Quantity = None
+    idle_power_gpu_after_W: Quantity = None
+    idle_power_cpu_after_W: Quantity = None
+    idle_power_ram_after_W: Quantity = None
+    idle_power_gpu_ready_W: Quantity = None
+    idle_power_cpu_ready_W: Quantity = None
+    idle_power_ram_ready_W: Quantity = None
+    energy_phases: list[dict[str, Any]] = []
+    energy_perun_gpu_J: Quantity = None
+    energy_perun_cpu_J: Quantity = None
+    energy_perun_ram_J: Quantity = None
+    energy_perun_total_J: Quantity = None
+    mean_power_gpu_W: Quantity = None
+    mean_power_cpu_W: Quantity = None
+    mean_power_ram_W: Quantity = None
+    mean_power_total_W: Quantity = None
+    sampling_period_s: Quantity = None
+    samples_in_training: int = 0
+    coverage: Quantity = None
+    doubts: list[str] = []
+    flags: list[str] = []
+    sensors: list[energy.SensorEnergy]
+    metrics: dict[str, Any]
+    history: list[dict[str, Any]]
+    segments: list[Segment]
+    exit_status: Count = None
+    files: dict[str, dict[str, Any]]
+    record_sha256: str = ""
 
 
 # --------------------------------------------------------------------------------------- deriving
 
 
-def derive(
-    run_dir: Path, intent: dict, status: str, trusted: Collection[str] = ()
-) -> dict:
+def derive(run_dir: Path, given: dict, trusted: Collection[str] = ()) -> Record:
     """Derive times, counts, energies, metrics, phases and validity of a run from its raw files.
 
-    Works on the remains of a dead run too: what cannot be known is absent. trusted: files of perun
-    that were read before, which HDF5 can be expected to read to the end.
+    Works on the remains of a dead run too: what cannot be known is absent. given: fields that the
+    files do not tell. trusted: files of perun that were read before, which HDF5 can be expected to
+    read to the end.
     """
+    intent = read_intent(run_dir)
     by_segment = events_of_segments(run_dir)
     events = list(chain.from_iterable(by_segment.values()))
     history = _history(events)
-    accounts = account(by_segment, intent.get("thresholds"))
-    result = {name: intent[name] for name in FROM_INTENT if name in intent}
-    result |= {"status": status, "history": history, "metrics": {}, **accounts}
+    result = {name: intent[name] for name in Intent.__struct_fields__ if name in intent}
+    result |= given | account(by_segment, intent.get("thresholds", {}))
+    result |= {"history": history, "metrics": {}, "valid": False, "invalid_reasons": []}
     result |= _counts(events, history)
     ends = events_of_kind(events, "training_end")
     if ends:
@@ -121,10 +187,10 @@ def derive(
         last = events_of_kind(list(by_segment.values())[-1], "training_end")
         statuses = [shell_status(end["exit_status"]) for end in last]
         result["exit_status"] = max(statuses, default=128 + signal.SIGKILL)
-    used = [each for each in result["sensors"] if each["primary"]]
-    gpus = [each["notes"] for each in used if each["component"] == "gpu"]
+    used = [sensor for sensor in result["sensors"] if sensor.primary]
+    gpus = [sensor for sensor in used if sensor.component == "gpu"]
     for when in ("", "_end"):
-        limits_W = [notes.get(f"limit{when}_W") for notes in gpus]
+        limits_W = [gpu.notes.get(f"limit{when}_W") for gpu in gpus]
         if any(limits_W):
             result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
     for event in events_of_kind(events, "outlived"):
@@ -136,9 +202,11 @@ def derive(
         if f"{name}_time_s" in result:
             hours = result[f"{name}_time_s"] / energy.SECOND_PER_HOUR
             result[f"device_hours_{name}"] = intent["devices"] * hours
-    result["invalid_reasons"] = reasons_against(result)
-    result["valid"] = not result["invalid_reasons"]
-    return texts.each(result, texts.unicode)
+    plain = to_builtins(result, enc_hook=float)  # of numpy's numbers
+    record = convert(texts.each(plain, texts.unicode), Record)
+    record.invalid_reasons = reasons_against(record)
+    record.valid = not record.invalid_reasons
+    return record
 
 
 def _history(events: list[dict]) -> list[dict]:
@@ -165,7 +233,7 @@ def _counts(events: list[dict], history: list[dict]) -> dict:
 
 def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -> None:
     """Add up what perun's files say, and flag each file that cannot be read."""
-    sums = Counter()
+    sums: Counter[str] = Counter()
     for path in [
         path for each in folders for path in sorted(each.glob("perun/*.hdf5"))
     ]:
@@ -192,50 +260,54 @@ def shell_status(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def reasons_against(record: dict) -> list[str]:
+def reasons_against(record: Record) -> list[str]:
     """Say why a run may not be used as evidence; empty for a valid one."""
     reasons = []
-    if record["status"] != "finished":
-        reasons.append(f"the run is {record['status']}")
-    if "energy_total_J" not in record:
+    if record.status != "finished":
+        reasons.append(f"the run is {record.status}")
+    if record.energy_total_J is None:
         reasons.append("no component has an energy")
-    samples = record.get("samples_in_training", 0)
+    samples = record.samples_in_training
     if samples < FEWEST_SAMPLES:
         reasons.append(
             f"{samples} power samples in the training, {FEWEST_SAMPLES} needed"
         )
-    reasons += record.get("doubts", [])
-    if not record.get("job", {}).get("is_exclusive", True):
+    reasons += record.doubts
+    if not record.job.get("is_exclusive", True):
         reasons.append("other jobs could use its nodes; give sbatch --exclusive")
-    if record["workload"] in NO_TRAINING:
+    if record.workload in NO_TRAINING:
         return reasons
-    if "perun_time_s" not in record and record.get("launcher") not in WITHOUT_PERUN:
+    if record.perun_time_s is None and record.launcher not in WITHOUT_PERUN:
         reasons.append("perun's HDF5 is missing or cannot be read")
-    for name, value in record["metrics"].items():
+    for name, value in record.metrics.items():
         if not (isinstance(value, int | float) and math.isfinite(value)):
             reasons.append(f"metric {name} is not a number")
-    batch = record["config"]["global_batch_size"]
-    if record.get("samples_trained") != record.get("optimizer_steps", -1) * batch:
+    samples_of_step = record.config["global_batch_size"]
+    steps = record.optimizer_steps
+    if steps is None or record.samples_trained != steps * samples_of_step:
         reasons.append(
             "samples_trained is not optimizer_steps x devices x local batch size"
         )
     return reasons
 
 
-def build(run_dir: Path, status: str, reason: str) -> dict:
+def build(run_dir: Path, status: str, reason: str) -> Record:
     """Derive the record of a run whose processes have ended, and write it to record.json."""
-    record = {"schema": SCHEMA, "status_reason": reason, "ended_at": utc_now()}
-    record |= derive(run_dir, read_intent(run_dir), status)
-    record["files"] = hash_files(run_dir)
-    for name in record["files"]:
+    given: dict[str, Any] = {
+        "schema": SCHEMA,
+        "status": status,
+        "status_reason": reason,
+    }
+    given |= {"ended_at": utc_now(), "files": hash_files(run_dir)}
+    record = derive(run_dir, given)
+    for name in record.files:
         force(run_dir / name)  # a record never promises what the disk has not got
-    record = {name: record[name] for name in FIELDS if name in record}
-    record["record_sha256"] = configuration.digest(record)
-    write_json(run_dir / "record.json", record)
+    record.record_sha256 = configuration.digest(to_builtins(record))
+    write_json(run_dir / "record.json", to_builtins(record))
     return record
 
 
-def hash_files(run_dir: Path) -> dict:
+def hash_files(run_dir: Path) -> dict[str, dict[str, Any]]:
     """Return size and SHA-256 of a run's raw files, by their path within the run."""
     files = {}
     for path in sorted(run_dir.rglob("*")):
@@ -284,9 +356,10 @@ def known_runs(runs_dir: Path) -> dict[Path, str]:
     """
     called = {}
     for path in [*runs_dir.glob("*/*/run.json"), *runs_dir.glob("*/*/job")]:
-        facts = {"started_at": "", "name": ""} | intended(path.parent)
-        place = path.parent.relative_to(runs_dir)
-        called[path.parent] = "{started_at} {place} {name}".format(place=place, **facts)
+        facts = intended(path.parent)
+        place = f"{path.parent.relative_to(runs_dir)}"
+        words = facts.get("started_at", ""), place, facts.get("name", "")
+        called[path.parent] = " ".join(words)
     return dict(sorted(called.items(), key=lambda item: item[1]))
 
 
@@ -335,63 +408,63 @@ def differing(config: dict, others: list[dict]) -> str:
     return "; ".join(each for each in mine if each not in shared)
 
 
-def read_record(run_dir: Path) -> dict:
+def read_record(run_dir: Path) -> Record:
     """Read a record. Raises ValueError where a field is missing or of another type."""
-    return _read(run_dir / "record.json", Record)
+    values = json_table(run_dir / "record.json")
+    with one_fault("record.json"):
+        return convert(values, Record)
 
 
-def read_intent(run_dir: Path) -> dict:
+def read_intent(run_dir: Path) -> dict[str, Any]:
     """Read run.json. Raises ValueError where a field is missing or of another type."""
-    return _read(run_dir / "run.json", Intent)
-
-
-def _read(path: Path, kind: type[msgspec.Struct]) -> dict:
-    values = json_table(path)
-    try:
-        msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{path.name}: {error}") from error
+    values = json_table(run_dir / "run.json")
+    with one_fault("run.json"):
+        convert(values, Intent)
     return values
 
 
-def read(run_dir: Path) -> dict:
-    """Read the record of a run; empty if it has none or it cannot be read."""
+def read(run_dir: Path) -> Record | None:
+    """Read the record of a run; None if it has none or it cannot be read."""
     try:
         return read_record(run_dir)
     except (OSError, ValueError):
-        return {}
+        return None
 
 
-def reason(record: dict) -> str:
-    """Say why a run did not finish, or is not valid; empty for a valid one."""
-    return record.get("status_reason") or "; ".join(record.get("invalid_reasons", []))
+def reason(record: Record | None) -> str:
+    """Say why a run did not finish, or is not valid; empty for a valid one, and for none."""
+    if record is None:
+        return ""
+    return record.status_reason or "; ".join(record.invalid_reasons)
 
 
 def is_made(run_dir: Path) -> bool:
     """Tell whether a run has a valid record, of a run that somebody made."""
-    return is_evidence(read(run_dir))
+    record = read(run_dir)
+    return record is not None and is_evidence(record)
 
 
-def is_evidence(record: dict) -> bool:
+def is_evidence(record: Record) -> bool:
     """Tell whether a record is valid, and not simulated."""
-    return record.get("valid", False) and record.get("launcher") != "simulated"
+    return record.valid and record.launcher != "simulated"
 
 
-def read_all(runs_dir: Path) -> list[dict]:
+def read_all(runs_dir: Path) -> list[Record]:
     """Read the records below a folder that can be read; of copies of a run the first alone."""
     found = _read_folders(runs_dir)
     again = copies(found)
     return [record for folder, record in found.items() if folder not in again]
 
 
-def _read_folders(runs_dir: Path) -> dict[Path, dict]:
-    found = {folder: read(folder) for folder in run_dirs(Path(runs_dir))}
-    return {folder: record for folder, record in found.items() if record}
+def _read_folders(runs_dir: Path) -> dict[Path, Record]:
+    found = ((folder, read(folder)) for folder in run_dirs(runs_dir))
+    return {folder: record for folder, record in found if record}
 
 
-def copies(found: dict[Path, dict]) -> dict[Path, Path]:
+def copies(found: dict[Path, Record]) -> dict[Path, Path]:
     """Return the folder of each run that is a copy of one before, and that one's."""
-    first, again = {}, {}
+    first: dict[str, Path] = {}
+    again: dict[Path, Path] = {}
     for folder, record in found.items():
         for mark in measured(record):
             if (other := first.setdefault(mark, folder)) != folder:
@@ -399,16 +472,34 @@ def copies(found: dict[Path, dict]) -> dict[Path, Path]:
     return again
 
 
-def measured(record: dict) -> set[str]:
+def measured(record: Record) -> set[str]:
     """What no two runs share, whatever they are called: files of samples, and time with energy."""
-    files = record.get("files", {})
+    files = record.files
     # of runs that were killed before they had a sample, the files are empty alike
     held = [name for name in files if "samples-" in name and files[name].get("bytes")]
     marks = {f"{files[name]}" for name in held}
-    took = [record.get(name, 0.0) for name in ("training_time_s", "energy_total_J")]
-    if record.get("launcher") == "simulated" or not marks:
+    took = record.training_time_s, record.energy_total_J
+    if record.launcher == "simulated" or not marks:
         return set()
     return marks | {"{:.9g} s, {:.9g} J".format(*took)} if all(took) else marks
+
+
+def remarks(record: Record, runs_dir: Path | None = None) -> list[str]:
+    """Say by what thresholds of its own a record was judged, what it leaves out, and remedies."""
+    own = record.thresholds
+    lines = [
+        f"judged by {name} = {own[name]}, usual is {usual}"
+        for name, usual in energy.THRESHOLDS.items()
+        if own.get(name, usual) != usual
+    ]
+    lines += [f"left out by system.toml: {name}" for name in record.left_out]
+    used = [sensor.notes for sensor in record.sensors if sensor.primary]
+    ways = {notes["measured_by"] for notes in used if "measured_by" in notes}
+    lines += [f"CPU: estimated; to have it measured, {way}" for way in sorted(ways)]
+    path = machine.system_file(runs_dir, record.system)
+    # what perun has measured cannot be measured again
+    doubts = record.doubts if record.system != "imported" else []
+    return lines + machine.remedy(doubts, path)
 
 
 def hold(run_dir: Path, name: str = "run.json"):
@@ -448,14 +539,14 @@ def check(runs_dir: Path) -> list[str]:
 
 def check_record(run_dir: Path) -> list[str]:
     """Derive every number of a record again from the raw files, and say what differs."""
-    record, intent = read_record(run_dir), read_intent(run_dir)
+    record = read_record(run_dir)
     faults = []
-    content = {name: value for name, value in record.items() if name != "record_sha256"}
-    if record["record_sha256"] != configuration.digest(content):
+    content = json_table(run_dir / "record.json")
+    if content.pop("record_sha256", "") != configuration.digest(content):
         faults.append(
             "record.json was changed after it was written (record_sha256 differs)"
         )
-    files, present = record["files"], hash_files(run_dir)
+    files, present = record.files, hash_files(run_dir)
     damaged = [
         f"{name}: differs from the record's list of files"
         for name in files | present
@@ -463,23 +554,25 @@ def check_record(run_dir: Path) -> list[str]:
     ]
     if damaged:
         return [*faults, *damaged, "its numbers were not derived again"]
-    if record["schema"] != SCHEMA:
+    if record.schema != SCHEMA:
         return faults
-    return faults + _check_numbers(record, run_dir, intent)
+    return faults + _check_numbers(record, run_dir)
 
 
-def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
+def _check_numbers(record: Record, run_dir: Path) -> list[str]:
     """Compare fields with what run.json and the other raw files give."""
-    unread = {flag.partition(": ")[0] for flag in record["flags"]}
-    derived = derive(run_dir, intent, record["status"], record["files"].keys() - unread)
+    unread = {flag.partition(": ")[0] for flag in record.flags}
+    told = to_builtins(record)
+    given = {name: told[name] for name in GIVEN if name in told}
+    derived = to_builtins(derive(run_dir, given, record.files.keys() - unread))
     faults = []
-    if record["workload"] != record["config"].get("workload", record["workload"]):
+    if record.workload != record.config.get("workload", record.workload):
         faults.append("config.workload: is another than workload")
-    if record["status"] == "finished" and record["status_reason"]:
+    if record.status == "finished" and record.status_reason:
         faults.append("status_reason: a finished run needs none")
-    for name in FIELDS:
-        old, new = record.get(name), derived.get(name)
-        if name not in GIVEN and not same(old, new):
+    for name in told | derived:
+        old, new = told.get(name), derived.get(name)
+        if not same(old, new):
             faults.append(
                 f"{name}: is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}"
             )
@@ -514,7 +607,7 @@ def is_dead(run_dir: Path) -> bool:
 
 def recover_one(folder: Path) -> str:
     """Write the record of a run whose launcher died; returns a line, also where it cannot be."""
-    lines = []
+    lines: list[str] = []
     # one folder that cannot be read must not cost the others
     with one_fault(
         f"{folder.name}: cannot be recovered, mend this or move it elsewhere", lines

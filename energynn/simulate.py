@@ -13,8 +13,7 @@ from energynn.files import utc_now, write_json
 from energynn.forecast import predict
 from energynn.forecast.fit import Fit
 from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
-from energynn.measure.samples import write_host
-from energynn.measure.sensors import Sensor
+from energynn.measure.samples import Channel, write_host
 
 METHOD = (
     "Nobody made this run: its time and powers are those of a model, with its scatter."
@@ -48,9 +47,7 @@ def _write(fit: Fit, run: RunConfig, out: Path) -> Path:
     times_s = np.linspace(0, time_s, READINGS_OF_A_RUN)
     times_ns = (BEGIN_NS + 1e9 * times_s).astype(int).tolist()
     sensors = [
-        Sensor(
-            f"{part}_simulated", part, "all", "energy", "simulated", float
-        ).describe()
+        Channel(f"{part}_simulated", part, "all", "energy", "simulated")
         for part in powers_W.index
     ]
     counts = _counts(fit, run)

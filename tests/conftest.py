@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -99,19 +100,31 @@ def pytest_unconfigure(config):
 
 def minimal_record(**fields) -> dict:
     """A record with every field that each must have, empty but for those given."""
-    empty = {
-        "text": "",
-        "time": "2026-01-01T00:00:00Z",
-        "status": "finished",
-        "schema": records.SCHEMA,
-        "number": 0,
-        "flag": False,
-        "table": {},
-        "tables": [],
-        "texts": [],
-    }
-    record = {name: empty[records.KIND_OF[name]] for name in records.ALWAYS}
-    return record | fields
+    record = records.Record(
+        schema=records.SCHEMA,
+        run_id="",
+        workload="",
+        system="",
+        status="finished",
+        status_reason="",
+        valid=False,
+        invalid_reasons=[],
+        started_at="",
+        ended_at="2026-01-01T00:00:00Z",
+        config={},
+        devices=0,
+        sensors=[],
+        metrics={},
+        history=[],
+        segments=[],
+        machine={},
+        files={},
+    )
+    return msgspec.to_builtins(record) | fields
+
+
+def read_as_record(fields: dict) -> records.Record:
+    return msgspec.convert(fields, records.Record)
 
 
 def write_perun_hdf5(path, watts, seconds):

@@ -65,7 +65,7 @@ def write_training(folder, begin_s, end_s, rank=0, host="h", **told):
 
 def judged(folder, thresholds=None):
     """Account for a run."""
-    return account(events_of_segments(folder), thresholds)
+    return account(events_of_segments(folder), thresholds or {})
 
 
 def letters(found):

@@ -99,7 +99,7 @@ def follow(tmp_path, monkeypatch):
             assert done.returncode == 0, done.stdout + done.stderr
         (run_dir,) = records.run_dirs(tmp_path / "runs")
         record = records.read(run_dir)
-        assert record["valid"], record["invalid_reasons"]
+        assert record.valid, record.invalid_reasons
         assert records.check(tmp_path / "runs") == []
         return record
 
@@ -114,10 +114,10 @@ def test_the_example_learns_the_line_and_leaves_a_valid_record(tmp_path, follow)
     x = np.linspace(-1, 1, 1000)
     np.savetxt(data / "points.csv", np.column_stack([x, 3 * x]), delimiter=",")
     record = follow(r"my-points|straight_line")
-    assert record["metrics"]["slope"] == pytest.approx(3, abs=0.01)
-    epochs = record["config"]["epochs"]
-    assert len(record["history"]) == epochs
-    assert record["optimizer_steps"] * 20 == epochs * 1000
+    assert record.metrics["slope"] == pytest.approx(3, abs=0.01)
+    epochs = record.config["epochs"]
+    assert len(record.history) == epochs
+    assert record.optimizer_steps * 20 == epochs * 1000
     runs = results.load(tmp_path / "runs")
     assert not runs.attrs["excluded"] and {*runs["workload"]} == {"straight_line"}
 
@@ -135,8 +135,8 @@ def test_resnet50_trains_on_ones_own_images(tmp_path, follow):
     build.mkdir(parents=True)
     os.symlink(images, build / "my-images")
     record = follow("my-images")
-    assert record["config"]["dataset"] == "my-images"
-    assert record["dataset_samples"] == 400 and "top1_error" in record["metrics"]
+    assert record.config["dataset"] == "my-images"
+    assert record.dataset_samples == 400 and "top1_error" in record.metrics
 
 
 @pytest.mark.slow
@@ -160,11 +160,11 @@ def test_minutes_of_an_imagined_gpu_are_records_with_its_power(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     made = [records.read(folder) for folder in records.run_dirs(tmp_path)]
-    kinds = [record["config"]["kind"] for record in made]
+    kinds = [record.config["kind"] for record in made]
     assert Counter(kinds) == dict(idle=1, simulated_collective=1, starved=1, work=1)
     for record in made:
-        assert record["valid"], record["invalid_reasons"]
-        assert record["mean_power_gpu_W"] == pytest.approx(300, rel=0.03)
+        assert record.valid, record.invalid_reasons
+        assert record.mean_power_gpu_W == pytest.approx(300, rel=0.03)
     assert records.check(tmp_path) == []
 
 

@@ -14,6 +14,7 @@ import pytest
 import energynn
 from energynn import cli, files, records
 from energynn.files import REPOSITORY
+from energynn.reading import json_table
 from tests import powercap
 from tests.conftest import POWER_W, TRAINING_S, write_run_dir
 
@@ -46,7 +47,7 @@ def test_own_and_published_runs_are_one_table_with_units(two_runs):
 
 def test_a_measured_command_is_in_the_table_as_what_it_is(two_runs, tmp_path):
     folder = two_runs[0]
-    record = records.read(folder)
+    record = json_table(folder / "record.json")
     record |= {
         "workload": "command",
         "run_id": "sleep-1",
@@ -77,7 +78,7 @@ def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):
 def test_two_runs_side_by_side_with_a_ratio_within_the_bounds_of_both(two_runs):
     folders = [folder.name for folder in two_runs]
     for folder, joules in zip(two_runs, (50.0, 100.0), strict=True):
-        record = records.read(folder)
+        record = json_table(folder / "record.json")
         energy = {"energy_total_J": record["energy_total_J"] * joules / 50}
         record |= {"run_id": str(joules), "energy_total_bound_J": joules, **energy}
         files.write_json(folder / "record.json", record)
@@ -135,7 +136,7 @@ def test_own_runs_are_a_table_a_row_each_also_those_that_failed(two_runs, tmp_pa
 def test_a_workload_of_ones_own_stands_beside_the_study(two_runs, tmp_path):
     """On one and two devices it is a series, which has its name; nothing else changes."""
     for folder, devices in zip(two_runs, (1, 2), strict=True):
-        record = records.read(folder)
+        record = json_table(folder / "record.json")
         record |= {"workload": "words", "system": "local", "devices": devices}
         record["config"] |= {"workload": "words", "system": "local", "devices": devices}
         files.write_json(

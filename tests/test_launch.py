@@ -109,16 +109,16 @@ def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_
     assert "s left" in "".join(live), "progress is to be seen while it trains"
     made = only_run(runs_dir)
     record = records.read(made)
-    assert record["valid"], record["invalid_reasons"]
-    assert record["devices"] == 2 and record["samples_in_training"] >= 60
+    assert record.valid, record.invalid_reasons
+    assert record.devices == 2 and record.samples_in_training >= 60
     assert list(made.glob("perun/*.hdf5")) and records.check(made) == []
-    parts = record["energy_phases"]
+    parts = record.energy_phases
     names = {"data_loading", "forward", "backward", "optimizer", "evaluation", "idle"}
     assert {part["phase"] for part in parts} >= names
     assert {part["rank"] for part in parts} == {0, 1, None}
     total_J = sum(part["energy_cpu_J"] for part in parts)
-    assert total_J == pytest.approx(record["energy_cpu_J"], rel=1e-3)
-    assert 0 < record["idle_power_cpu_before_W"]
+    assert total_J == pytest.approx(record.energy_cpu_J, rel=1e-3)
+    assert 0 < record.idle_power_cpu_before_W
     before = (made / "record.json").stat().st_mtime_ns
     assert start.run(config.make(**LONGER), runs_dir) == made
     assert (made / "record.json").stat().st_mtime_ns == before, "not made again"
@@ -160,11 +160,11 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_it(
     assert started.returncode != 0
     records.recover(runs_dir)
     record = records.read(only_run(runs_dir))
-    assert record["status"] == status and words in record["status_reason"]
-    assert not record["valid"] and records.check(runs_dir) == []
+    assert record.status == status and words in record.status_reason
+    assert not record.valid and records.check(runs_dir) == []
     kept = next(pieces(next(only_run(runs_dir).glob("samples-*.jsonl"))))
     assert kept.t_ns[-1] > killed_at - 0.3e9, "samples were lost"
-    assert record["energy_cpu_J"] > 0
+    assert record.energy_cpu_J > 0
 
 
 def role(process, started, ranks):
@@ -227,7 +227,7 @@ def test_a_ctrl_c_while_perun_waits_for_its_sampler_ends_the_run(tmp_path):
     output = started.communicate(timeout=60)[0]
     assert started.returncode == 1, output
     wait_until(lambda: not processes_of(tmp_path), 5)
-    assert records.read(only_run(tmp_path / "runs"))["status"] in ("failed", "killed")
+    assert records.read(only_run(tmp_path / "runs")).status in ("failed", "killed")
 
 
 HANGS = {
@@ -252,7 +252,7 @@ def test_a_rank_that_hangs_is_ended(tmp_path, program, status):
     started = python(tmp_path, TINY, changes + SUPERVISE)
     output = started.communicate(timeout=60)[0]
     assert not processes_of(tmp_path), output
-    assert records.read(only_run(tmp_path))["status"] == status, output
+    assert records.read(only_run(tmp_path)).status == status, output
 
 
 @pytest.mark.slow
@@ -264,8 +264,8 @@ def test_a_sampler_that_died_is_a_gap_and_the_run_is_not_valid(tmp_path):
     process_of(tmp_path, "energynn.measure.sampler_process").kill()
     output = started.communicate(timeout=120)[0]
     record = records.read(only_run(tmp_path))
-    assert record["status"] == "finished" and not record["valid"], output
-    assert record["coverage"] < 0.9 and not processes_of(tmp_path)
+    assert record.status == "finished" and not record.valid, output
+    assert record.coverage < 0.9 and not processes_of(tmp_path)
 
 
 @pytest.mark.slow
@@ -293,8 +293,8 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(
     ended_at = time.monotonic_ns()
     assert not processes_of(tmp_path), output
     record = records.read(only_run(tmp_path))
-    assert record["status"] == "failed" and words in record["status_reason"]
-    assert record["energy_cpu_J"] > 0 and record["history"][-1]["epoch"] == 4
+    assert record.status == "failed" and words in record.status_reason
+    assert record.energy_cpu_J > 0 and record.history[-1]["epoch"] == 4
     kept = next(pieces(next(only_run(tmp_path).glob("samples-*.jsonl"))))
     assert kept.t_ns[-1] > ended_at - 6e9 and records.check(tmp_path) == []
 
@@ -317,20 +317,20 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
         output = started.communicate(timeout=300)[0]
         record = records.read(only_run(runs_dir))
         assert started.returncode == status, output
-        assert ("it can go on" in record["status_reason"]) == (status == 75)
+        assert ("it can go on" in record.status_reason) == (status == 75)
         assert ("goes on after " in output) == (number > 1)
-        assert len(record["segments"]) == number
-        assert record["energy_cpu_J"] > energies_J[-1]
-        energies_J.append(record["energy_cpu_J"])
+        assert len(record.segments) == number
+        assert record.energy_cpu_J > energies_J[-1]
+        energies_J.append(record.energy_cpu_J)
         kept = list(only_run(runs_dir).glob("checkpoint/*.sha256"))
         assert bool(kept) == bool(who), "no checkpoint is lost, and none is left"
         assert list(only_run(runs_dir).glob("perun/*.hdf5")), "perun's data are kept"
-    assert record["valid"] and records.check(runs_dir) == [], record["invalid_reasons"]
-    starts_ns = [part["start_wall_ns"] for part in record["segments"]]
+    assert record.valid and records.check(runs_dir) == [], record.invalid_reasons
+    starts_ns = [part.start_wall_ns for part in record.segments]
     assert starts_ns == sorted(starts_ns)
-    parts_J = [part["energy_total_J"] for part in record["segments"]]
-    assert record["energy_total_J"] == pytest.approx(sum(parts_J))
-    assert [entry["epoch"] for entry in record["history"]] == list(range(1, 41))
+    parts_J = [part.energy_total_J for part in record.segments]
+    assert record.energy_total_J == pytest.approx(sum(parts_J))
+    assert [entry["epoch"] for entry in record.history] == list(range(1, 41))
     assert not (only_run(runs_dir) / "checkpoint").exists()
 
 
@@ -399,9 +399,9 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
     done = energynn(*words, env=os.environ | {"PYTHONPATH": path})
     said = done.stdout[-3000:] + done.stderr[-3000:]
     found = map(records.read, records.run_dirs(tmp_path / "runs"))
-    made = {record["launcher"]: record for record in found}
+    made = {record.launcher: record for record in found}
     assert done.returncode == 0 and made.keys() == {"alone", "torchrun"}, said
-    assert all(record["valid"] for record in made.values()), said
+    assert all(record.valid for record in made.values()), said
     assert records.check(tmp_path / "runs") == []
     several = made["torchrun"]
     assert {part["rank"] for part in several["energy_phases"]} == {0, 1, None}
@@ -425,13 +425,13 @@ def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
         writer.wait()
     assert started.returncode == 0, output
     record = records.read(only_run(tmp_path / "runs"))
-    assert record["energy_cpu_provenance"] == "simulated"
-    assert record["energy_cpu_J"] == pytest.approx(
-        watts * record["training_time_s"], rel=0.01
+    assert record.energy_cpu_provenance == "simulated"
+    assert record.energy_cpu_J == pytest.approx(
+        watts * record.training_time_s, rel=0.01
     )
-    assert record["energy_perun_total_J"] == record["energy_perun_cpu_J"]
-    assert record["energy_perun_cpu_J"] == pytest.approx(
-        watts * record["perun_time_s"], rel=0.1
+    assert record.energy_perun_total_J == record.energy_perun_cpu_J
+    assert record.energy_perun_cpu_J == pytest.approx(
+        watts * record.perun_time_s, rel=0.1
     )
 
 
@@ -457,7 +457,7 @@ def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line(tmp_path):
         (disk / "filler").unlink()
         records.recover(disk / "runs")
         record = records.read(only_run(disk / "runs"))
-        assert record["status"] in ("failed", "killed") and record["energy_cpu_J"] > 0
+        assert record.status in ("failed", "killed") and record.energy_cpu_J > 0
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
@@ -585,7 +585,7 @@ def test_an_attempt_whose_launcher_was_killed_has_a_record_before_it_is_moved_as
     moved = run_dir.parent / "superseded" / f"{run_dir.name}.1"
     start.begin({}, run_dir)
     record = records.read(moved)
-    assert record["status"] == "killed" and record["energy_cpu_J"] > 0
+    assert record.status == "killed" and record.energy_cpu_J > 0
     assert records.check(moved.parent) == []
 
 

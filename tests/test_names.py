@@ -12,7 +12,8 @@ from energynn import cli, config, records
 from energynn.files import write_json
 from energynn.launch import start
 from energynn.progress import sentence
-from tests.conftest import write_run_dir
+from energynn.reading import json_table
+from tests.conftest import minimal_record, read_as_record, write_run_dir
 from tests.processes import said
 
 
@@ -90,7 +91,7 @@ def test_a_name_is_in_the_record_and_not_in_the_digest(tmp_path):
     words = ["--out", folder, "--name", "mine", "--note", "a/b: ä", "--", "true"]
     assert said("measure", *words)[0] == 0
     record = records.read(folder)
-    assert (record["name"], record["note"]) == ("mine", "a/b: ä")
+    assert (record.name, record.note) == ("mine", "a/b: ä")
     assert records.check(tmp_path) == []
 
 
@@ -100,7 +101,7 @@ def test_a_run_that_is_made_keeps_its_name(run_dir, capsys):
     assert start.run(made, run_dir.parent.parent, {"name": "mine"}) == run_dir
     start.run(made, run_dir.parent.parent, {"name": "yours"})
     assert "nor named anew" in capsys.readouterr().out
-    assert records.read(run_dir)["name"] == "mine"
+    assert records.read(run_dir).name == "mine"
 
 
 # ------------------------------------------------------------------- what is told
@@ -109,7 +110,7 @@ def test_a_run_that_is_made_keeps_its_name(run_dir, capsys):
 def change(folder, **facts):
     """Make a run another one, as far as its record tells."""
     intent = json.loads((folder / "run.json").read_text())
-    record = records.read(folder)
+    record = json_table(folder / "record.json")
     write_json(folder / "run.json", intent | facts)
     write_json(folder / "record.json", record | facts)
 
@@ -119,7 +120,7 @@ def test_status_is_a_line_for_each_run_the_newest_first(
     runs, capsys, monkeypatch, columns
 ):
     monkeypatch.setenv("COLUMNS", columns)
-    settings = records.read(runs[1])["config"] | {"global_batch_size": 64, "seed": 7}
+    settings = records.read(runs[1]).config | {"global_batch_size": 64, "seed": 7}
     change(runs[1], config=settings, metrics={"top1_error": 0.584, "top5_error": 0.1})
     head, last, first, total = said("status")[1].splitlines()
     assert head.split()[:3] == ["started", "run", "what"]
@@ -168,9 +169,8 @@ def test_one_sentence_says_energy_how_good_time_and_accuracy():
     record = dict(energy_total_J=360.0, energy_total_provenance="estimated")
     record |= dict(energy_total_bound_J=1.8, energy_total_systematic_J=180.0)
     record |= dict(training_time_s=22.04, metrics={"top1_error": 0.9, "loss": 2.0})
-    assert sentence(record) == (
+    assert sentence(read_as_record(minimal_record(**record))) == (
         "0.1 Wh, estimated, good to within 50 %, in 22 s, 10% of the images right"
     )
-    assert sentence({"training_time_s": 3.0, "metrics": {"rmse": 1 / 3}}) == (
-        "in 3 s, rmse 0.3333"
-    )
+    other = minimal_record(training_time_s=3.0, metrics={"rmse": 1 / 3})
+    assert sentence(read_as_record(other)) == "in 3 s, rmse 0.3333"

@@ -25,7 +25,7 @@ def rewrite(run_dir, **changes):
 
 def test_every_number_of_a_record_is_the_known_one(run_dir):
     record = records.build(run_dir, "finished", "")
-    assert record["valid"], record["invalid_reasons"]
+    assert record.valid, record.invalid_reasons
     expected = dict(
         training_time_s=20.0,
         energy_cpu_J=2400.0,
@@ -37,17 +37,17 @@ def test_every_number_of_a_record_is_the_known_one(run_dir):
         coverage=1.0,
         sockets=1,
     )
-    found = {name: record[name] for name in expected}
+    found = {name: getattr(record, name) for name in expected}
     assert found == pytest.approx(expected, rel=1e-6)
-    assert record["metrics"] == {"top1_error": 0.25}
+    assert record.metrics == {"top1_error": 0.25}
     for part in ("total", "cpu"):
-        assert record[f"energy_{part}_provenance"] == "simulated"
+        assert getattr(record, f"energy_{part}_provenance") == "simulated"
     forward_s = [
-        each["time_s"] for each in record["energy_phases"] if each["phase"] == "forward"
+        each["time_s"] for each in record.energy_phases if each["phase"] == "forward"
     ]
     assert forward_s == [8.0, 8.000001]
-    assert "energy_gpu_J" not in record and "energy_ram_J" not in record
-    assert set(record) <= set(records.FIELDS)
+    assert record.energy_gpu_J is None and record.energy_ram_J is None
+    assert records.read(run_dir) == record
     assert records.check(run_dir.parent.parent) == []
 
 
@@ -56,7 +56,7 @@ def two_runs(tmp_path_factory):
     """Two valid runs of two systems, built once and copied by each case."""
     runs = tmp_path_factory.mktemp("two") / "runs"
     for system in ("local", "other"):
-        assert records.build(write_run_dir(runs, system), "finished", "")["valid"]
+        assert records.build(write_run_dir(runs, system), "finished", "").valid
     assert records.check(runs) == []
     return runs
 
@@ -142,7 +142,7 @@ def test_a_tampered_record_a_trace_or_a_missing_file_is_one_line_each(
 
 
 def test_what_another_machines_sums_round_to_is_no_fault(run_dir):
-    phases = records.build(run_dir, "finished", "")["energy_phases"]
+    phases = records.build(run_dir, "finished", "").energy_phases
     rest = phases[-1]
     assert rest["phase"] == "unattributed" and rest["energy_cpu_J"] == 0.0
     rewrite(run_dir, energy_phases=[*phases[:-1], rest | {"energy_cpu_J": 5.7e-14}])
@@ -172,8 +172,8 @@ def test_a_damaged_file_of_perun_holds_nobody_up(
     else:
         assert cli.main(["check", str(run_dir), "--recover"]) == 0
         record = records.read_record(run_dir)
-        assert "perun/damaged.hdf5: cannot be read" in " ".join(record["flags"])
-        assert record["energy_perun_total_J"] > 0, "the other file is whole"
+        assert "perun/damaged.hdf5: cannot be read" in " ".join(record.flags)
+        assert record.energy_perun_total_J > 0, "the other file is whole"
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -191,8 +191,8 @@ def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir, capsys):
     assert "no record.json" in capsys.readouterr().out
     assert cli.main(["check", "--recover", str(runs)]) == 0
     record = records.read(run_dir)
-    assert record["status"] == "killed" and record["energy_cpu_J"] > 2400
-    assert "1 of 1 epochs done" in record["status_reason"] and not record["valid"]
+    assert record.status == "killed" and record.energy_cpu_J > 2400
+    assert "1 of 1 epochs done" in record.status_reason and not record.valid
 
 
 def test_what_lies_in_a_hidden_folder_is_no_raw_file(run_dir):

@@ -124,7 +124,7 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir, capsys):
 
 @pytest.mark.parametrize("sensors", [[{}], [{"primary": True}], [{"notes": None}]])
 def test_what_is_no_sensor_is_said_in_one_line(run_dir, capsys, sensors):
-    record = records.build(run_dir, "finished", "")
+    record = msgspec.to_builtins(records.build(run_dir, "finished", ""))
     record["sensors"] = sensors
     record["record_sha256"] = digest(
         {name: value for name, value in record.items() if name != "record_sha256"}
@@ -251,10 +251,10 @@ def test_a_measured_command_may_have_any_bytes_and_leave_processes(tmp_path):
     assert subprocess.run(closed, cwd=tmp_path, timeout=60).returncode == 7
     (folder,) = map(Path, tmp_path.glob("gr*"))
     record = records.read(folder)
-    assert record["config"]["command"].endswith(r"'\xdf'")
-    assert record["run_id"] == r"gr\xf6"
-    assert record["exit_status"] == 7 and records.check(tmp_path) == []
-    (left,) = [flag for flag in record["flags"] if "still running" in flag]
+    assert record.config["command"].endswith(r"'\xdf'")
+    assert record.run_id == r"gr\xf6"
+    assert record.exit_status == 7 and records.check(tmp_path) == []
+    (left,) = [flag for flag in record.flags if "still running" in flag]
     pid = int(left.partition("tail (")[2].rstrip(")"))
     os.kill(pid, 9)
 
@@ -302,5 +302,5 @@ def test_a_foreign_binary_is_a_record_that_says_why(tmp_path):
     script.chmod(0o755)
     words = [*ENERGYNN, "measure", "--out", tmp_path / "run", "--", script]
     assert subprocess.run(words).returncode == 126
-    reason = records.read(tmp_path / "run")["status_reason"]
+    reason = records.read(tmp_path / "run").status_reason
     assert "cannot be started: Exec format" in reason

@@ -68,7 +68,7 @@ def test_a_strange_folder_is_measured_in_and_the_command_has_its_user_s_variable
     words = ["measure", "--out", tmp_path / "out", "--", sys.executable, "-c", program]
     given = os.environ.get("PYTHONPATH")
     assert strange(*words).stdout.startswith(f"{given} False\n")
-    assert records.read(tmp_path / "out")["status"] == "finished"
+    assert records.read(tmp_path / "out").status == "finished"
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_a_study_in_a_strange_folder_with_another_kernel_in_a_pod(strange, tmp_p
     words = ["run", *TINY, "epochs=6", "devices=1,2", "--runs-dir", tmp_path / "runs"]
     done = strange(*words, **variables(f"{POD} {ALONE} JUPYTER_PATH={tmp_path}"))
     made = map(records.read, records.run_dirs(tmp_path / "runs"))
-    assert [each["status"] for each in made] == ["finished"] * 2, done.stderr
+    assert [each.status for each in made] == ["finished"] * 2, done.stderr
 
 
 @pytest.mark.parametrize(

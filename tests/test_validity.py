@@ -22,10 +22,9 @@ def test_sixty_samples_are_enough(run_dir, samples, is_enough):
     both = sorted(kept + around, key=lambda line: line["t"])
     write_lines(path, [header, *both])
     record = records.build(run_dir, "finished", "")
-    assert record["samples_in_training"] == samples
+    assert record.samples_in_training == samples
     assert (
-        any("power samples" in reason for reason in record["invalid_reasons"])
-        != is_enough
+        any("power samples" in reason for reason in record.invalid_reasons) != is_enough
     )
 
 
@@ -36,7 +35,7 @@ def test_a_metric_that_is_no_number_is_no_evidence(run_dir):
 
     change_events(run_dir, change)
     record = records.build(run_dir, "finished", "")
-    assert "metric top1_error is not a number" in record["invalid_reasons"]
+    assert "metric top1_error is not a number" in record.invalid_reasons
 
 
 @pytest.mark.parametrize("samples_trained", [319, 321])
@@ -50,9 +49,7 @@ def test_samples_are_steps_times_global_batch_size(run_dir, samples_trained):
         ),
     )
     record = records.build(run_dir, "finished", "")
-    assert any(
-        "samples_trained is not" in reason for reason in record["invalid_reasons"]
-    )
+    assert any("samples_trained is not" in reason for reason in record.invalid_reasons)
 
 
 def test_of_an_epoch_that_stands_in_two_segments_the_last_counts(run_dir):
@@ -65,15 +62,15 @@ def test_of_an_epoch_that_stands_in_two_segments_the_last_counts(run_dir):
     again = epochs[0] | {"training_loss": 1.0, "t_wall_ns": epochs[0]["t_wall_ns"] + 1}
     write_lines(run_dir / "segment-2" / "events-rank0.jsonl", [again])
     record = records.build(run_dir, "interrupted", "stopped")
-    assert [entry["training_loss"] for entry in record["history"]] == [1.0]
+    assert [entry["training_loss"] for entry in record.history] == [1.0]
 
 
 def test_a_dead_sensor_is_no_evidence_and_the_reason_says_so(run_dir):
     path = run_dir / "samples-host.jsonl"
     rewrite(path, lambda line: line.update(v=[5]) if "v" in line else None)
     record = records.build(run_dir, "finished", "")
-    assert not record["valid"] and "energy_cpu_J" not in record
-    assert any(reason.startswith("S: ") for reason in record["invalid_reasons"])
+    assert not record.valid and record.energy_cpu_J is None
+    assert any(reason.startswith("S: ") for reason in record.invalid_reasons)
     assert records.check_record(run_dir) == []
 
 
@@ -81,6 +78,6 @@ def test_a_perun_file_that_was_cut_off_costs_no_record(run_dir):
     path = next(run_dir.glob("perun/*.hdf5"))
     path.write_bytes(path.read_bytes()[:700])
     record = records.build(run_dir, "finished", "")
-    assert record["energy_cpu_J"] > 0 and "energy_perun_total_J" not in record
-    assert any("cut off while it wrote" in flag for flag in record["flags"])
-    assert "perun's HDF5 is missing or cannot be read" in record["invalid_reasons"]
+    assert record.energy_cpu_J > 0 and record.energy_perun_total_J is None
+    assert any("cut off while it wrote" in flag for flag in record.flags)
+    assert "perun's HDF5 is missing or cannot be read" in record.invalid_reasons

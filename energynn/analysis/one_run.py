@@ -40,9 +40,8 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     Of one epoch there is no curve of loss and error.
     """
     record = records.read_record(run_dir)
-    step_s = max(
-        record.get("training_time_s", 0.0) / STEPS, record.get("sampling_period_s", 0.0)
-    )
+    step_s = (record.training_time_s or 0.0) / STEPS
+    step_s = max(step_s, record.sampling_period_s or 0.0)
     power = _powers(run_dir, record, step_s)
     if power.empty:
         raise ValueError(f"plot: {run_dir} has no power samples of a training")
@@ -59,7 +58,7 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     beside = [_curve(energy, TIME, ENERGY)]
     if len(epochs) > 1:
         epochs[ENERGY] = np.interp(epochs[TIME], energy[TIME], energy[ENERGY])
-        known = [name for name in record["metrics"] if name in epochs]
+        known = [name for name in record.metrics if name in epochs]
         reached = ["training_loss", *known[:1]]
         over_time += [_curve(epochs, TIME, name) for name in reached]
         beside.append(_curve(epochs, ENERGY, reached[-1]))
@@ -68,12 +67,12 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     return alt.hconcat(left, right, title=_title(record))
 
 
-def _title(record: dict) -> alt.Title:
-    said = f"Its energy is {record['energy_total_provenance']}. "
-    if record["invalid_reasons"]:
-        reasons = "; ".join(record["invalid_reasons"])
+def _title(record: records.Record) -> alt.Title:
+    said = f"Its energy is {record.energy_total_provenance}. "
+    if record.invalid_reasons:
+        reasons = "; ".join(record.invalid_reasons)
         said += f"Not valid as evidence: {reasons}"
-    name = record["config"].get("command", record["run_id"])
+    name = record.config.get("command", record.run_id)
     return theme.titled(name, said)
 
 
@@ -92,19 +91,19 @@ def _curve(table: pd.DataFrame, x: str, y: str) -> alt.Chart:
     return line.encode(alt.X(f"{x}:Q"), height)
 
 
-def _powers(run_dir: Path, record: dict, step_s: float) -> pd.DataFrame:
+def _powers(run_dir: Path, record: records.Record, step_s: float) -> pd.DataFrame:
     """Tabulate the mean power of each component, with its provenance, in steps of time."""
     power = profiles.load(run_dir, step_s)
     power = power.rename(columns={"time_s": TIME, "power_W": POWER})
     power = power.groupby([TIME, "component"], as_index=False)[POWER].sum()
     for name in set(power["component"]):
-        known = record.get(f"energy_{name}_provenance", "")
+        known = getattr(record, f"energy_{name}_provenance")
         power = power.replace(name, f"{name}, {known}")
     return power
 
 
 def _epochs_and_phases(
-    run_dir: Path, record: dict
+    run_dir: Path, record: records.Record
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Tabulate what each epoch reached, of a repeated one the last, and the phases of rank 0."""
     epochs, phases = {}, [pd.DataFrame(columns=["phase", TIME, "end"])]

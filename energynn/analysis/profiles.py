@@ -8,17 +8,17 @@ from pathlib import Path
 import pandas as pd
 
 from energynn.measure import account, samples
-from energynn.reading import json_table
+from energynn.records import Record, read_record
 
 PROFILE = ["time_s", "device", "power_W"]
 
 
-def segments(run_dir: Path, record: dict) -> Iterator[tuple[Path, float, float]]:
+def segments(run_dir: Path, record: Record) -> Iterator[tuple[Path, float, float]]:
     """For each segment of a run: its folder, the training time before it, and its own."""
     begin_s = 0.0
-    parts = record["segments"] or [record]
+    parts = record.segments or [record]
     for folder, part in zip(samples.segments(run_dir), parts, strict=False):
-        length_s = part.get("training_time_s", 0.0)
+        length_s = part.training_time_s or 0.0
         yield folder, begin_s, length_s
         begin_s += length_s
 
@@ -30,13 +30,13 @@ def load(run_dir: str | Path, period_s: float = 1.0) -> pd.DataFrame:
     run follow one another without the gaps between them. Empty without such a sensor or samples.
     """
     run_dir = Path(run_dir)
-    record = json_table(run_dir / "record.json")
+    record = read_record(run_dir)
     component = {}
-    for sensor in record["sensors"]:
-        if sensor.get("primary", True):
+    for sensor in record.sensors:
+        if sensor.primary:
             # as traces name them
-            names = sensor["id"], f"{sensor.get('host')}:{sensor['id']}"
-            component |= dict.fromkeys(names, sensor["component"])
+            names = sensor.id, f"{sensor.host}:{sensor.id}"
+            component |= dict.fromkeys(names, sensor.component)
     rows = [pd.DataFrame(columns=PROFILE, dtype=float)]
     for folder, begin_s, length_s in segments(run_dir, record):
         for device, (t_s, power_W) in account.power_trace(folder, period_s).items():

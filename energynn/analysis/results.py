@@ -6,17 +6,22 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 
 from energynn import config as run_config
 from energynn import records
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
-from energynn.reading import json_table, one_fault
+from energynn.reading import one_fault
 
 COMPONENTS = ("gpu", "cpu", "ram", "total")
 
-# Quantities of a record that become columns; units and meanings stand in records.FIELDS.
-QUANTITIES = [name for name, kind in records.KIND_OF.items() if kind == "number"]
+# Quantities of a record that become columns; record_fields.toml has units and meanings.
+QUANTITIES = [
+    field.name
+    for field in msgspec.structs.fields(records.Record)
+    if field.type in (int, records.Count, records.Quantity)
+]
 CONFIG_NUMBERS = [
     "devices",
     "local_batch_size",
@@ -75,11 +80,11 @@ def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
     ):
         with one_fault(run_dir, excluded):
             record = records.read_record(run_dir)
-            if trained == (record["workload"] in records.NO_TRAINING):
+            if trained == (record.workload in records.NO_TRAINING):
                 continue
-            if not record["valid"]:
-                raise ValueError("; ".join(record["invalid_reasons"]))
-            marks = {record["run_id"], *records.measured(record)}
+            if not record.valid:
+                raise ValueError("; ".join(record.invalid_reasons))
+            marks = {record.run_id, *records.measured(record)}
             others = {seen.setdefault(mark, run_dir) for mark in marks}
             if other := next(iter(others - {run_dir}), None):
                 raise ValueError(
@@ -91,9 +96,9 @@ def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
     return table
 
 
-def _row(record: dict, run_dir: Path) -> dict:
+def _row(record: records.Record, run_dir: Path) -> dict:
     """Flatten one record."""
-    config = record["config"]
+    config = record.config
     loader = _loader(config)
     pace = ["step_period_s"]
     if loader == "device":
@@ -103,16 +108,16 @@ def _row(record: dict, run_dir: Path) -> dict:
         "loader": loader,
         "recipe": _recipe(record),
         "recipe_at_any_pace": _recipe(record, pace),
-        "machine_cpu": record["machine"].get("cpu"),
+        "machine_cpu": record.machine.get("cpu"),
     }
-    known = config | record
-    for sensor in record["sensors"]:
-        if model := sensor.get("model"):
-            known |= {f"cpu_model_{name}": value for name, value in model.items()}
+    known = config | msgspec.to_builtins(record)
+    for sensor in record.sensors:
+        model = sensor.model or {}
+        known |= {f"cpu_model_{name}": value for name, value in model.items()}
     # a measured command has it from the person
     known.setdefault("dataset_samples", config.get("training_samples"))
     row |= {name: known[name] for name in COLUMNS if name in known}
-    return _metrics(record["metrics"], config.get("stage", "")) | row
+    return _metrics(record.metrics, config.get("stage", "")) | row
 
 
 def _metrics(metrics: dict, stage: str) -> dict[str, float]:
@@ -140,12 +145,11 @@ def _loader(config: dict) -> str:
     return f"{loading}-{config.get('loader_workers', 0)}"
 
 
-def _recipe(record: dict, left_out: Collection[str] = ()) -> str:
+def _recipe(record: records.Record, left_out: Collection[str] = ()) -> str:
     """Compute a short digest of a run's recipe and data, without what ``left_out`` names."""
-    values = run_config.recipe(record["config"])
+    values = run_config.recipe(record.config)
     kept = {name: values[name] for name in values if name not in left_out}
-    data = record.get("data_digest", "")
-    return run_config.digest({"config": kept, "data": data})[:8]
+    return run_config.digest({"config": kept, "data": record.data_digest})[:8]
 
 
 def _table(rows: list[dict]) -> pd.DataFrame:
@@ -200,9 +204,9 @@ def phases(runs: pd.DataFrame) -> pd.DataFrame:
     columns = ["run_id", "rank", "device", "phase", "time_s"]
     rows = []
     for run_dir in runs["run_dir"]:
-        record = json_table(Path(run_dir) / "record.json")
-        of_run = {"run_id": record["run_id"]}
-        rows += [of_run | entry for entry in record.get("energy_phases", [])]
+        record = records.read_record(Path(run_dir))
+        of_run = {"run_id": record.run_id}
+        rows += [of_run | entry for entry in record.energy_phases]
     return pd.DataFrame(
         rows, columns=[*columns, *(f"energy_{c}_J" for c in COMPONENTS[:3])]
     )

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 RunsDir = Annotated[
@@ -55,10 +56,10 @@ def tell(text: str) -> None:
     progress.tell(text)
 
 
-def reply(as_json: bool, table: dict, text: str) -> None:
+def reply(as_json: bool, table: dict | msgspec.Struct, text: str) -> None:
     """Print the table as JSON, or the text."""
     if as_json:
-        print(json.dumps(table, indent=1))
+        print(json.dumps(msgspec.to_builtins(table), indent=1))
     elif text:
         tell(text)
 

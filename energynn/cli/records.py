@@ -45,9 +45,10 @@ def show(
 
             one_run.save(run_dir, plot)
         record = records.read_record(run_dir)
-        shown = texts.each(record, texts.printable)
-        lines = [command.report(shown, details, run_dir.parent.parent)]
-    lines += [f"  {shown[key]}" for key in ("name", "note") if key in record]
+        lines = [command.report(record, details, run_dir.parent.parent)]
+    lines += [
+        f"  {texts.printable(text)}" for text in (record.name, record.note) if text
+    ]
     lines.append(f"  {run_dir}")
     lines += [f"  wrote {plot}"] if plot else []
     reply(as_json, record, "\n".join(lines))
@@ -119,7 +120,6 @@ def check(
 ) -> int:
     """Derive every number of the records again and compare."""
     from energynn import records
-    from energynn.measure import machine
 
     folder = Path(runs) if runs else folder_of_runs(None, must_exist=True)
     if not folder.is_dir():
@@ -133,9 +133,9 @@ def check(
         tell(f"FAULT {fault}")
     readable = records.read_all(folder)
     for record in readable:
-        where = folder if (folder / record["system"]).is_dir() else None
-        for remark in machine.remarks(record, where):
-            tell(f"NOTE {record['run_id']}: {remark}")
+        where = folder if (folder / record.system).is_dir() else None
+        for remark in records.remarks(record, where):
+            tell(f"NOTE {record.run_id}: {remark}")
     valid = sum(map(records.is_evidence, readable))
     tell(
         f"records below {folder}: {len(readable)}, valid: {valid}, faults: {len(faults)}"

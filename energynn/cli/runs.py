@@ -167,9 +167,13 @@ def measure(
         command, out, period, as_json, not no_gpu, labels, told
     )
     if record:
-        folder = out or folder_of_runs(None) / "measured" / record["run_id"]
+        folder = out or folder_of_runs(None) / "measured" / record.run_id
         with unread():
-            reply(as_json, record, f"{launch.report(record)}\n  record: {folder}")
+            reply(
+                as_json,
+                record,
+                f"{launch.report(record)}\n  record: {folder}",
+            )
     return status
 
 

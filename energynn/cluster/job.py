@@ -60,15 +60,15 @@ def _judge(
 ) -> tuple[int, str]:
     """Decide how a start has ended: exit status and outcome in words; CAN_GO_ON: to start again."""
     record = records.read(run_dir)
-    if record.get("valid"):
+    if record and record.valid:
         return 0, "finished"
-    if record.get("ended_at", "") < start.started_at:
-        record = {}  # of another start: this one was refused
+    if record and record.ended_at < start.started_at:
+        record = None  # of another start: this one was refused
     reason = records.reason(record) or last_line
     if signal.SIGTERM in signals:
         # cancelled or preempted; Slurm knows whether to queue it again
         return CANCELLED, "asked to stop"
-    if record.get("status") == "finished":  # the same would happen again
+    if record and record.status == "finished":  # the same would happen again
         return 1, f"failed: not valid: {reason}"
     if _failures_in_a_row(run_dir, start.submission) >= MOST_FAILURES:
         starts = f"{MOST_FAILURES} starts in a row came to no new checkpoint"

@@ -153,13 +153,17 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
 
 def _row(folder: Path, queue: dict[str, slurm.Queued] | None) -> dict:
     """Describe one run; ``queue`` is None where Slurm does not answer."""
-    record = records.read_record(folder) if (folder / "record.json").exists() else {}
+    record = None
+    if (folder / "record.json").exists():
+        record = records.read_record(folder)
     submission = read_submission(folder)
     last = [Start(), *read_starts(folder)][-1]
     if last.submission != submission.submitted_at:
         last = Start()
     state, reason = _state(folder, submission, record, last, queue)
-    facts = UNKNOWN | (record or records.intended(folder))
+    facts = UNKNOWN | (
+        msgspec.to_builtins(record) if record else records.intended(folder)
+    )
     row = {name: facts[name] for name in UNKNOWN} | {
         "run_id": folder.name,
         "system": folder.parent.name,
@@ -172,10 +176,14 @@ def _row(folder: Path, queue: dict[str, slurm.Queued] | None) -> dict:
 
 
 def _state(
-    folder: Path, submission: Submission, record: dict, last: Start, queue
+    folder: Path,
+    submission: Submission,
+    record: records.Record | None,
+    last: Start,
+    queue,
 ) -> tuple[str, str]:
     """Return the state of a run and the reason for it."""
-    if record.get("valid"):
+    if record and record.valid:
         return "finished", ""
     job = (queue or {}).get(submission.job_id)
     if job and job.state not in RUNNING:
@@ -184,11 +192,12 @@ def _state(
         events = chain.from_iterable(events_of_segments(folder).values())
         return "running", records.how_far(list(events))
     reason = records.reason(record)
-    if record.get("status") == "finished":
+    status = record.status if record else ""
+    if status == "finished":
         return "not valid", reason
     if queue is None and submission.job_id and not last.outcome:
         return "unknown", ""
-    if last.outcome == "asked to stop" or record.get("status") == "interrupted":
+    if last.outcome == "asked to stop" or status == "interrupted":
         return "stopped", reason or last.outcome
     if record or last.outcome:
         return "failed", last.outcome.removeprefix("failed: ") or reason
@@ -263,24 +272,24 @@ def look(run_dir: Path) -> str:
     ends = times_of(events, "training_end", "host")
     status = ["starting", "training", "ending"][bool(starts) + bool(ends)]
     if (run_dir / "record.json").exists():
-        status = records.read_record(run_dir)["status"]
+        status = records.read_record(run_dir).status
     lines, together = [f"{run_dir.name}: {status}"], np.zeros(2)
     for path in samples_files(folder):
         header = read_header(path)
         if header is None:
             continue
-        host, now_s = header["host"], last_ns(path) / 1e9
+        host, now_s = header.host, last_ns(path) / 1e9
         begin_s, end_s = (times.get(host, math.inf) / 1e9 for times in (starts, ends))
         asked_s = [begin_s, end_s, now_s - 1.0, now_s]
         for one in read_streams(path, header, {}, asked_s)[0]:
-            if not one.sensor["primary"]:
+            if not one.sensor.primary:
                 continue
             # beyond the last reading the energy stays the same
             begin_J, end_J, before_J, now_J = one.at(asked_s)
             used = np.array([now_J - before_J, end_J - begin_J])
             together += used
-            name = f"{host}:{one.sensor['id']}"
-            lines.append(_line(name, used, one.sensor["provenance"]))
+            name = f"{host}:{one.sensor.id}"
+            lines.append(_line(name, used, one.sensor.provenance))
     return "\n".join([*lines, _line("together", together), *_progress(events)])
 
 

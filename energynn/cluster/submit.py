@@ -298,7 +298,7 @@ def check(system: str) -> int:
     print(status.text(*status.rows([folder])))
     record = records.read(folder)
     expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node)
-    found = {name: record.get(name) for name in expected}
+    found = {name: getattr(record, name, None) for name in expected}
     is_right = found == expected
     print(f"as {site.file} says" if is_right else f"WRONG: {found}, not {expected}")
     return 0 if is_right else 1

@@ -218,13 +218,14 @@ def _of_study(row: dict, site: Site) -> Taken:
 # ------------------------------------------------------------------------------------------ own
 
 
-def valid(runs_dir: Path, site: Site) -> list[dict]:
+def valid(runs_dir: Path, site: Site) -> list[records.Record]:
     """Read the valid records of trainings on a system, and of measured commands with samples."""
     found = []
     for record in records.read_all(runs_dir):
-        is_training = record["system"] == site.name and "training_time_s" in record
-        is_command = {"command", "training_samples"} <= record["config"].keys()
-        if record["valid"] and (is_training or is_command):
+        took = record.training_time_s
+        is_training = record.system == site.name and took is not None
+        is_command = {"command", "training_samples"} <= record.config.keys()
+        if record.valid and (is_training or is_command):
             found.append(record)
     return found
 
@@ -238,7 +239,9 @@ def checked(runs_dir: Path, workload: str, site: Site) -> Runs:
     return own(valid(runs_dir, site), workload, site, workload)
 
 
-def own(found: list[dict], workload: str, site: Site, named: str = "") -> Runs:
+def own(
+    found: list[records.Record], workload: str, site: Site, named: str = ""
+) -> Runs:
     """Make runs from records of a workload, or of commands of this name.
 
     ``named``: the workload that the caller means, as ``config.from_dict`` takes it. Powers only
@@ -259,10 +262,10 @@ def own(found: list[dict], workload: str, site: Site, named: str = "") -> Runs:
             "those of one into a folder, and give it as --runs-dir"
         )
     # whose data stand in where only they tell how many samples there are
-    first = max(chosen, key=lambda record: record.get("dataset_samples", 0))
+    first = max(chosen, key=lambda record: record.dataset_samples or 0)
     if site.scheduler == "local":
-        site = here(site, first["machine"], first["device_kind"] == "gpu")
-    elif site.gpu and first["device_kind"] != "gpu":
+        site = here(site, first.machine, first.device_kind == "gpu")
+    elif site.gpu and first.device_kind != "gpu":
         raise ValueError(
             f"{workload}: its runs were on {first['device_name']}, {site.name} has GPUs; give "
             "runs made there, or the system of these"
@@ -271,10 +274,10 @@ def own(found: list[dict], workload: str, site: Site, named: str = "") -> Runs:
     for record in chosen:
         groups[_config(record, named)].append(record)
     run = _config(first, named)
-    provenances = {record.get("energy_total_provenance") for record in chosen}
+    provenances = {record.energy_total_provenance for record in chosen}
     has_power = provenances <= {"measured", "simulated"}
-    training = first.get("dataset_samples", 0)
-    evaluated = first.get("samples_evaluated", 0) // run.epochs
+    training = first.dataset_samples or 0
+    evaluated = (first.samples_evaluated or 0) // run.epochs
     evaluated -= training * run.epoch().evaluates_training_set
     return Runs(
         workload,
@@ -285,11 +288,11 @@ def own(found: list[dict], workload: str, site: Site, named: str = "") -> Runs:
     )
 
 
-def trained(record: dict) -> str:
+def trained(record: records.Record) -> str:
     """Name what was trained: the workload, or the name that a measured command was given."""
-    if "command" in record["config"]:
-        return record.get("name", "command")
-    return record["workload"]
+    if "command" in record.config:
+        return record.name or "command"
+    return record.workload
 
 
 def fitted_recipe(values: dict) -> dict:
@@ -298,34 +301,36 @@ def fitted_recipe(values: dict) -> dict:
     return {name: value for name, value in kept if name not in ACCOUNTED_FOR}
 
 
-def recipe(record: dict) -> frozenset[str]:
+def recipe(record: records.Record) -> frozenset[str]:
     """Say in words what runs share that one fit is made of: their recipe and devices."""
-    words = [record["device_name"]]
-    for name, value in fitted_recipe(record["config"]).items():
+    words = [record.device_name]
+    for name, value in fitted_recipe(record.config).items():
         words.append(f"{name} {value}")
     return frozenset(words)
 
 
-def _config(record: dict, named: str) -> RunConfig:
+def _config(record: records.Record, named: str) -> RunConfig:
     """Read what was made, whatever its seed and repeat, and however it was watched."""
-    plain = record["config"]
+    plain = record.config
     if "command" in plain:
         sizes = ("epochs", "local_batch_size", "training_samples")
         told = {name: plain.get(name) for name in sizes}
-        return config.make(command.__name__, devices=record["devices"], **told)
-    device = "gpu" if record["device_kind"] == "gpu" else "cpu"
+        return config.make(command.__name__, devices=record.devices, **told)
+    device = "gpu" if record.device_kind == "gpu" else "cpu"
     alike = {"device": device, "seed": 0, "repeat": 0}
     kept = {name: plain[name] for name in plain if name not in config.WATCH}
     return config.from_dict(kept | alike, named)
 
 
-def _taken(run: RunConfig, group: list[dict], has_power: bool) -> Taken:
+def _taken(run: RunConfig, group: list[records.Record], has_power: bool) -> Taken:
     """Take the geometric mean of repeats."""
-    took = pd.DataFrame(group)
-    time_s = float(stats.gmean(took["training_time_s"]))
+    time_s = float(stats.gmean([record.training_time_s for record in group]))
     power_W = None
     if has_power:
-        power_W = float(stats.gmean(took["mean_power_total_W"])) / run.devices
+        power_W = (
+            float(stats.gmean([record.mean_power_total_W for record in group]))
+            / run.devices
+        )
     return Taken(config.to_dict(run), time_s, power_W, len(group))
 
 

@@ -40,7 +40,7 @@ def measure(
     gpus: bool = True,
     labels: dict | None = None,
     told: dict | None = None,
-) -> tuple[dict | None, int]:
+) -> tuple[records.Record | None, int]:
     """Run a command and measure it; return its record (rank 0 only) and the status to pass on.
 
     A folder that holds an earlier start of the command gets a further segment; energies add up.
@@ -71,7 +71,7 @@ def measure(
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"
         until(lambda: is_locked(segments(run_dir)[-1] / ALIVE), where)
     folder = segments(run_dir)[-1]
-    stop_sampler = start_sampler(folder, size, stopped, supervise.take_host)
+    stop_sampler, _ = start_sampler(folder, size, stopped, supervise.take_host)
     try:
         events = Events(folder, rank)
         seen = devices.visible(records.read_intent(run_dir))
@@ -249,47 +249,56 @@ def _verdict(
 # ------------------------------------------------------------------------------------- for people
 
 
-def report(record: dict, details: bool = False, runs_dir: Path | None = None) -> str:
+def report(
+    record: records.Record, details: bool = False, runs_dir: Path | None = None
+) -> str:
     """Tell what a run took: in one sentence; with ``details`` also a line for each component.
 
     runs_dir: where its system is described, if not in the usual folder.
     """
-    name = record["config"].get("command", record["run_id"])
-    status = ", ".join(filter(None, [record["status"], record["status_reason"]]))
+    name = record.config.get("command", record.run_id)
+    status = ", ".join(filter(None, [record.status, record.status_reason]))
     lines = [f"energynn: {name}: {status}", f"  {sentence(record)}"]
-    if not record["valid"]:
-        lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
-    lines += [f"  {line}" for line in machine.remarks(record, runs_dir)]
-    samples = record.get("samples_in_training", 0)
-    if record["status"] == "finished" and 0 < samples < records.FEWEST_SAMPLES:
+    if not record.valid:
+        lines.append(f"  NOT valid as evidence: {'; '.join(record.invalid_reasons)}")
+    lines += [f"  {line}" for line in records.remarks(record, runs_dir)]
+    samples = record.samples_in_training
+    if record.status == "finished" and 0 < samples < records.FEWEST_SAMPLES:
         lines.append(f"  {_more_samples(record, samples)}")
-    if not details:
-        return "\n".join(lines)
-    for component in (*energy.COMPONENTS, "total"):
-        if record.get(f"energy_{component}_J") is not None:
-            lines.append(_energy_line(record, component))
-    metrics = [f"{name}: {value:.6g}" for name, value in record["metrics"].items()]
-    lines += [f"  {fact}" for fact in (f"{samples} power samples", *metrics)]
-    lines += [f"  flag: {flag}" for flag in record["flags"]]
-    return "\n".join(lines)
+    if details:
+        lines += _details(record)
+    return "\n".join(map(texts.printable, lines))
 
 
-def _more_samples(record: dict, samples: int) -> str:
+def _details(record: records.Record) -> list[str]:
+    components = [*energy.COMPONENTS, "total"]
+    known = [
+        one for one in components if getattr(record, f"energy_{one}_J") is not None
+    ]
+    lines = [_energy_line(record, component) for component in known]
+    lines.append(f"  {record.samples_in_training} power samples")
+    lines += [f"  {name}: {value:.6g}" for name, value in record.metrics.items()]
+    return [*lines, *(f"  flag: {flag}" for flag in record.flags)]
+
+
+def _more_samples(record: records.Record, samples: int) -> str:
     """Say what gives a run samples enough: a finer period only where its sensors can keep it."""
-    apart_s = record["training_time_s"] / samples
-    fine_s = record["training_time_s"] / records.FEWEST_SAMPLES
-    if apart_s < 2 * record["sampling_period_s"] and fine_s > FINEST_S:
+    apart_s = record.training_time_s / samples
+    fine_s = record.training_time_s / records.FEWEST_SAMPLES
+    if apart_s < 2 * record.sampling_period_s and fine_s > FINEST_S:
         return f"run it longer, or measure with --period {FINEST_S}"
     least_s = 1.3 * records.FEWEST_SAMPLES * apart_s
     return f"run it for {least_s:.2g} s or longer: its sensors are read every {apart_s:.2g} s"
 
 
-def _energy_line(record: dict, component: str) -> str:
+def _energy_line(record: records.Record, component: str) -> str:
     name = f"energy_{component}"
-    bound_J = record.get(f"{name}_bound_J", 0.0)  # a record of before has none
-    return (
-        f"  {component.upper():6}{record[f'{name}_J']:12.2f} J  "
-        f"{record[f'{name}_provenance']:9} +- {bound_J:.2f} J "
-        f"+- {record[f'{name}_systematic_J']:.2f} J (sensor), "
-        f"{record[f'mean_power_{component}_W']:.1f} W"
+    bound_J = getattr(record, f"{name}_bound_J") or 0.0  # a record of before has none
+    provenance = getattr(record, f"{name}_provenance")
+    energy_J = getattr(record, f"{name}_J")
+    power_W = getattr(record, f"mean_power_{component}_W")
+    line = (
+        f"  {component.upper():6}{energy_J:12.2f} J  {provenance:9} +- {bound_J:.2f} J"
     )
+    line += f" +- {getattr(record, f'{name}_systematic_J'):.2f} J (sensor)"
+    return f"{line}, {power_W:.1f} W"

@@ -22,8 +22,7 @@ from energynn.measure.perun_adapter import (
     PerunSensor,
     read_runs,
 )
-from energynn.measure.samples import write_host
-from energynn.measure.sensors import Sensor
+from energynn.measure.samples import Channel, write_host
 from energynn.processes import require_an_end
 from energynn.reading import one_fault
 
@@ -91,19 +90,18 @@ def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
     ]
 
 
-def _describe(theirs: PerunSensor) -> dict:
+def _describe(theirs: PerunSensor) -> Channel:
     """Describe a sensor of perun's as one of ours, for the header of a samples file."""
     wraps_at = theirs.valid_max if theirs.unit == "J" else np.inf
-    return Sensor(
+    return Channel(
         theirs.name,
         theirs.component,
         theirs.name,
         KINDS[theirs.unit],
         "measured",
-        read=float,
         to_SI=theirs.to_SI,
         wraps_at=wraps_at if wraps_at < 2**63 else None,  # 64 bits never wrap
-    ).describe()
+    )
 
 
 def _readings(theirs: PerunSensor) -> list[float | None]:

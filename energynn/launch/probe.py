@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from energynn import config
+from energynn import config, records
 from energynn.cluster import local
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
@@ -86,20 +86,18 @@ def make_here(
     """
     probes = planned(run, site, minutes)[:1]
     (first,) = _make(probes, runs_dir, site)
-    batch_s = first["training_time_s"] / first["optimizer_steps"]
+    batch_s = first.training_time_s / first.optimizer_steps
     probes += planned(run, site, minutes, batch_s)[1:]
     made = _make(probes, runs_dir, site)
     return probes, fits.make(runs.own(made, run.workload, site))
 
 
-def _make(probes: list[RunConfig], runs_dir: Path, site: Site) -> list[dict]:
+def _make(probes: list[RunConfig], runs_dir: Path, site: Site) -> list[records.Record]:
     """Make runs that are not there yet; returns the records of all."""
     if failed := local.run_study(probes, runs_dir.absolute()):
         raise ValueError(f"probe: {failed[0]}")
     names = {config.run_id(run) for run in probes}
-    found = [
-        record for record in runs.valid(runs_dir, site) if record["run_id"] in names
-    ]
+    found = [record for record in runs.valid(runs_dir, site) if record.run_id in names]
     if len(found) < len(names):
         raise ValueError(
             "probe: a run is not valid; `energynn status --failed` says why"

@@ -62,10 +62,10 @@ def run(
         remedy = f"`energynn check --recover {runs_dir}` says more"
         raise RuntimeError(f"{run_dir.name}: the supervisor died; {remedy}")
     tell(command.report(record, runs_dir=runs_dir))
-    reason = f"{run_dir.name}: {record['status']}: {record['status_reason']}"
-    if record["status"] == "interrupted":
+    reason = f"{run_dir.name}: {record.status}: {record.status_reason}"
+    if record.status == "interrupted":
         raise InterruptedError(reason)
-    if record["status"] != "finished":
+    if record.status != "finished":
         raise RuntimeError(f"{reason}; see its log.txt")
     return run_dir
 

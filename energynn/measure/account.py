@@ -9,14 +9,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from energynn.measure import devices, energy
-from energynn.measure.energy import COMPONENTS, THRESHOLDS, refusal
+from energynn.measure.energy import COMPONENTS, THRESHOLDS, SensorEnergy, refusal
 from energynn.measure.evidence import Evidence
 from energynn.measure.samples import (
+    Channel,
+    Header,
     events_of_kind,
     last_ns,
     pieces,
@@ -33,6 +36,16 @@ FEWEST_IDLE_SAMPLES = 5
 IDLE = ("before", "ready", "after")  # the training
 PLACE = ("rank", "host", "device", "phase")
 MOST_STEPS = 10**6  # of a trace
+
+
+class Segment(msgspec.Struct):
+    """When a segment began, how long it trained, how well it was sampled, what it took."""
+
+    start_wall_ns: int
+    training_time_s: float
+    samples: int
+    coverage: float
+    energy_total_J: float | None = None
 
 
 class Host(msgspec.Struct):
@@ -53,47 +66,50 @@ class Host(msgspec.Struct):
     boot_id: str = ""
     end_s: float = 0.0
     is_named: bool = False
-    sensors: list[dict] = []
+    sensors: list[SensorEnergy] = []
     idle_W: dict[str, float] = {}
     phases: list[tuple] = []
 
     @property
-    def primary(self) -> list[dict]:
-        return [sensor for sensor in self.sensors if sensor["primary"]]
+    def primary(self) -> list[SensorEnergy]:
+        return [sensor for sensor in self.sensors if sensor.primary]
 
 
-def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> dict:
+def account(
+    events: dict[Path, list[dict]], thresholds: dict[str, float]
+) -> dict[str, Any]:
     """Give times and energies of a run, all its segments added up, also of one that died.
 
     events: of each segment, by its folder. thresholds: of this system, where they differ from
     ``energy.THRESHOLDS``. The time between two segments does not count. What cannot be known is
     absent. ``doubts`` are the reasons against the energies.
     """
-    limits = THRESHOLDS | (thresholds or {})
+    limits = THRESHOLDS | thresholds
     starts = enumerate(events.items(), start=1)
     parts = [_read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
     trained = [part for part in parts if _time_s(part)]
     segments = list(map(_segment, trained))
-    result = {
+    sensors = [sensor for host in hosts for sensor in host.sensors]
+    doubts = [text for host in hosts for text in host.doubts]
+    result: dict[str, Any] = {
         "segments": segments,
-        "sensors": [sensor for host in hosts for sensor in host.sensors],
+        "sensors": sensors,
         "flags": sorted({problem for host in hosts for problem in host.problems}),
-        "doubts": [text for host in hosts for text in host.doubts],
-        "energy_phases": [],
+        "doubts": doubts,
     }
     if hosts:
         result["nodes"] = max(map(len, parts))
         result["sampling_period_s"] = max(host.period_s for host in hosts)
     if not trained:
         return result
-    result["doubts"] += _absences(list(chain.from_iterable(trained)))
-    result["doubts"] += devices.differences(trained) + devices.overlaps(trained)
-    time_s = sum(segment["training_time_s"] for segment in segments)
+    doubts += _absences(list(chain.from_iterable(trained)))
+    doubts += devices.differences(trained) + devices.overlaps(trained)
+    time_s = sum(segment.training_time_s for segment in segments)
     result["training_time_s"] = time_s
-    result["samples_in_training"] = sum(segment["samples"] for segment in segments)
-    result["coverage"] = min(segment["coverage"] for segment in segments)
-    result |= energy.totals(result["sensors"], time_s)
+    result["samples_in_training"] = sum(segment.samples for segment in segments)
+    result["coverage"] = min(segment.coverage for segment in segments)
+    result |= energy.totals(sensors, time_s)
     result |= _idle(trained)
     result["energy_phases"] = _phases(hosts, result)
     return result
@@ -103,24 +119,23 @@ def _time_s(hosts: list[Host]) -> float:
     return max((host.time_s for host in hosts), default=0.0)
 
 
-def _segment(hosts: list[Host]) -> dict:
-    """Say when a segment began, how long it trained, how well it was sampled, what it took."""
+def _segment(hosts: list[Host]) -> Segment:
     primary = [sensor for host in hosts for sensor in host.primary]
-    return {
-        "start_wall_ns": min(host.start_wall_ns for host in hosts),
-        "training_time_s": _time_s(hosts),
-        "samples": min((sensor["samples"] for sensor in primary), default=0),
-        "coverage": min((sensor["coverage"] for sensor in primary), default=0.0),
-        "energy_total_J": energy.totals(primary, 1.0).get("energy_total_J"),
-    }
+    return Segment(
+        int(min(host.start_wall_ns for host in hosts)),
+        _time_s(hosts),
+        min((sensor.samples for sensor in primary), default=0),
+        min((sensor.coverage for sensor in primary), default=0.0),
+        energy.totals(primary, 1.0).get("energy_total_J"),
+    )
 
 
 def _absences(hosts: list[Host]) -> list[str]:
     """D: a component that another host or segment has."""
-    everywhere = {sensor["component"] for host in hosts for sensor in host.primary}
+    everywhere = {sensor.component for host in hosts for sensor in host.primary}
     reasons = []
     for host in hosts:
-        own = {sensor["component"] for sensor in host.primary}
+        own = {sensor.component for sensor in host.primary}
         where = f"{host.name} in segment {host.segment}"
         reasons += [
             refusal("D", f"{where} has no sensor of {each}")
@@ -155,13 +170,13 @@ def _read_segment(
 
 
 def _read_host(
-    path: Path, header: dict, events, number: int, phases: dict, limits: dict
+    path: Path, header: Header, events, number: int, phases: dict, limits: dict
 ) -> Host:
     """Account for one host: read its samples between the marks of its own ranks."""
-    name, boot_id = header["host"], header.get("boot_id", "")
-    host = Host(name, number, period_s=header["period_s"], boot_id=boot_id)
+    name = header.host
+    host = Host(name, number, period_s=header.period_s, boot_id=header.boot_id)
     events = [event for event in events if event["host"] == name]
-    unread = _leave_out_unused(header["sensors"], events)
+    unread = _leave_out_unused(header.sensors, events)
     # A run that died trained until its last sample.
     end_ns = last_ns(path)
     windows_s = _windows_s(events, end_ns)
@@ -174,15 +189,15 @@ def _read_host(
         host.idle_W |= _idle_W([stream.found[when] for stream in streams], when)
     if "training" in windows_s:
         named = set(_gpus_of_ranks(events).values())
-        host.is_named = bool(named) and None not in named
+        host.is_named = bool(named) and "" not in named
         trained = [stream.found["training"] for stream in streams]
         for one in trained:
-            one.is_named = _uuid_of(one.sensor) in named
-        where = {"segment": number, "host": name}
-        host.sensors = [where | entry for entry in energy.entries(trained, limits)]
-        unread += header.get("unaccounted", [])
-        quota_cpus = header.get("quota_cpus")
-        host.doubts = energy.judge(trained, unread, limits, quota_cpus)
+            one.is_named = _uuid_of(one.sensor) in named - {""}
+        host.sensors = energy.entries(trained, limits)
+        for entry in host.sensors:
+            entry.segment, entry.host = number, name
+        unread += header.unaccounted
+        host.doubts = energy.judge(trained, unread, limits, header.quota_cpus)
         host.phases = list(_phases_of_ranks(name, events, spans, streams))
         starts = events_of_kind(events, "training_start")
         host.start_wall_ns = min(event["t_wall_ns"] for event in starts)
@@ -206,7 +221,7 @@ def _windows_s(events: list[dict], end_ns: int) -> dict[str, np.ndarray]:
     }
 
 
-def _leave_out_unused(sensors: list[dict], events: list[dict]) -> list[str]:
+def _leave_out_unused(sensors: list[Channel], events: list[dict]) -> list[str]:
     """Take GPUs that no rank uses out of the sums, if every rank tells which it may use.
 
     Returns, in words, the GPUs of ranks that none of the sensors reads.
@@ -215,19 +230,19 @@ def _leave_out_unused(sensors: list[dict], events: list[dict]) -> list[str]:
     if used is None:
         return []
     for one in sensors:
-        if one["component"] == "gpu" and _uuid_of(one) not in used:
-            one.update(primary=False, checks=None)
+        if one.component == "gpu" and _uuid_of(one) not in used:
+            one.primary, one.checks = False, None
     unread = sorted(used - set(map(_uuid_of, sensors)))
     return [f"no sensor of GPU {uuid}, which a rank uses" for uuid in unread]
 
 
-def _gpus_of_ranks(events: list[dict]) -> dict[int, str | None]:
+def _gpus_of_ranks(events: list[dict]) -> dict[int, str]:
     starts = events_of_kind(events, "rank_start")
     return {event["rank"]: devices.plain(event.get("gpu_uuid")) for event in starts}
 
 
-def _uuid_of(sensor: dict) -> str | None:
-    return devices.plain(sensor["notes"].get("uuid"))
+def _uuid_of(sensor: Channel) -> str:
+    return devices.plain(sensor.notes.get("uuid"))
 
 
 # ------------------------------------------------------------------------------------------ idle
@@ -238,21 +253,17 @@ def _idle_W(idle: list[Evidence], when: str) -> dict[str, float]:
 
     It is absent where a sensor has too few readings.
     """
-    entries = []
-    for one in idle:
-        entry = one.sensor | {"bound_J": one.bound_J}
-        if one.readings >= FEWEST_IDLE_SAMPLES:
-            entry["energy_J"] = one.energy_J
-        entries.append(entry)
-    found = energy.totals(entries, idle[0].length_s)
-    return {
-        f"idle_power_{component}_{when}_W": found[f"mean_power_{component}_W"]
-        for component in COMPONENTS
-        if f"mean_power_{component}_W" in found
-    }
+    watts = {}
+    for component in COMPONENTS:
+        own = [one for one in idle if one.sensor.component == component]
+        own = [one for one in own if one.sensor.primary]
+        if own and min(one.readings for one in own) >= FEWEST_IDLE_SAMPLES:
+            energy_J = sum(one.energy_J for one in own)
+            watts[f"idle_power_{component}_{when}_W"] = energy_J / own[0].length_s
+    return watts
 
 
-def _idle(parts: list[list[Host]]) -> dict:
+def _idle(parts: list[list[Host]]) -> dict[str, float]:
     """Return idle powers of all hosts together, of the first segment that knows them."""
     watts: dict[str, float] = {}
     for part in parts:
@@ -296,13 +307,13 @@ def _phases_of_ranks(
     for rank, (spans_ns, kinds, names) in spans.items():
         columns = [("time_s", np.diff(spans_ns, axis=0)[0] / 1e9)]
         for stream in streams:
-            component = stream.sensor["component"]
-            if not stream.sensor["primary"]:
+            component = stream.sensor.component
+            if not stream.sensor.primary:
                 continue
             joules = np.diff(stream.at(spans_ns / 1e9), axis=0)[0]
             if component != "gpu":
                 joules = joules / len(gpus)
-            elif _uuid_of(stream.sensor) != gpus[rank]:
+            elif gpus[rank] not in {_uuid_of(stream.sensor)} - {""}:
                 continue
             columns.append((f"energy_{component}_J", joules))
         for name, amounts in columns:
@@ -347,7 +358,7 @@ def power_trace(
         first = next(pieces(path), None)
         if first is None or len(first.t_ns) < 2:
             continue
-        host = first.header["host"]
+        host = first.header.host
         prefix = f"{host}:" if len(paths) > 1 else ""
         first_s, last_s = first.t_ns[0] / 1e9, last_ns(path) / 1e9
         begin_s = starts_ns.get(host, first.t_ns[0]) / 1e9
@@ -361,5 +372,5 @@ def power_trace(
             is_known = (edges_s >= stream.first_s) & (edges_s <= stream.last_s)
             watts = np.diff(stream.asked_J[is_known]) / step_s
             middles_s = edges_s[is_known][:-1] - begin_s + step_s / 2
-            traces[prefix + stream.sensor["id"]] = middles_s, watts
+            traces[prefix + stream.sensor.id] = middles_s, watts
     return traces

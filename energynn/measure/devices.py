@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
 from energynn.measure import kernel, sensors
 from energynn.measure.energy import COMPONENTS, may_leave_out, refusal
@@ -47,7 +48,7 @@ def visible(intent: dict) -> dict[str, list[str]]:
     inventory = sensors.Inventory()
     sensors.add_nvidia(inventory, value)
     sensors.leave_out(inventory, intent.get("left_out", []))
-    found = {sensor.notes.get("uuid") for sensor in inventory.sensors}
+    found: set[Any] = {one.notes.get("uuid") for one in inventory.sensors}
     is_told = found or value in sensors.NOTHING_VISIBLE
     if not is_told or None in found or inventory.unaccounted:
         return {}
@@ -67,9 +68,9 @@ def used(events: list[dict]) -> set[str] | None:
     return found
 
 
-def plain(uuid: str | None) -> str | None:
-    """Write a GPU's UUID as torch does: NVML begins it with GPU-."""
-    return uuid.removeprefix("GPU-").lower() if uuid else None
+def plain(uuid: str | None) -> str:
+    """Write a GPU's UUID as torch does, NVML begins it with GPU-; "" where there is none."""
+    return (uuid or "").removeprefix("GPU-").lower()
 
 
 def differences(parts: list[list]) -> list[str]:
@@ -81,7 +82,10 @@ def differences(parts: list[list]) -> list[str]:
     hosts = [host for part in parts for host in part]
     reasons = []
     for part in parts:
-        for names in (Counter(host.name for host in part), Counter(map(_boot, part))):
+        for names in (
+            Counter(host.name for host in part),
+            Counter(host.boot_id for host in part),
+        ):
             twice = [name for name, count in names.items() if name and count > 1]
             reasons += [
                 f"two samples files of one machine ({name}): its energy counts twice"
@@ -103,13 +107,9 @@ def differences(parts: list[list]) -> list[str]:
     return [refusal("D", text) for text in dict.fromkeys(reasons)]
 
 
-def _boot(host) -> str:
-    return host.boot_id
-
-
 def _number(host, component: str) -> float:
-    own = [sensor for sensor in host.primary if sensor["component"] == component]
-    is_estimate = any(sensor["kind"] == "busy" for sensor in own)
+    own = [sensor for sensor in host.primary if sensor.component == component]
+    is_estimate = any(sensor.kind == "busy" for sensor in own)
     return 0 if is_estimate else len(own)
 
 

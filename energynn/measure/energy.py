@@ -2,7 +2,7 @@
 
     curve(sensor, t_s, readings, period_s) -> Curve  cumulative energy of one sensor
     judge(evidence, unaccounted)                     the six tests; empty: no reason against it
-    entries(evidence) -> list[dict]                  sensors with their energies and bounds
+    entries(evidence) -> list[SensorEnergy]          sensors with their energies and bounds
     totals(entries, window_s) -> dict                sums by component, named as in a record
 
 Times are seconds of one host's monotonic clock. Nothing here repairs a reading. What curves say
@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import combinations
-from typing import NamedTuple
+from operator import mul
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from energynn.measure.evidence import THRESHOLDS, Evidence
+from energynn.measure.samples import Channel
 
 JOULE_PER_KWH = 3.6e6
 SECOND_PER_HOUR = 3600.0
@@ -45,6 +48,20 @@ def may_leave_out(name: str) -> str:
     return f'left_out = ["{name}"] leaves it out'
 
 
+class SensorEnergy(Channel):
+    """What a primary or checking sensor tells of the training of a segment.
+
+    ``energy_J``, of which ``bound_J`` is the bound, is None where its readings cannot be true.
+    """
+
+    samples: int = 0
+    coverage: float = 0.0
+    energy_J: float | None = None
+    bound_J: float = 0.0
+    segment: int = 0
+    host: str = ""
+
+
 class Curve(NamedTuple):
     """Cumulative energy of one sensor, NaN if it has fewer than two readings.
 
@@ -53,7 +70,7 @@ class Curve(NamedTuple):
     gaps_s: (gaps, 2) from and to; late_s: how old what is shown may be.
     """
 
-    sensor: dict
+    sensor: Channel
     t_s: np.ndarray
     values: np.ndarray
     energy_J: np.ndarray
@@ -69,26 +86,26 @@ class Curve(NamedTuple):
     @property
     def amounts(self) -> np.ndarray:
         """(readings,) that are never negative: a power, or what a counter has added each time."""
-        if self.sensor["kind"] == "power":
+        if self.sensor.kind == "power":
             return self.values
         return np.append(0.0, _steps_J(self.sensor, self.values))
 
 
 def curve(
-    sensor: dict, t_s: np.ndarray, readings: np.ndarray, period_s: float
+    sensor: Channel, t_s: np.ndarray, readings: np.ndarray, period_s: float
 ) -> Curve:
     """Make the energy of one sensor from its readings, NaN where one failed; shapes (samples,)."""
     good = np.flatnonzero(np.isfinite(readings))
     if len(good) < 2:
         good, t_s, readings = np.arange(2), np.zeros(2), np.full(2, np.nan)
-    read_s, values = t_s[good], readings[good] * sensor["to_SI"]
+    read_s, values = t_s[good], readings[good] * sensor.to_SI
     edges_s = np.concatenate([[-np.inf], read_s, [np.inf]])
     is_gap = np.diff(edges_s) > max(2 * period_s, 0.2)
     is_gap[1:-1] |= np.diff(good) > 1
     gaps_s = np.stack([edges_s[:-1], edges_s[1:]], axis=1)[is_gap]
-    renewed_s = sensor.get("update_s") or update_s(read_s, values)
-    sensor = sensor | {"update_s": renewed_s}
-    make = {"energy": _count, "power": _integrate, "busy": _estimate}[sensor["kind"]]
+    renewed_s = sensor.update_s or update_s(read_s, values)
+    sensor = msgspec.structs.replace(sensor, update_s=renewed_s)
+    make = {"energy": _count, "power": _integrate, "busy": _estimate}[sensor.kind]
     renewal_s = renewed_s or 0.0
     energy_J, missed_J2, late_s = make(sensor, read_s, values, period_s, renewal_s)
     return Curve(sensor, read_s, values, energy_J, missed_J2, gaps_s, period_s, late_s)
@@ -103,9 +120,9 @@ def _count(sensor, t_s, values, period_s, renewed_s):
     return energy_J, 0 * energy_J, period_s + renewed_s
 
 
-def _steps_J(sensor: dict, values: np.ndarray) -> np.ndarray:
+def _steps_J(sensor: Channel, values: np.ndarray) -> np.ndarray:
     steps_J = np.diff(values)
-    wraps_J = (sensor["wraps_at"] or 0.0) * sensor["to_SI"]
+    wraps_J = (sensor.wraps_at or 0.0) * sensor.to_SI
     return np.where(steps_J < 0, steps_J + wraps_J, steps_J)
 
 
@@ -132,13 +149,13 @@ def _integrate(sensor, t_s, watts, period_s, renewed_s):
     return energy_J, missed_J2, late_s
 
 
-def _is_averaged(sensor: dict) -> bool:
-    return "average over 1 s" in sensor["notes"].get("power", "")
+def _is_averaged(sensor: Channel) -> bool:
+    return "average over 1 s" in sensor.notes.get("power", "")
 
 
 def _estimate(sensor, t_s, core_s, period_s, _renewed_s):
     """Apply the stated model: idle power of all cores, and more while a core is busy."""
-    model = sensor["model"]
+    model = sensor.model
     more_W = model["full_W_per_core"] - model["idle_W_per_core"]
     idle_W = model["idle_W_per_core"] * model["cores"]
     energy_J = more_W * (core_s - core_s[0]) + idle_W * (t_s - t_s[0])
@@ -164,12 +181,12 @@ def judge(
     found: of all sensors of devices in use; unaccounted: in words, devices that no sensor reads;
     quota_cpus: CPUs' time that a container may use.
     """
-    primary = [one for one in found if one.sensor["primary"]]
+    primary = [one for one in found if one.sensor.primary]
     # D: every device is accounted for, and none twice.
     reasons = [refusal("D", text) for text in unaccounted]
     for one, other in combinations(primary, 2):
         if _are_one(one, other):
-            text = f"{one.sensor['id']} and {other.sensor['id']} are the same device"
+            text = f"{one.sensor.id} and {other.sensor.id} are the same device"
             text += f", counted twice; {may_leave_out(other.device)}"
             reasons.append(refusal("D", text))
     for one in primary:
@@ -184,9 +201,9 @@ def impossible(one: Evidence, limits: dict) -> Iterator[str]:
     """Test whether the readings can be those of the device: M, S and P. Else it has no energy."""
     # M: a counter never falls, its wrap aside, and no power is negative.
     if one.falls:
-        text = f"{one.sensor['id']} fell or was negative {one.falls} times"
+        text = f"{one.sensor.id} fell or was negative {one.falls} times"
         yield refusal("M", text)
-    if one.sensor["kind"] != "busy" and one.least <= one.most:
+    if one.sensor.kind != "busy" and one.least <= one.most:
         if one.is_used:
             yield from _movement(one, limits)
         yield from _power(one, limits)
@@ -194,7 +211,7 @@ def impossible(one: Evidence, limits: dict) -> Iterator[str]:
 
 def _movement(one: Evidence, limits: dict) -> Iterator[str]:
     """S: what is used draws more than next to nothing in the mean, and its sensor moves."""
-    name, component = one.sensor["id"], one.sensor["component"]
+    name, component = one.sensor.id, one.sensor.component
     least_W, by = limits[f"least_{component}_W"], [f"least_{component}_W"]
     if 0 < one.limit_W < limits[f"most_{component}_W"]:
         least_W = max(least_W, limits["least_share"] * one.limit_W)
@@ -230,7 +247,7 @@ def _power(one: Evidence, limits: dict) -> Iterator[str]:
     The limits of CPUs and RAM are means: half a minute is held against them, a second against
     several times as much. RAPL without a limit shows its greatest number.
     """
-    component = one.sensor["component"]
+    component = one.sensor.component
     by = f"most_{component}_W"
     tests = [(one.peak_W, limits[by], by)]
     if 0 < one.limit_W < limits[by]:
@@ -244,7 +261,7 @@ def _power(one: Evidence, limits: dict) -> Iterator[str]:
             tests += [(one.half_minute_W, limit_W, by)]
     for shown_W, most_W, by in tests:
         if shown_W > most_W:
-            text = f"{one.sensor['id']} showed {shown_W:.3g} W, at most {most_W:.3g} W can be drawn"
+            text = f"{one.sensor.id} showed {shown_W:.3g} W, at most {most_W:.3g} W can be drawn"
             yield refusal("P", text, by)
             return
 
@@ -259,15 +276,15 @@ def _gaps(one: Evidence, limits: dict, quota_cpus: float | None) -> Iterator[str
     by = ["gap_s"]
     if one.is_counter:
         most_s = max(most_s, limits["gap_share"] * one.length_s)
-        most_W = limits[f"most_{one.sensor['component']}_W"]
-        round_J = (one.sensor["wraps_at"] or np.inf) * one.sensor["to_SI"]
+        most_W = limits[f"most_{one.sensor.component}_W"]
+        round_J = (one.sensor.wraps_at or np.inf) * one.sensor.to_SI
         is_lost = one.edge_gap_s > most_s or longest_s > round_J / most_W
     else:
         is_lost = share > limits["gap_share"] or longest_s > most_s
         by.append("gap_share")
     if is_lost:
         what = f"no readings for {share:.1%} of the time, for {longest_s:.2g} s at most"
-        text = f"{one.sensor['id']} has {what}{_remedy(one, quota_cpus)}"
+        text = f"{one.sensor.id} has {what}{_remedy(one, quota_cpus)}"
         yield refusal("G", text, *by)
 
 
@@ -292,7 +309,7 @@ def _checks(one: Evidence, found: list[Evidence]) -> list[Evidence]:
     return [
         other
         for other in found
-        if other.sensor.get("checks") == one.sensor["id"] and other.late_s < SLOW_S
+        if other.sensor.checks == one.sensor.id and other.late_s < SLOW_S
     ]
 
 
@@ -305,64 +322,64 @@ def _disagreement(counter: Evidence, power: Evidence, limits: dict) -> Iterator[
     open_J = max(limits["disagreement"] * counted_J, lag_J)
     if abs(drawn_J - counted_J) > open_J:
         says = f"{drawn_J:.0f} J, not {counted_J:.0f} J"
-        text = f"{power.sensor['id']} says {says} as {counter.sensor['id']}"
+        text = f"{power.sensor.id} says {says} as {counter.sensor.id}"
         yield refusal("C", text, "disagreement")
 
 
 def _are_one(one: Evidence, other: Evidence) -> bool:
     """Tell whether two sensors have one UUID, or two counters the same readings."""
-    uuids = [each.sensor["notes"].get("uuid") for each in (one, other)]
+    uuids = [each.sensor.notes.get("uuid") for each in (one, other)]
     if uuids[0] and uuids[0] == uuids[1]:
         return True
-    are_counters = one.sensor["kind"] == other.sensor["kind"] == "energy"
+    are_counters = one.sensor.kind == other.sensor.kind == "energy"
     are_long = are_counters and len(one.head) == len(other.head)
-    return are_long and np.mean(one.head == other.head) > 0.5
+    return bool(are_long and np.mean(one.head == other.head) > 0.5)
 
 
 # ------------------------------------------------------------------------------------------- sums
 
 
-def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[dict]:
+def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[SensorEnergy]:
     """Describe each sensor with its coverage and, if its readings can be true, its energy in J.
 
     Where a power of the same device says something else, the bound is that far, too.
     """
     described = []
     for one in found:
-        energy_J, bound_J = one.energy_J, one.bound_J
-        for other in _checks(one, found):
-            bound_J = max(bound_J, abs(other.energy_J - energy_J))
-        entry = one.sensor | {"samples": one.readings, "coverage": one.coverage}
+        facts = msgspec.structs.asdict(one.sensor)
+        entry = SensorEnergy(**facts, samples=one.readings, coverage=one.coverage)
         if one.limit_end_W:
-            entry["notes"] = entry["notes"] | {"limit_end_W": one.limit_end_W}
-        if np.isfinite(energy_J) and not any(impossible(one, limits)):
-            entry |= {"energy_J": energy_J, "bound_J": bound_J}
+            entry.notes = entry.notes | {"limit_end_W": one.limit_end_W}
+        if np.isfinite(one.energy_J) and not any(impossible(one, limits)):
+            apart_J = [
+                abs(other.energy_J - one.energy_J) for other in _checks(one, found)
+            ]
+            entry.energy_J, entry.bound_J = one.energy_J, max([one.bound_J, *apart_J])
         described.append(entry)
     return described
 
 
-def totals(entries: Iterable[dict], window_s: float) -> dict:
+def totals(entries: Iterable[SensorEnergy], window_s: float) -> dict[str, Any]:
     """Energies, bounds, bands and mean powers per component and in all, by the primary sensors.
 
-    entries: sensors of all hosts with ``energy_J`` and ``bound_J``. Where one has none, neither has
-    its component, nor the total. Bounds add up, and so do bands: sensors of one kind are wrong
-    together. The total's provenance is the weakest of its parts.
+    entries: sensors of all hosts. Where one has no energy, neither has its component, nor the
+    total. Bounds add up, and so do bands: sensors of one kind are wrong together. The total's
+    provenance is the weakest of its parts.
     """
-    entries = [entry for entry in entries if entry["primary"]]
-    result: dict = {}
+    primary = [entry for entry in entries if entry.primary]
+    result: dict[str, Any] = {}
     for name in (*COMPONENTS, "total"):
-        own = [entry for entry in entries if name in (entry["component"], "total")]
-        if not own or not all("energy_J" in entry for entry in own):
+        own = [entry for entry in primary if name in (entry.component, "total")]
+        joules = [entry.energy_J for entry in own if entry.energy_J is not None]
+        if not own or len(joules) < len(own):
             continue
-        energy_J = sum(entry["energy_J"] for entry in own)
-        provenances = [entry["provenance"] for entry in own]
+        provenances = [entry.provenance for entry in own]
+        shares = map(SYSTEMATIC.__getitem__, provenances)
         result |= {
-            f"energy_{name}_J": energy_J,
+            f"energy_{name}_J": sum(joules),
             f"energy_{name}_provenance": max(provenances, key=PROVENANCES.index),
-            f"energy_{name}_bound_J": sum(entry["bound_J"] for entry in own),
-            f"energy_{name}_systematic_J": sum(
-                SYSTEMATIC[entry["provenance"]] * entry["energy_J"] for entry in own
-            ),
-            f"mean_power_{name}_W": energy_J / window_s,
+            f"energy_{name}_bound_J": sum(entry.bound_J for entry in own),
+            f"energy_{name}_systematic_J": sum(map(mul, shares, joules)),
+            f"mean_power_{name}_W": sum(joules) / window_s,
         }
     return result

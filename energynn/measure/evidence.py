@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from energynn.measure.samples import DeviceState
+from energynn.measure.samples import Channel, DeviceState
 
 # before and after a window: how much the power varies there, for its bound
 AROUND_S = 2.0
@@ -58,7 +58,7 @@ class Evidence:
     limit_end_W: the last.
     """
 
-    sensor: dict
+    sensor: Channel
     begin_s: float
     end_s: float
     period_s: float
@@ -84,11 +84,11 @@ class Evidence:
     zero_s: float = 0.0
     still: np.ndarray = field(default_factory=partial(np.zeros, (0, 2)))
     is_whole: bool = True
-    head: np.ndarray | None = None
+    head: np.ndarray = field(default_factory=partial(np.zeros, 0))
     first_s: float = np.inf
 
     def __post_init__(self):
-        self.limit_W = self.sensor["notes"].get("limit_W", 0.0)
+        self.limit_W = self.sensor.notes.get("limit_W", 0.0)
 
     @property
     def length_s(self) -> float:
@@ -97,7 +97,7 @@ class Evidence:
     @property
     def device(self) -> str:
         """Name the device as a person may leave it out, with all that reads it."""
-        return self.sensor["component"] + self.sensor["device"]
+        return self.sensor.component + self.sensor.device
 
     @property
     def coverage(self) -> float:
@@ -113,7 +113,7 @@ class Evidence:
         """
         range_W = self.highest_W - self.lowest_W
         if range_W < 0:  # nothing is known of it
-            range_W = THRESHOLDS[f"most_{self.sensor['component']}_W"]
+            range_W = THRESHOLDS[f"most_{self.sensor.component}_W"]
         range_W = max(range_W, LEAST_RANGE * self.energy_J / self.length_s)
         lost_s = self.edge_lost_s if self.is_counter else self.lost_s
         bound_J = range_W * (1.5 * self.late_s + lost_s) + 2 * np.sqrt(self.missed_J2)
@@ -123,12 +123,12 @@ class Evidence:
 
     @property
     def is_counter(self) -> bool:
-        return self.sensor["kind"] != "power"
+        return self.sensor.kind != "power"
 
     @property
     def is_used(self) -> bool:
         """Tell whether the device works in the window, as far as is known; a CPU always does."""
-        is_idle = self.sensor["component"] == "gpu" and self.is_busy is False
+        is_idle = self.sensor.component == "gpu" and self.is_busy is False
         return self.is_named or not is_idle
 
     def hear(self, t_s: float, told: DeviceState) -> None:
@@ -143,7 +143,7 @@ class Evidence:
     def add(self, curve, from_s: float = -np.inf, to_s: float = np.inf) -> None:
         """Add the readings of a curve after ``from_s`` and until ``to_s``; it knows more around."""
         t_s, self.late_s = curve.t_s, curve.late_s
-        if self.head is None:
+        if not len(self.head):
             self.head, self.first_s = curve.values[:HEAD], t_s[0]
         is_new = (t_s > from_s) & (t_s <= to_s)
         self.is_whole &= not (curve.values % 1).any()

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -71,7 +71,7 @@ def batch_job() -> dict:
     """
     if "SLURM_JOB_ID" not in os.environ:
         return {}
-    facts = {
+    facts: dict[str, Any] = {
         name.removeprefix("SLURM_").lower(): os.environ[name]
         for name in JOB_FACTS
         if name in os.environ
@@ -164,7 +164,8 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
 
     cpu_model: CpuModel = msgspec.convert(CPU_MODEL, CpuModel)
     thresholds: dict[
-        Literal[tuple(THRESHOLDS)], Annotated[float, Meta(ge=0, le=10_000)]
+        Literal[tuple(THRESHOLDS)],  # type: ignore[valid-type]
+        Annotated[float, Meta(ge=0, le=10_000)],
     ] = {}
     left_out: list[str] = []
 
@@ -220,27 +221,9 @@ def remedy(reasons: Iterable[str], path: Path) -> list[str]:
     text = "; ".join(reasons)
     named = [name for name in THRESHOLDS if re.search(rf"\b{name}\b", text)]
     words = [f"{', '.join(named)} in [thresholds]"] if named else []
-    if names := re.findall(r'left_out = \["([^"]+)"\]', text):
-        names = dict.fromkeys(load(path)["left_out"] + names)
+    if found := re.findall(r'left_out = \["([^"]+)"\]', text):
+        names = dict.fromkeys(load(path)["left_out"] + found)
         words.append(f"left_out = {json.dumps([*names])} above the first table")
     file = path if path.exists() else f"{path}, a new file"
     said = f"if this machine is so: set {' and '.join(words)} of {file}; measure again"
     return [said] if words else []
-
-
-def remarks(record: dict, runs_dir: Path | None = None) -> list[str]:
-    """Say by what thresholds of its own a record was judged, what it leaves out, and remedies."""
-    own = record.get("thresholds", {})
-    lines = [
-        f"judged by {name} = {own[name]}, usual is {usual}"
-        for name, usual in THRESHOLDS.items()
-        if own.get(name, usual) != usual
-    ]
-    lines += [f"left out by system.toml: {name}" for name in record.get("left_out", [])]
-    used = [sensor["notes"] for sensor in record["sensors"] if sensor["primary"]]
-    ways = {notes["measured_by"] for notes in used if "measured_by" in notes}
-    lines += [f"CPU: estimated; to have it measured, {way}" for way in sorted(ways)]
-    path = system_file(runs_dir, record["system"])
-    # what perun has measured cannot be measured again
-    doubts = record.get("doubts", []) if record["system"] != "imported" else []
-    return lines + remedy(doubts, path)

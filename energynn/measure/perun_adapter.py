@@ -241,14 +241,15 @@ def _read_run(application: str, name: str, run) -> PerunRun:
     return PerunRun(application, name, started, results, sensors)
 
 
-def _read_sensor(raw, *place: str) -> PerunSensor:
+def _read_sensor(raw, round_: str, host: str, component: str, name: str) -> PerunSensor:
     times, series = raw["timesteps"], raw.get("alt_values", raw["values"])
     seconds = times[:].astype("float32") * np.float32(times.attrs["mag"])
     if not len(seconds) or len(series) != len(seconds):
         raise ValueError(f"{raw.name}: its times and values do not match")
     facts = series.attrs
     to_SI, valid_max = float(facts["mag"]), float(facts.get("valid_max", np.inf))
-    return PerunSensor(*place, seconds, series[:], facts["unit"], to_SI, valid_max)
+    shown = series[:], facts["unit"], to_SI, valid_max
+    return PerunSensor(round_, host, component, name, seconds, *shown)
 
 
 def read_results(

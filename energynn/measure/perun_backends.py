@@ -31,7 +31,7 @@ def add_amd(inventory: Inventory) -> None:
             board = backend.amdsmi.amdsmi_get_gpu_board_info(handle)
             name = f"ROCM:{uuid}_POWER"
             read = partial(_power_W, backend.amdsmi, handle)
-            sensor = Sensor(name, "gpu", str(number), "power", "measured", read)
+            sensor = Sensor(name, "gpu", str(number), "power", "measured", read=read)
             if number % 2 and "MI250" in board["product_name"] and not _tells(read):
                 sensor.device = str(number - 1)  # whose power is that of both halves
             sensor.notes = {"uuid": uuid, "name": board["product_name"]}

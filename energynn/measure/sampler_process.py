@@ -28,22 +28,24 @@ READY_S = float(os.environ.get("ENERGYNN_READY_LIMIT_S", "60"))
 
 def start_sampler(
     folder: Path, size: int, stopped: list[int], take_host: Callable | None = None
-):
+) -> tuple[Callable[[], None], int]:
     """Start this host's sampler, or wait for the one that another rank of this host has started.
 
-    ``size`` ranks take part on all hosts. Returns a function that a rank calls at its end; the
-    sampler continues until the last rank of this host has ended, or a signal is in ``stopped``.
+    ``size`` ranks take part on all hosts. Returns a function that a rank calls at its end, and the
+    number of the process, 0 of another rank's; the sampler continues until the last rank of this
+    host has ended, or a signal is in ``stopped``.
     ``take_host``: called once on each host before its sampler; what it returns is kept.
     """
     host = os.uname().nodename
     ranks = folder / f".ranks-{host}"
     ours = lock(ranks, shared=True, wait=True)
+    assert ours  # who waits has it
     owner = lock(folder / f".sampler-{host}")
     if owner is None:
         until(
             lambda: has_begun(folder, host), f"the first sample of {host} in {folder}"
         )
-        return ours.close
+        return ours.close, 0
     held = [owner, take_host and take_host()]
     here = min(size, ranks_of_this_host())
     program = "from energynn.measure.sampler_process import sample; "
@@ -73,8 +75,7 @@ def start_sampler(
         sampler.wait()
         held.clear()
 
-    stop.pid = sampler.pid
-    return stop
+    return stop, sampler.pid
 
 
 def sample(folder: str, ranks: int) -> None:

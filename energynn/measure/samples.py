@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -27,7 +26,48 @@ LONGEST_LINE_B = 2**24
 Instant = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
 
 
-class DeviceState(msgspec.Struct):
+class Channel(msgspec.Struct):
+    """One quantity of one device, as the header of a samples file describes it.
+
+    ``kind`` says what a reading is: ``energy`` a cumulative counter, ``power`` an instant or
+    average, ``busy`` the cumulative busy time of all cores in core-seconds. ``to_SI`` turns a
+    reading into J, W or core-seconds. ``wraps_at`` is the reading at which a counter starts again;
+    ``update_s`` the time between changes, None if unknown. One sensor of each device is primary;
+    ``checks`` names the primary sensor that measures the same. The others never enter a sum.
+    ``model`` is that of an estimate.
+    """
+
+    id: str
+    component: str  # gpu, cpu or ram
+    device: str
+    kind: str
+    provenance: str
+    to_SI: float = 1.0
+    wraps_at: float | None = None
+    primary: bool = True
+    checks: str | None = None
+    update_s: float | None = None
+    model: dict[str, Any] | None = None
+    notes: dict[str, Any] = {}
+
+
+class Header(msgspec.Struct, tag_field="header", tag="energynn-samples/1"):
+    """What a samples file says of its host, in its first line.
+
+    problems, unaccounted: as in ``sensors.Inventory``; quota_cpus: CPUs' time that a container may
+    use.
+    """
+
+    host: str
+    period_s: float
+    sensors: list[Channel]
+    boot_id: str = ""
+    quota_cpus: float | None = None
+    problems: list[str] = []
+    unaccounted: list[str] = []
+
+
+class DeviceState(msgspec.Struct, omit_defaults=True):
     """What a device tells of itself: its power limit, and whether it works."""
 
     limit_W: float | None = None
@@ -53,19 +93,17 @@ class Samples:
     problems: what the sampler complained about; states: what devices told of themselves.
     """
 
-    header: dict
+    header: Header
     t_ns: np.ndarray
     readings: np.ndarray
     problems: list[str]
     states: list[Line]
 
-    def states_of(self, sensor: dict) -> Iterator[tuple[float, DeviceState]]:
+    def states_of(self, sensor: Channel) -> Iterator[tuple[float, DeviceState]]:
         """Give what a sensor's device told of itself, and when in s."""
-        device_of = itemgetter("component", "device")
         for line in self.states:
-            for one in self.header["sensors"]:
-                if one["id"] in line.states and device_of(one) == device_of(sensor):
-                    yield line.t / 1e9, line.states[one["id"]]
+            if sensor.id in line.states:
+                yield line.t / 1e9, line.states[sensor.id]
 
 
 def pieces(path: Path, begin_B: int = 0) -> Iterator[Samples]:
@@ -88,15 +126,16 @@ def pieces(path: Path, begin_B: int = 0) -> Iterator[Samples]:
                 return
 
 
-def read_header(path: Path) -> dict | None:
+def read_header(path: Path) -> Header | None:
     """Read what a samples file says of host and sensors; None where it was cut off before."""
     require_file(path)
     with open(path, "rb") as file:
         first = file.readline(LONGEST_LINE_B)
-    return msgspec.json.decode(first) if first.endswith(b"\n") else None
+    is_whole = first.endswith(b"\n")
+    return msgspec.json.decode(first, type=Header) if is_whole else None
 
 
-def _read_piece(lines: Iterator[bytes], header: dict) -> Samples:
+def _read_piece(lines: Iterator[bytes], header: Header) -> Samples:
     times_ns, rows, states, problems = [], [], [], []
     for line in lines:
         with suppress(ValueError):
@@ -106,12 +145,12 @@ def _read_piece(lines: Iterator[bytes], header: dict) -> Samples:
             told = _decode(line)
             if told.states:
                 states.append(told)
-            elif len(told.v) == len(header["sensors"]):
+            elif len(told.v) == len(header.sensors):
                 times_ns.append(told.t)
                 rows.append(told.v)
         if len(rows) == PIECE:
             break
-    readings = np.array(rows, dtype=float).reshape(len(rows), len(header["sensors"]))
+    readings = np.array(rows, dtype=float).reshape(len(rows), len(header.sensors))
     t_ns = np.array(times_ns, dtype=np.int64)
     return Samples(header, t_ns, readings, problems, states)
 
@@ -139,7 +178,7 @@ def write_host(
     folder: Path,
     rank: int,
     host: str,
-    sensors: list[dict],
+    sensors: list[Channel],
     times_ns: list[int],
     readings: Iterable[list],
     apart_ns: int = 0,
@@ -150,23 +189,18 @@ def write_host(
     One rank stands for it. apart_ns: from its monotonic to its wall clock. at_end: fields of the
     end of the training.
     """
-    header = {
-        "header": "energynn-samples/1",
-        "host": host,
-        "period_s": float(np.median(np.diff(times_ns))) / 1e9,
-        "sensors": sensors,
-    }
+    header = Header(host, float(np.median(np.diff(times_ns))) / 1e9, sensors)
     samples = [
         {"t": t, "w": apart_ns + t, "v": values}
         for t, values in zip(times_ns, readings, strict=True)
     ]
-    events = []
+    events: list[dict] = []
     for event, at in (("rank_start", 0), ("training_start", 0), ("training_end", -1)):
         clocks = {"t_mono_ns": times_ns[at], "t_wall_ns": apart_ns + times_ns[at]}
         events.append({"event": event, "host": host} | clocks)
     events[-1] |= at_end
-    files = {f"samples-{host}": [header, *samples], f"events-rank{rank}": events}
-    for name, lines in files.items():
+    files = (f"samples-{host}", [header, *samples]), (f"events-rank{rank}", events)
+    for name, lines in files:
         content = msgspec.json.Encoder().encode_lines(lines)
         (folder / f"{name}.jsonl").write_bytes(content)
 

@@ -16,12 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import psutil
 
 from energynn.measure import energy, kernel
+from energynn.measure.samples import Channel, DeviceState, Header
 
 HWMON = Path("/sys/class/hwmon")
 PCI_ADDRESS = re.compile(r"[\da-f]+:[\da-f]{2}:[\da-f]{2}\.[\da-f]")
@@ -31,44 +33,18 @@ MODULE_SHARE = 1.1  # of a GPU's power, that a counter of more than the GPU show
 WATCH_S = 1.0  # before the first sample, to see which sensors work
 
 
-@dataclass
-class Sensor:
-    """One readable quantity of one device.
+class Sensor(Channel, kw_only=True):
+    """A channel that can be read on this host.
 
-    ``kind`` says what a reading is: ``energy`` a cumulative counter, ``power`` an instant or
-    average, ``busy`` the cumulative busy time of all cores in core-seconds. ``to_SI`` turns a
-    reading into J, W or core-seconds. ``wraps_at`` is the reading at which a counter starts again;
-    ``update_s`` the time between changes, None if unknown. One sensor of each device is primary;
-    ``checks`` names the primary sensor that measures the same. The others never enter a sum.
     ``tell`` gives its device's power limit and whether it is busy, as far as it says so.
     """
 
-    id: str
-    component: str  # gpu, cpu or ram
-    device: str
-    kind: str
-    provenance: str
     read: Callable[[], float]
-    to_SI: float = 1.0
-    wraps_at: float | None = None
-    primary: bool = True
-    checks: str | None = None
-    update_s: float | None = None
-    model: dict | None = None
-    notes: dict = field(default_factory=dict)
-    tell: Callable[[], dict] | None = None
+    tell: Callable[[], DeviceState] | None = None
 
     @property
     def is_zone(self) -> bool:
         return self.kind == "energy" and self.component != "gpu"
-
-    def describe(self) -> dict:
-        """Give everything but what reads, for the header of the samples file."""
-        return {
-            name: value
-            for name, value in vars(self).items()
-            if name not in ("read", "tell")
-        }
 
 
 @dataclass
@@ -163,8 +139,9 @@ def rapl_sensors() -> list[Sensor]:
     sensors = []
     # intel-rapl-mmio shows the same counters again
     for zone in sorted(kernel.POWERCAP.glob("intel-rapl:*")):
-        sensor = Sensor(zone.name, "cpu", zone.name, "energy", provenance, None, 1e-6)
-        sensor.read = partial(_read_file, zone / "energy_uj")
+        read = partial(_read_file, zone / "energy_uj")
+        facts = zone.name, "cpu", zone.name, "energy", provenance, 1e-6
+        sensor = Sensor(*facts, read=read)
         try:
             component = _describe_zone(sensor, zone)
         except (OSError, ValueError, OverflowError) as error:  # whatever stands there
@@ -234,7 +211,7 @@ def cpu_estimate(model: dict) -> Sensor:
         "all",
         "busy",
         "estimated",
-        busy_core_seconds,
+        read=busy_core_seconds,
         model=model,
         notes={"measured_by": kernel.way_to_cpu_counters()},
     )
@@ -277,7 +254,8 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
         return
     vendors = kernel.training_devices()
     there = [address for address, vendor in vendors.items() if vendor == "NVIDIA"]
-    fault, pynvml, notes = "NVML does not list it", None, []
+    fault, pynvml = "NVML does not list it", None
+    notes: list[dict[str, Any]] = []
     try:
         pynvml, notes = list_gpus()
     except Exception as error:  # no library, no driver, no permission
@@ -312,7 +290,7 @@ def list_gpus():
     pynvml.nvmlInit()
     gpus = []
     for index in range(pynvml.nvmlDeviceGetCount()):
-        notes = {"name": "unknown GPU"}
+        notes: dict[str, Any] = {"name": "unknown GPU"}
         with suppress(Exception):  # a lost GPU says nothing, a laptop's knows no limit
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             notes["uuid"] = pynvml.nvmlDeviceGetUUID(gpu)
@@ -351,20 +329,20 @@ def _sensors_of_gpu(pynvml, index: int, notes: dict) -> list[Sensor]:
     ]
 
 
-def _read_gpu(pynvml, index: int, function: str) -> int:
+def _read_gpu(pynvml, index: int, function: str) -> Any:
     gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
     return getattr(pynvml, function)(gpu)  # an old binding lacks some
 
 
-def _state_of_gpu(pynvml, index: int) -> dict:
-    state = {}
+def _state_of_gpu(pynvml, index: int) -> DeviceState:
+    state = DeviceState()
     with suppress(Exception):  # not every GPU tells
         limit_mW = _read_gpu(pynvml, index, "nvmlDeviceGetEnforcedPowerLimit")
-        state["limit_W"] = limit_mW / 1e3
+        state.limit_W = limit_mW / 1e3
     with suppress(Exception):
         share = _read_gpu(pynvml, index, "nvmlDeviceGetUtilizationRates").gpu
         running = _read_gpu(pynvml, index, "nvmlDeviceGetComputeRunningProcesses")
-        state["is_busy"] = share > 0 or bool(running)
+        state.is_busy = share > 0 or bool(running)
     return state
 
 
@@ -374,13 +352,13 @@ def visible_devices(gpus: list[dict], value: str | None) -> tuple[list[int], lis
     An entry is a number or a UUID; one that is unknown, or names a device again, is refused. None
     leaves all.
     """
-    known = {str(number): number for number in range(len(gpus))}
+    known: dict[str | None, int] = {str(each): each for each in range(len(gpus))}
     if value is None:
         return list(known.values()), []
     known |= {gpu.get("uuid"): number for number, gpu in enumerate(gpus)}
     entries = list(filter(None, map(str.strip, value.split(","))))
     named = Counter(known[entry] for entry in entries if entry in known)
-    refused = {entry for entry in entries if named[known.get(entry)] != 1}
+    refused = {entry for entry in entries if named[known.get(entry, -1)] != 1}
     return sorted(named), sorted(refused)
 
 
@@ -445,16 +423,18 @@ class Sampler:
     def _loop(self) -> None:
         self._watch()
         choose(self.inventory, self.faults)
-        header = {
-            "header": "energynn-samples/1",
-            "host": socket.gethostname(),
-            "boot_id": kernel.boot_id(),
-            "period_s": self.period_s,
-            "sensors": [sensor.describe() for sensor in self.inventory.sensors],
-            "quota_cpus": kernel.quota_cpus(),
-            "problems": self.inventory.problems,
-            "unaccounted": self.inventory.unaccounted,
-        }
+        channels = msgspec.convert(
+            self.inventory.sensors, list[Channel], from_attributes=True
+        )
+        header = Header(
+            socket.gethostname(),
+            self.period_s,
+            channels,
+            kernel.boot_id(),
+            kernel.quota_cpus(),
+            self.inventory.problems,
+            self.inventory.unaccounted,
+        )
         self._write(header)
         self.faults.clear()
         pause_s = 0.0
@@ -476,8 +456,9 @@ class Sampler:
             return
         self.looked_s = now_s
         told = {each.id: each.tell() for each in self.inventory.sensors if each.tell}
-        states = {name: state for name, state in told.items() if state}
-        busy = {name: state.get("is_busy") for name, state in states.items()}
+        unknown = DeviceState()
+        states = {name: state for name, state in told.items() if state != unknown}
+        busy = {name: state.is_busy for name, state in states.items()}
         has_changed = busy != self.busy
         if states and (at_end or has_changed or now_s - self.told_s >= TOLD_S):
             self.busy, self.told_s = busy, now_s
@@ -485,7 +466,8 @@ class Sampler:
 
     def _watch(self) -> None:
         """Note how often each sensor changes, and the faults of those that tell nothing."""
-        times_s, rows, watts = [], [], {}
+        times_s, rows = [], []
+        watts: dict[str, float] = {}
         end_s = time.monotonic() + WATCH_S
         while time.monotonic() < end_s:
             rows.append(self._read_all())
@@ -504,9 +486,7 @@ class Sampler:
                     f"does not move: it shows {column[good][0]:.0f}"
                 )
             elif sensor.component == "gpu":
-                one = energy.curve(
-                    sensor.describe(), np.array(times_s), column, self.period_s
-                )
+                one = energy.curve(sensor, np.array(times_s), column, self.period_s)
                 watts[sensor.id] = np.ptp(one.energy_J) / np.ptp(one.t_s)
         count_modules_once(self.inventory, watts)
 
@@ -520,7 +500,7 @@ class Sampler:
             self._write({"problem": f"{name} {self.faults[name]}"})
         self._write({"t": middle_ns, "w": wall_ns, "v": values})
 
-    def _write(self, line: dict) -> None:
+    def _write(self, line: Header | dict) -> None:
         self.file.write(msgspec.json.encode(line) + b"\n")
 
     def _read_all(self) -> list[float | None]:

@@ -6,14 +6,14 @@ after each reading are known when it counts. A file of one piece is read as a wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from energynn.measure.energy import Curve, curve
 from energynn.measure.evidence import Evidence
-from energynn.measure.samples import PIECE, pieces
+from energynn.measure.samples import PIECE, Channel, Header, pieces
 
 MARGIN = 2**12  # readings around those that count, more than half a minute
 
@@ -25,12 +25,12 @@ class Stream:
     first reading until then. first_s, last_s: good readings.
     """
 
-    def __init__(self, sensor: dict, period_s: float, windows_s: dict, asked_s, make):
+    def __init__(self, sensor: Channel, period_s: float, windows_s, asked_s, make):
         self.sensor = self._sensor = sensor
         self.period_s, self.make = period_s, make
         self.found = {
-            name: Evidence(sensor, *window_s, period_s)
-            for name, window_s in windows_s.items()
+            name: Evidence(sensor, begin_s, end_s, period_s)
+            for name, (begin_s, end_s) in windows_s.items()
         }
         self.asked_s = np.unique(asked_s)
         self.asked_J = np.full(len(self.asked_s), np.nan)
@@ -70,8 +70,8 @@ class Stream:
 
 def read_streams(
     path: Path,
-    header: dict,
-    windows_s: dict,
+    header: Header,
+    windows_s: Mapping[str, Sequence[float] | np.ndarray],
     asked_s=(),
     begin_B: int = 0,
     make: Callable[..., Curve] = curve,
@@ -82,10 +82,10 @@ def read_streams(
     begin_B: where to begin; make: curves, as ``energy.curve`` does.
     """
     streams = [
-        Stream(sensor, header["period_s"], windows_s, asked_s, make)
-        for sensor in header["sensors"]
+        Stream(sensor, header.period_s, windows_s, asked_s, make)
+        for sensor in header.sensors
     ]
-    problems = header.get("problems", [])
+    problems = header.problems
     for part in pieces(path, begin_B):
         problems = problems + part.problems
         for stream, column in zip(streams, part.readings.T, strict=True):

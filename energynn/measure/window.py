@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -22,7 +23,7 @@ import psutil
 from energynn.files import write_json
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import start_sampler, until
-from energynn.measure.samples import last_ns, read_header
+from energynn.measure.samples import Header, last_ns, pieces
 from energynn.measure.stream import read_streams
 
 PERIOD_S = 0.04
@@ -73,6 +74,7 @@ class Window:
         try:
             _wait_for_cuda(self.synchronize)
         finally:
+            assert self._block  # it was entered
             self._block.end_ns = time.monotonic_ns()
 
     @property
@@ -81,7 +83,7 @@ class Window:
         return self._block.time_s if self._block else 0.0
 
     @property
-    def energies(self) -> dict[str, float | str | list[str]]:
+    def energies(self) -> dict[str, Any]:
         """Energies in J, their provenances and bounds, mean powers in W; named as in a record.
 
         ``doubts`` are reasons not to believe them, ``remedy`` what in system.toml overrules them. A
@@ -140,6 +142,7 @@ class Sampler:
     """
 
     file: Path
+    header: Header
     process: psutil.Process
     path: Path
     system: dict
@@ -155,8 +158,7 @@ class Sampler:
         """Tell whether each sensor has had time to show what was at an instant."""
         if not self.file.exists():  # it goes with a parent
             return False
-        sensors = read_header(self.file)["sensors"]
-        late_s = max((one["update_s"] or 0.0 for one in sensors), default=0.0)
+        late_s = max((one.update_s or 0.0 for one in self.header.sensors), default=0.0)
         return last_ns(self.file) > end_ns + late_s * 1e9
 
 
@@ -178,11 +180,12 @@ def _start_sampler(no_gpu: bool) -> Sampler:
     folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
     intent = {"uses_gpus": not no_gpu, "config": {"sampling_period_s": PERIOD_S}}
     write_json(folder / "run.json", system | intent)
-    stop_sampler = start_sampler(folder, 1, [0])  # waits for no other rank
+    stop_sampler, number = start_sampler(folder, 1, [0])  # waits for no other rank
     atexit.register(_end, os.getpid(), folder, stop_sampler)
     time.sleep(FIRST_S)
     file = folder / f"samples-{os.uname().nodename}.jsonl"
-    return Sampler(file, psutil.Process(stop_sampler.pid), path, system)
+    header = next(pieces(file)).header
+    return Sampler(file, header, psutil.Process(number), path, system)
 
 
 def _end(process: int, folder: Path, stop_sampler: Callable) -> None:
@@ -208,7 +211,7 @@ class Block:
         return ((self.end_ns or time.monotonic_ns()) - self.start_ns) / 1e9
 
     @cached_property
-    def energies(self) -> dict[str, float | str | list[str]]:
+    def energies(self) -> dict[str, Any]:
         sampler = self.sampler
         until(
             lambda: sampler.has_sampled(self.end_ns) or not sampler.is_alive,
@@ -218,15 +221,18 @@ class Block:
         if not sampler.has_sampled(self.end_ns):
             died = "D: the sampler died before the end; the next window starts another"
             return {"doubts": [died], "remedy": []}
-        header = read_header(sampler.file)
         window_s = self.start_ns / 1e9, self.end_ns / 1e9
         make = partial(_curve_on_beat, window_s)
         streams, _ = read_streams(
-            sampler.file, header, {"block": window_s}, begin_B=self.begin_B, make=make
+            sampler.file,
+            sampler.header,
+            {"block": window_s},
+            begin_B=self.begin_B,
+            make=make,
         )
         found = [stream.found["block"] for stream in streams]
         limits = energy.THRESHOLDS | sampler.system["thresholds"]
-        doubts = energy.judge(found, header["unaccounted"], limits)
+        doubts = energy.judge(found, sampler.header.unaccounted, limits)
         doubts = [text.replace("--no-gpu", "no_gpu=True") for text in doubts]
         totals = energy.totals(energy.entries(found, limits), self.time_s)
         return totals | {
@@ -243,12 +249,12 @@ def _curve_on_beat(window_s: tuple[float, float], *readings) -> energy.Curve:
     around the window's edges fit a regular beat, they lie on it: short windows end between them.
     """
     one = energy.curve(*readings)
-    beat_s = one.sensor["update_s"] or 0.0
+    beat_s = one.sensor.update_s or 0.0
     new = np.flatnonzero(np.diff(one.values)) + 1
     at_s = (one.t_s[new] + one.t_s[new - 1]) / 2
     near = (abs(np.subtract.outer(window_s, at_s)) < AROUND_S).any(axis=0)
     is_slow = beat_s >= LEAST_BEAT * one.period_s and near.sum() >= FEWEST_BEATS
-    if one.sensor["kind"] != "energy" or not is_slow:
+    if one.sensor.kind != "energy" or not is_slow:
         return one
     near_s, half_s = at_s[near], (one.t_s[new] - at_s)[near]
     beats_s = beat_s * BEATS

@@ -70,7 +70,9 @@ def _train(
 ) -> None:
     """Train between two idle times; without perun the sampler is started here."""
     without_perun = launcher in launchers.WITHOUT_PERUN
-    stop_sampler = start_sampler(folder, config.devices, []) if without_perun else None
+    stop_sampler = None
+    if without_perun:
+        stop_sampler, _ = start_sampler(folder, config.devices, [])
     if not has_begun(folder, os.uname().nodename):
         # perun goes on without its sampler; we do not
         raise ValueError(

@@ -25,6 +25,9 @@ def test_own_traces_lie_within_the_training(tmp_path):
     assert set(profile["component"]) == {"cpu"}
 
 
+SEGMENT = dict(start_wall_ns=0, training_time_s=30.0, samples=300, coverage=1.0)
+
+
 def test_segments_follow_one_another(tmp_path):
     first = write_run(tmp_path, config.make("resnet50"), time_s=30.0)
     second = first / "segment-2"
@@ -33,7 +36,7 @@ def test_segments_follow_one_another(tmp_path):
         (second / path.name).write_text(path.read_text())
     record = json.loads((first / "record.json").read_text())
     record |= {
-        "segments": [{"training_time_s": 30.0}, {"training_time_s": 30.0}],
+        "segments": 2 * [SEGMENT],
         "training_time_s": 60.0,
     }
     (first / "record.json").write_text(json.dumps(record))

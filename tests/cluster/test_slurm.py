@@ -76,7 +76,7 @@ class Study:
         assert records.check(self.runs_dir) == []
         wait_until(lambda: not processes_of(self.runs_dir), 60)
         found = [records.read(path) for path in self.run_dirs()]
-        assert all(record["valid"] and record["launcher"] == "srun" for record in found)
+        assert all(record.valid and record.launcher == "srun" for record in found)
         return found
 
 
@@ -129,13 +129,13 @@ def test_the_guides_commands_say_what_they_should(study):
     running = r"fourcastnet.* running .*\d+ of 30 epochs done"
     assert re.search(running, study.without_controller)
     for record in study.records():
-        assert record["nodes"] == 2 and len(record["segments"]) == 1
-        assert {sensor["host"] for sensor in record["sensors"]} == {"n1", "n2"}
-        assert record["mean_power_cpu_W"] == pytest.approx(2 * NODE_W, rel=0.02)
+        assert record.nodes == 2 and len(record.segments) == 1
+        assert {sensor.host for sensor in record.sensors} == {"n1", "n2"}
+        assert record.mean_power_cpu_W == pytest.approx(2 * NODE_W, rel=0.02)
         # with start and end
-        assert record["energy_perun_total_J"] > record["energy_total_J"] > 0
+        assert record.energy_perun_total_J > record.energy_total_J > 0
         expected = {"job_id", "job_nodelist", "job_partition", "is_exclusive"}
-        assert expected <= record["job"].keys()
+        assert expected <= record.job.keys()
     assert set(results.load(study.runs_dir).nodes.values) == {2}
 
 
@@ -167,16 +167,16 @@ def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(
     assert "jobs cancelled: 1" in cancelled.stdout
     run.wait("stopped")
     wait_until(lambda: not processes_of(run.runs_dir), 60)
-    assert records.read(run.run_dirs()[0])["status"] == "interrupted"
+    assert records.read(run.run_dirs()[0]).status == "interrupted"
     assert records.check(run.runs_dir) == []
     assert "0 of 1 runs are made or queued; 1 to make" in run.submit()
 
     run.wait_for_epoch(segment=3)
     lose_node(cluster, "n2")
     (record,) = run.records()
-    assert len(record["segments"]) == 4
+    assert len(record.segments) == 4
     for total in ("energy_total_J", "training_time_s"):
-        parts = [part[total] for part in record["segments"]]
+        parts = [getattr(part, total) for part in record.segments]
         assert record[total] == pytest.approx(sum(parts))
     (unbroken,) = [path for path in study.run_dirs() if "pretrain" in path.name]
     (broken,) = run.run_dirs()
@@ -236,5 +236,5 @@ def test_a_batch_script_of_ones_own_makes_a_valid_record(cluster, tmp_path):
     cluster.run("sbatch", "--wait", *options, tmp_path / "mine.sh")
     (path,) = tmp_path.glob("runs/two-nodes/*/record.json")
     record = records.read(path.parent)
-    assert record["valid"] and record["nodes"] == 2, record["invalid_reasons"]
+    assert record.valid and record.nodes == 2, record.invalid_reasons
     assert records.check(tmp_path / "runs") == []

@@ -114,19 +114,16 @@ def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted, ca
     assert cli.main(["check", str(simulated)]) == 0
     assert "valid: 0, faults: 0" in capsys.readouterr().out
     found = [records.read(folder) for folder in records.run_dirs(simulated)]
-    asked = [config.from_dict(record["config"]) for record in found]
+    asked = [config.from_dict(record.config) for record in found]
     rows = {row["run_id"]: row for row in predict.rows(fitted, asked)}
     assert len(found) == 8
     for record in found:
-        assert record["valid"]
-        assert record["energy_total_provenance"] == record["launcher"] == "simulated"
-        assert "Nobody made this run" in record["method"]
-        assert "simulated" in record["device_name"]
-        assert record["forward_backward_passes"] == record["optimizer_steps"]
-        ratio = (
-            record["device_hours_training"]
-            / rows[record["run_id"]]["gpu_hours"]["value"]
-        )
+        assert record.valid
+        assert record.energy_total_provenance == record.launcher == "simulated"
+        assert "Nobody made this run" in record.method
+        assert "simulated" in record.device_name
+        assert record.forward_backward_passes == record.optimizer_steps
+        ratio = record.device_hours_training / rows[record.run_id]["gpu_hours"]["value"]
         assert 0.9 < ratio < 1.1 and ratio != pytest.approx(1, abs=1e-6)  # with scatter
 
 

@@ -9,6 +9,7 @@ from energynn import config, forecast_text
 from energynn.cluster import systems
 from energynn.forecast import fit as fits
 from energynn.forecast import model, plan, predict, runs
+from tests.conftest import minimal_record, read_as_record
 from tests.forecast import worlds
 
 MODULE = """
@@ -159,14 +160,15 @@ def test_resnet50_has_the_weights_that_the_forecast_counts():
     )
 
 
-def measured(samples, devices, time_s, **more) -> dict:
+def measured(samples, devices, time_s, **more):
     """The part of a measured command's record that a forecast reads."""
     told = dict(command="train.py", training_samples=samples, devices=devices)
     record = dict(workload="command", system="measured", name="mine", config=told)
     record |= dict(devices=devices, device_kind="gpu", device_name="GPU")
     record |= dict(machine={"gpus": [{}] * 4, "cores": 8}, training_time_s=time_s)
     record |= dict(mean_power_total_W=300.0 * devices)
-    return record | dict(energy_total_provenance="measured") | more
+    record |= dict(energy_total_provenance="measured") | more
+    return read_as_record(minimal_record(**record))
 
 
 def test_measured_commands_are_forecast_and_planned(monkeypatch):

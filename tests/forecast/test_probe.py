@@ -71,7 +71,7 @@ def test_probes_of_two_minutes_forecast_the_default_study(
         for run in short:
             if not list(runs_dir.rglob(config.run_id(run))):
                 (made,) = simulate.write(truth, [run], runs_dir)
-                took_s.append(records.read(made)["training_time_s"])
+                took_s.append(records.read(made).training_time_s)
         return []
 
     monkeypatch.setattr(local, "run_study", run_study)

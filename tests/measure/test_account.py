@@ -139,7 +139,7 @@ def test_a_gpu_that_no_rank_may_see_is_in_no_sum(tmp_path, told, counted):
     found = judged(tmp_path)
     assert found["energy_gpu_J"] == pytest.approx(2000 * counted, rel=0.01)
     assert found["doubts"] == []
-    assert len([one for one in found["sensors"] if one["primary"]]) == 1 + counted
+    assert len([one for one in found["sensors"] if one.primary]) == 1 + counted
 
 
 def test_a_host_trains_from_its_first_rank_to_its_last(two_gpus):
@@ -172,8 +172,8 @@ def test_segments_add_up_and_the_gap_between_them_does_not_count(two_gpus):
     for name, factor in times.items():
         assert both[name] == pytest.approx(factor * alone[name], rel=1e-3), name
     first, second = both["segments"]
-    assert second["start_wall_ns"] - first["start_wall_ns"] == 3600 * S
-    assert {entry["segment"] for entry in both["sensors"]} == {1, 2}
+    assert second.start_wall_ns - first.start_wall_ns == 3600 * S
+    assert {entry.segment for entry in both["sensors"]} == {1, 2}
     assert both["doubts"] == []
     total_J = sum(entry.get("energy_gpu_J", 0) for entry in both["energy_phases"])
     assert total_J == pytest.approx(both["energy_gpu_J"], rel=1e-9)

@@ -15,6 +15,7 @@ import pytest
 from energynn import cli, records
 from energynn.cluster import status
 from energynn.measure import samples
+from tests.conftest import read_as_record
 from tests.processes import ENERGYNN, processes_of, wait_until
 from tests.ranks import MPIRUN
 from tests.run_files import read_lines, write_lines
@@ -53,7 +54,7 @@ def measured(folder, *command, options=(), **more):
     started = start(folder, *command, options=["--json", *options], **more)
     output, errors = started.communicate(timeout=300)
     assert output, errors
-    return json.loads(output), started.returncode, errors
+    return read_as_record(json.loads(output)), started.returncode, errors
 
 
 def has_begun(folder):
@@ -74,7 +75,7 @@ def test_output_input_and_exit_status_are_passed_on(tmp_path):
     assert "the command ended with status 3" in said and "estimated" in said
     assert errors.startswith("energynn measures 1 s of idle power, then: ")
     record = records.read(tmp_path / "run")
-    assert record["exit_status"] == 3 and record["status"] == "failed"
+    assert record.exit_status == 3 and record.status == "failed"
     assert records.check(tmp_path) == []
 
 
@@ -83,9 +84,7 @@ def test_a_command_without_gpus_says_so(tmp_path):
         tmp_path / "run", "true", options=["--no-gpu"], env=environment([STEADY])
     )
     assert (
-        status == 0
-        and "energy_gpu_J" not in record
-        and record["device_kind"] == "cpu core"
+        status == 0 and record.energy_gpu_J is None and record.device_kind == "cpu core"
     )
     assert json.loads((tmp_path / "run" / "run.json").read_text())["uses_gpus"] is False
 
@@ -111,13 +110,13 @@ def test_ranks_of_one_host_share_its_lock_and_its_sampler(tmp_path, starts):
             env=environment([STEADY]),
             before=[MPIRUN, "-n", "2"],
         )
-        assert status == 0 and record["status"] == "finished", errors
-        assert len(record["segments"]) == number
-    assert record["devices"] == 2 and record["training_time_s"] > 2.9 * starts
-    assert record["mean_power_gpu_W"] == pytest.approx(300, rel=0.005)
-    assert record["energy_gpu_provenance"] == "simulated"
-    parts_J = [segment["energy_total_J"] for segment in record["segments"]]
-    assert record["energy_total_J"] == pytest.approx(sum(parts_J))
+        assert status == 0 and record.status == "finished", errors
+        assert len(record.segments) == number
+    assert record.devices == 2 and record.training_time_s > 2.9 * starts
+    assert record.mean_power_gpu_W == pytest.approx(300, rel=0.005)
+    assert record.energy_gpu_provenance == "simulated"
+    parts_J = [segment.energy_total_J for segment in record.segments]
+    assert record.energy_total_J == pytest.approx(sum(parts_J))
     folder = samples.segments(tmp_path / "run")[-1]
     assert len(list(folder.glob("samples-*.jsonl"))) == 1
     assert len(list(folder.glob("events-rank*"))) == 2 and records.check(tmp_path) == []
@@ -132,10 +131,10 @@ def test_one_rank_that_fails_is_named(tmp_path):
     assert started.returncode != 0
     assert (
         record is None
-        or record["status_reason"] == "rank 1: the command ended with status 4"
+        or record.status_reason == "rank 1: the command ended with status 4"
     )
     records.recover(tmp_path)  # mpirun may end rank 0 before it has written the record
-    assert records.read(tmp_path / "run")["status"] in ("failed", "killed")
+    assert records.read(tmp_path / "run").status in ("failed", "killed")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +170,7 @@ def test_a_kill_leaves_nothing_of_what_the_command_has_started(
     wait_until(lambda: not processes_of(tmp_path), 5)
     records.recover(tmp_path)
     assert (
-        records.read(tmp_path / "run")["status"] == status
+        records.read(tmp_path / "run").status == status
         and records.check(tmp_path) == []
     )
     (path,) = (tmp_path / "run").glob("samples-*.jsonl")
@@ -192,7 +191,7 @@ def test_ctrl_c_interrupts_before_and_after_the_command_has_begun(tmp_path):
         _, errors = started.communicate(timeout=300)
         assert started.returncode == 130, errors
         record = records.read(tmp_path / name)
-        assert record["status"] == "interrupted" and "SIGINT" in record["status_reason"]
+        assert record.status == "interrupted" and "SIGINT" in record.status_reason
     wait_until(lambda: not processes_of(tmp_path), 5)
 
 

@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from energynn.measure import energy
+from energynn.measure.samples import Channel
 from tests.measure import worlds
 from tests.measure.worlds import found, sensor
 
@@ -19,7 +20,7 @@ def curve_of(kind, values, t_s=T, period_s=0.1, **more):
     about = {"component": "cpu", "provenance": "simulated"} | more
     name = about.pop("id", "s")
     return energy.curve(
-        sensor(name, kind, **about), t_s, np.asarray(values, float), period_s
+        Channel(**sensor(name, kind, **about)), t_s, np.asarray(values, float), period_s
     )
 
 
@@ -124,7 +125,7 @@ def test_a_sensor_that_is_doubted_has_an_energy_only_where_readings_are_missing(
     reasons = energy.judge(found([one], 5.0, 25.0))
     assert letter in {reason[0] for reason in reasons}
     entry = energy.entries(found([one], 5.0, 25.0))[0]
-    assert ("energy_J" in entry) == (letter == "G")
+    assert (entry.energy_J is not None) == (letter == "G")
 
 
 def test_every_device_is_accounted_for_and_none_twice():
@@ -146,8 +147,15 @@ def test_every_device_is_accounted_for_and_none_twice():
 
 def test_a_sum_is_no_better_than_its_weakest_part_and_absent_where_a_part_is():
     parts = [
-        sensor(name, "energy", name, provenance=provenance)
-        | {"energy_J": 100.0, "bound_J": 1.0}
+        energy.SensorEnergy(
+            f"{name}_energy",
+            name,
+            "0",
+            "energy",
+            provenance,
+            energy_J=100.0,
+            bound_J=1.0,
+        )
         for name, provenance in (("gpu", "measured"), ("cpu", "estimated"))
     ]
     found = energy.totals(parts, 10.0)
@@ -160,7 +168,7 @@ def test_a_sum_is_no_better_than_its_weakest_part_and_absent_where_a_part_is():
         and found["energy_total_systematic_J"] == 55.0
     )
     assert found["mean_power_gpu_W"] == 10.0 and "energy_ram_J" not in found
-    del parts[0]["energy_J"]
+    parts[0].energy_J = None
     assert (
         energy.totals(parts, 10.0).keys() & {"energy_gpu_J", "energy_total_J"} == set()
     )

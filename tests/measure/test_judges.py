@@ -12,6 +12,7 @@ from energynn.launch import command
 from energynn.measure import kernel, samples, stream
 from energynn.measure.account import power_trace
 from energynn.measure.energy import THRESHOLDS
+from tests.conftest import minimal_record, read_as_record
 from tests.measure import healthy_machines, worlds
 from tests.measure.worlds import Load, sensor
 from tests.run_files import judged, letters, write_samples, write_training
@@ -80,10 +81,10 @@ def test_a_file_read_in_pieces_gives_what_it_gives_at_once(
     parts = judged(tmp_path)
     assert parts["doubts"] == whole["doubts"] and parts["coverage"] < 1
     for one, other in zip(parts["sensors"], whole["sensors"], strict=True):
-        assert one["samples"] == other["samples"]
-        assert one["coverage"] == pytest.approx(other["coverage"], rel=1e-9)
-        assert one["energy_J"] == pytest.approx(other["energy_J"], rel=1e-9)
-        assert one["bound_J"] == pytest.approx(other["bound_J"], rel=1e-6)
+        assert one.samples == other.samples
+        assert one.coverage == pytest.approx(other.coverage, rel=1e-9)
+        assert one.energy_J == pytest.approx(other.energy_J, rel=1e-9)
+        assert one.bound_J == pytest.approx(other.bound_J, rel=1e-6)
     for name, (t, watts) in power_trace(tmp_path).items():
         assert t == pytest.approx(traces[name][0])
         assert watts == pytest.approx(traces[name][1], rel=1e-6)
@@ -108,7 +109,7 @@ from pathlib import Path
 import energynn.cli, energynn.records
 from energynn.measure.account import account
 from energynn.measure.samples import events_of_segments
-found = account(events_of_segments(Path(sys.argv[1])))
+found = account(events_of_segments(Path(sys.argv[1])), {})
 peak_kB = re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]
 print(int(peak_kB) / 1024, found["energy_total_J"])
 """
@@ -312,7 +313,8 @@ def test_a_sampler_that_stood_still_is_told_no_period(tmp_path, until_s):
     ],
 )
 def test_too_few_samples_are_told_what_gives_more(time_s, samples, period_s, says):
-    record = {"training_time_s": time_s, "sampling_period_s": period_s}
+    fields = {"training_time_s": time_s, "sampling_period_s": period_s}
+    record = read_as_record(minimal_record(**fields))
     assert says in command._more_samples(record, samples)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from energynn import records
 from energynn.measure import machine
-from tests.conftest import minimal_record
+from tests.conftest import minimal_record, read_as_record
 
 
 @pytest.mark.parametrize(
@@ -40,5 +40,6 @@ def test_energy_of_shared_nodes_is_no_evidence(tmp_path):
         ({"is_exclusive": True}, False),
         ({}, False),
     ):
-        record = minimal_record(status="finished", workload="command", job=job)
+        fields = {"status": "finished", "workload": "command", "job": job}
+        record = read_as_record(minimal_record(**fields))
         assert (words in records.reasons_against(record)) == is_told

@@ -14,7 +14,7 @@ import pytest
 from energynn import cli, files, records
 from energynn.files import REPOSITORY
 from energynn.launch import perun_import
-from energynn.measure import machine, perun_adapter
+from energynn.measure import perun_adapter
 from energynn.measure.samples import pieces
 from tests.perun_files import (
     PACKAGE,
@@ -57,7 +57,7 @@ def imported(path):
 
 
 def energies(record):
-    return [sensor["energy_J"] for sensor in record["sensors"]]
+    return [sensor.energy_J for sensor in record.sensors]
 
 
 def test_counters_of_0_8_are_differenced_over_their_wrap_around(tmp_path):
@@ -69,15 +69,16 @@ def test_counters_of_0_8_are_differenced_over_their_wrap_around(tmp_path):
         "energy_perun_ram_J": 7,
         "perun_time_s": 20.5,
     }
-    assert (of_perun | {"energy_perun_total_J": 107}).items() <= record.items()
-    assert record["device_hours_perun"] == pytest.approx(20.5 / 3600)
-    assert "energy_perun_cpu_J" not in record
-    assert samples.header["period_s"] == 1.0
+    of_perun["energy_perun_total_J"] = 107
+    assert of_perun == {name: getattr(record, name) for name in of_perun}
+    assert record.device_hours_perun == pytest.approx(20.5 / 3600)
+    assert record.energy_perun_cpu_J is None
+    assert samples.header.period_s == 1.0
     assert samples.t_ns[:2].tolist() == [0, 10**9]
-    cpu, gpu, ram = samples.header["sensors"]
-    assert (cpu["kind"], cpu["wraps_at"], cpu["to_SI"]) == ("energy", RANGE_UJ, 1e-6)
-    assert (gpu["kind"], gpu["wraps_at"], gpu["to_SI"]) == ("power", None, 1e-3)
-    assert {sensor["provenance"] for sensor in (cpu, ram, gpu)} == {"measured"}
+    cpu, gpu, ram = samples.header.sensors
+    assert (cpu.kind, cpu.wraps_at, cpu.to_SI) == ("energy", RANGE_UJ, 1e-6)
+    assert (gpu.kind, gpu.wraps_at, gpu.to_SI) == ("power", None, 1e-3)
+    assert {sensor.provenance for sensor in (cpu, ram, gpu)} == {"measured"}
     raw = json.loads((folder / "samples-a.jsonl").read_text().splitlines()[1])["v"][0]
     assert raw == RANGE_UJ - 500_000_000, "raw readings, to the last digit"
 
@@ -93,7 +94,7 @@ def test_the_run_folder_names_its_source(tmp_path):
         "application": "app",
         "run": STARTED,
     }
-    assert record["config"] == config and record["started_at"] == STARTED
+    assert record.config == config and record.started_at == STARTED
     begun_ns = (folder / "record.json").stat().st_mtime_ns
     assert imported(path)[1] == folder, "a second import changes nothing"
     assert (folder / "record.json").stat().st_mtime_ns == begun_ns
@@ -104,9 +105,9 @@ def test_counters_of_1_0_are_not_integrated_again(tmp_path):
     (record,), _, (samples,) = imported(
         write_run(tmp_path / "perun.hdf5", layout_1_0())
     )
-    assert record["energy_cpu_J"] == pytest.approx(3500)
-    assert record["energy_gpu_J"] == pytest.approx(8000)
-    assert record["energy_total_J"] == pytest.approx(11500), (
+    assert record.energy_cpu_J == pytest.approx(3500)
+    assert record.energy_gpu_J == pytest.approx(8000)
+    assert record.energy_total_J == pytest.approx(11500), (
         "what perun does not sum we do not"
     )
 
@@ -116,19 +117,19 @@ def test_two_hosts_have_a_file_each_and_rounds_are_segments(tmp_path):
     hosts = ("a", "b.cluster")
     path = write_run(tmp_path / "perun.hdf5", layout_0_8(), hosts=hosts, rounds=2)
     (record,), folder, samples = imported(path)
-    assert [one.header["host"] for one in samples] == 2 * list(hosts)
+    assert [one.header.host for one in samples] == 2 * list(hosts)
     assert (folder / "segment-2" / "samples-a.jsonl").is_file()
-    assert record["energy_total_J"] == pytest.approx(2 * 2 * 7400)
-    assert (record["nodes"], record["sockets"], record["devices"]) == (2, 2, 2)
-    assert not any("overlap" in reason for reason in record["invalid_reasons"])
-    assert record["training_time_s"] == 40
+    assert record.energy_total_J == pytest.approx(2 * 2 * 7400)
+    assert (record.nodes, record.sockets, record.devices) == (2, 2, 2)
+    assert not any("overlap" in reason for reason in record.invalid_reasons)
+    assert record.training_time_s == 40
 
 
 @pytest.mark.parametrize("hosts", [("a b", "a-b"), ("a:1", "a@1"), (".a", "a")])
 def test_hosts_of_odd_names_are_two(tmp_path, hosts):
     path = write_run(tmp_path / "perun.hdf5", layout_0_8(), hosts=hosts)
     (record,), _, samples = imported(path)
-    assert len(samples) == 2 and record["energy_total_J"] == pytest.approx(2 * 7400)
+    assert len(samples) == 2 and record.energy_total_J == pytest.approx(2 * 7400)
 
 
 def test_sensors_of_one_host_have_the_same_times(tmp_path):
@@ -143,14 +144,14 @@ def test_what_is_imported_is_told_nothing_that_would_not_help(tmp_path):
     counter = np.full(21, 7, "uint64")  # of DRAM that is not counted
     dead = ("ram", "dram_0", *CPU[0][2:4], counter)
     (record,), _, _ = imported(write_run(tmp_path / "perun.hdf5", [*CPU, dead]))
-    assert record["doubts"] and machine.remarks(record) == []
+    assert record.doubts and records.remarks(record) == []
 
 
 def test_two_runs_are_two_folders_and_each_can_be_read_by_name(tmp_path):
     path = tmp_path / "perun.hdf5"
     write_run(path, CPU, run="new", execution_dt="2026-05-01T00:00:00+02:00")
     write_run(path, layout_0_8(), run="old")
-    assert [run["energy_total_J"] for run in imported(path)[0]] == pytest.approx(
+    assert [run.energy_total_J for run in imported(path)[0]] == pytest.approx(
         [2000, 7400]
     )
     with h5py.File(path, "a") as file:
@@ -177,7 +178,7 @@ def test_a_failed_read_is_a_gap_and_no_zero(tmp_path):
     (record,), _, (samples,) = imported(path)
     assert np.isnan(samples.readings).sum(axis=0).tolist() == [1, 4]
     assert energies(record) == pytest.approx([2000, 2400])
-    assert samples.header["sensors"][0]["wraps_at"] is None
+    assert samples.header.sensors[0].wraps_at is None
 
 
 @pytest.mark.parametrize("place, byte", [(4105, 202), (7816, 24)])
@@ -204,12 +205,12 @@ def test_a_damaged_file_with_which_hdf5_never_ends_is_refused(
 def test_the_studys_own_file(tmp_path):
     (folder,) = perun_import.import_file(HOREKA, tmp_path)
     record = records.read(folder)
-    assert record["energy_perun_total_J"] == pytest.approx(407_972, abs=1)
-    assert record["energy_perun_gpu_J"] == pytest.approx(122_854.64)
-    assert record["perun_time_s"] == pytest.approx(894.153, abs=1e-3)
+    assert record.energy_perun_total_J == pytest.approx(407_972, abs=1)
+    assert record.energy_perun_gpu_J == pytest.approx(122_854.64)
+    assert record.perun_time_s == pytest.approx(894.153, abs=1e-3)
     assert (
-        record["energy_total_J"] == pytest.approx(407_972.27, abs=1)
-        and record["devices"] == 2
+        record.energy_total_J == pytest.approx(407_972.27, abs=1)
+        and record.devices == 2
     )
 
 
@@ -228,12 +229,10 @@ def test_whole_runs_are_imported_and_others_named(tmp_path, capsys):
     for name in ("app/cut: ", "app/single: a has one sample"):
         assert f"not imported: {path}: run {name}" in said
     found = records.read_all(tmp_path / "runs")
-    energies_J = {
-        record["config"]["application"]: record["energy_cpu_J"] for record in found
-    }
+    energies_J = {record.config["application"]: record.energy_cpu_J for record in found}
     assert energies_J == pytest.approx({"app": 2000, "other": 1800})
     assert not any(
-        "cannot be read" in flag for record in found for flag in record["flags"]
+        "cannot be read" in flag for record in found for flag in record.flags
     )
     assert records.check(tmp_path / "runs") == []
 

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energynn.measure.samples import pieces, read_events, read_phases
+from tests.measure.worlds import sensor
 from tests.run_files import write_lines
 
 HEADER = {
     "header": "energynn-samples/1",
     "host": "h",
     "period_s": 0.1,
-    "sensors": [{"id": "a"}, {"id": "b"}],
+    "sensors": [sensor("a", "power"), sensor("b", "power")],
 }
 LINES = [
     b'{"t":1,"w":5,"v":[1.5,2]}',

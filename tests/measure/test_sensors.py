@@ -482,8 +482,8 @@ def test_samples_tell_limits_and_whether_a_gpu_is_busy(nvml):
     nvml.nvmlDeviceGetUtilizationRates = lambda gpu: types.SimpleNamespace(gpu=90 * gpu)
     look()
     samples = next(pieces(Path("samples")))
-    assert samples.header["boot_id"]
-    gpus = [one for one in samples.header["sensors"] if one["kind"] == "energy"]
+    assert samples.header.boot_id
+    gpus = [one for one in samples.header.sensors if one.kind == "energy"]
     for is_busy, one in enumerate(gpus):
         told = {(state.limit_W, state.is_busy) for _, state in samples.states_of(one)}
         assert told == {(300.0, bool(is_busy))}
@@ -493,7 +493,7 @@ def test_samples_tell_limits_and_whether_a_gpu_is_busy(nvml):
 
 
 def simulated(read, kind="power", **facts):
-    return Sensor("s", "gpu", "0", kind, "simulated", read, **facts)
+    return Sensor("s", "gpu", "0", kind, "simulated", read=read, **facts)
 
 
 def sample(path, *found, seconds=0.5, period_s=0.02):
@@ -517,9 +517,9 @@ def test_the_sampler_writes_as_it_reads(tmp_path):
     is_good = np.isfinite(samples.readings[:, 0])
     assert 0 < (~is_good).sum() < 10, "a failed reading is a gap"
     assert np.abs(samples.readings[is_good, 0] - samples.t_ns[is_good]).max() < 5e7
-    (sensor,) = samples.header["sensors"]
-    assert sensor["primary"] and sensor["update_s"] < 0.05
-    assert samples.header["unaccounted"] == []
+    (sensor,) = samples.header.sensors
+    assert sensor.primary and sensor.update_s < 0.05
+    assert samples.header.unaccounted == []
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0, float("inf"), None, "12"])

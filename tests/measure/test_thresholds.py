@@ -93,8 +93,8 @@ def test_what_is_left_out_is_named_by_device_or_sensor(name, gone):
         kind, notes = "energy", {}
         if component == "gpu":
             kind, notes = "power", {"uuid": f"GPU-{device}"}
-        facts = component, device, kind, "measured", lambda: 1.0
-        found.append(Sensor(one, *facts, notes=notes))
+        facts = component, device, kind, "measured"
+        found.append(Sensor(one, *facts, read=lambda: 1.0, notes=notes))
     unread = ["GPU 0000:03:00.0: unread", "0 of 0000:03:00.0 0001:04:00.0"]
     inventory = Inventory(found, unaccounted=unread)
     leave_out(inventory, [name])

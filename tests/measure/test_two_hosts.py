@@ -64,7 +64,7 @@ def test_two_hosts_count_twice_each_on_its_own_clock(tmp_path, monkeypatch, powe
     )
     assert done.returncode == 0, done.stdout + done.stderr
     record = records.build(run_dir, "finished", "")
-    assert record["nodes"] == 2 and record["valid"], record["invalid_reasons"]
-    assert record["mean_power_cpu_W"] == pytest.approx(2 * HOST_W, rel=0.01)
+    assert record.nodes == 2 and record.valid, record.invalid_reasons
+    assert record.mean_power_cpu_W == pytest.approx(2 * HOST_W, rel=0.01)
     names = {path.name for path in run_dir.glob("samples-*")}
     assert names == {"samples-host-a.jsonl", "samples-host-b.jsonl"}

@@ -16,6 +16,7 @@ import pytest
 import energynn
 from energynn.files import REPOSITORY
 from energynn.measure import energy, machine, samples, stream, window
+from energynn.measure.samples import Channel
 from tests import powercap
 from tests.measure import worlds
 from tests.processes import lives, wait_until
@@ -158,7 +159,8 @@ def sampled(tmp_path, monkeypatch):
     write_samples(tmp_path, t_s, [(one, joules)], unaccounted=unread)
     file = tmp_path / "samples-h.jsonl"
     path = tmp_path / "system.toml"
-    sampler = window.Sampler(file, psutil.Process(), path, machine.load(path))
+    header = samples.read_header(file)
+    sampler = window.Sampler(file, header, psutil.Process(), path, machine.load(path))
     monkeypatch.setattr(window, "_start_sampler", lambda no_gpu: sampler)
     monkeypatch.setattr(window, "_samplers", {})
 
@@ -248,7 +250,7 @@ def errors(length_s, beat_s, jitter_s=0.0, draws=60):
 
         t_s = worlds.instants_s(random, begin_s - 5, length_s + 10, window.PERIOD_S)
         one = worlds.sensor("counter", "energy", update_s=beat_s)
-        read = one, t_s, shown_J(t_s), window.PERIOD_S
+        read = Channel(**one), t_s, shown_J(t_s), window.PERIOD_S
         plain, ours = energy.curve(*read), window._curve_on_beat(edges_s, *read)
         assert (np.diff(ours.energy_J) >= 0).all()
         shown = [each(edges_s) for each in (shown_J, plain.at, ours.at)]

@@ -8,6 +8,7 @@ import numpy as np
 
 from energynn.measure import energy
 from energynn.measure.evidence import Evidence
+from energynn.measure.samples import Channel
 
 GOLDEN = 0.6180339887
 AVERAGED_S = 1.0  # NVML's power on Ampere and newer
@@ -175,10 +176,12 @@ def curves(
     for kind in MACHINES[machine]:
         about, values = readings_of(kind, load, t, random, every_s)
         if made:
-            about |= {"primary": False, "checks": made[0].sensor["id"]}
+            about |= {"primary": False, "checks": made[0].sensor.id}
         else:
             values = fault(values, t)
-        made.append(energy.curve(about, t, values / about["to_SI"], period_s))
+        made.append(
+            energy.curve(Channel(**about), t, values / about["to_SI"], period_s)
+        )
     return made
 
 

@@ -80,23 +80,21 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = records.run_dirs(tmp_path / "runs")
     record = records.read(folder)
-    assert record["valid"], record["invalid_reasons"]
-    assert (record["device_kind"], record["device_name"]) == ("gpu", "a fake H100")
+    assert record.valid, record.invalid_reasons
+    assert (record.device_kind, record.device_name) == ("gpu", "a fake H100")
     assert (
-        record["memory_gpu_peak_B"] == 10**9
-        and record["energy_gpu_provenance"] == "simulated"
+        record.memory_gpu_peak_B == 10**9
+        and record.energy_gpu_provenance == "simulated"
     )
-    assert record["energy_gpu_J"] == pytest.approx(
-        200 * record["training_time_s"], rel=0.01
-    )
-    assert record["idle_power_gpu_ready_W"] == pytest.approx(200, rel=0.05)
-    assert record["power_limit_gpu_W"] == record["power_limit_gpu_end_W"] == 200
+    assert record.energy_gpu_J == pytest.approx(200 * record.training_time_s, rel=0.01)
+    assert record.idle_power_gpu_ready_W == pytest.approx(200, rel=0.05)
+    assert record.power_limit_gpu_W == record.power_limit_gpu_end_W == 200
     assert (tmp_path / "limits").read_text() == "[0, 0, 200000]\n"
-    lengths_s = {each["phase"]: each["time_s"] for each in record["energy_phases"][:-1]}
+    lengths_s = {each["phase"]: each["time_s"] for each in record.energy_phases[:-1]}
     assert (
         min(lengths_s[name] for name in ("forward", "backward", "host_to_device")) > 0
     )
-    assert lengths_s["idle"] < 0.5 * record["training_time_s"]
+    assert lengths_s["idle"] < 0.5 * record.training_time_s
     assert records.check(tmp_path / "runs") == []
 
 
