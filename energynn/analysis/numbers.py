@@ -1,12 +1,11 @@
-"""Numbers for the manuscript: each with value, unit, digits, source and provenance; none is
-typed there.
-"""
+"""Numbers for the manuscript, as the tables of the notebooks: none is typed there."""
 
 from __future__ import annotations
 
 import math
 import os
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -27,6 +26,44 @@ PACKAGES = (
     "vl-convert-python",
     "xarray",
 )
+
+
+# Columns in which each row of a table says what its values are.
+ABOUT = ("unit", "source", "provenance", "holds_for")
+
+
+def save_tables(
+    notebook: str, tables: dict, build_dir: str | Path = "build", **common
+) -> None:
+    """Write the tables that a notebook hands over to build/numbers/<notebook>.json.
+
+    A table is a data frame, or a mapping row -> column -> value. Its columns ``unit``, ``source``,
+    ``provenance`` and ``holds_for``, the condition by which was selected what a row rests on, are
+    given in the table, or here where it lacks one. NaN is written as null. Raises ValueError for
+    a row that lacks any of them, and for an unknown provenance.
+    """
+    written = {}
+    for name, table in tables.items():
+        if isinstance(table, dict):
+            table = pd.DataFrame(table, dtype=object).T
+        table = table.rename(index=str)
+        for column in common.keys() - set(table.columns):
+            table[column] = common[column]
+        for column in ABOUT:
+            if column not in table or table[column].isna().any():
+                raise ValueError(
+                    f"{notebook}, table {name}: has no {column} in every row; add the column"
+                )
+        unknown = set(table["provenance"]) - set(PROVENANCES)
+        if unknown:
+            raise ValueError(
+                f"{notebook}, table {name}: provenance {', '.join(unknown)} is none of {PROVENANCES}"
+            )
+        table = table.assign(notebook=notebook).astype(object)
+        written[name] = table.where(table.notna(), None).to_dict("index")
+    path = Path(build_dir, "numbers", f"{notebook}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, written)
 
 
 class Numbers:
@@ -135,6 +172,11 @@ def rows(table) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
+def filled(sentence: str, tables: dict) -> str:
+    """Fill a sentence with numbers, each named as in "{slope[R4][value]:.3f} kW"."""
+    return re.sub(r"(?<!\w)-(?=\d)", "\N{MINUS SIGN}", sentence.format_map(tables))
+
+
 def text(
     value: float | int | str | None, digits: int = 3, decimals: int | None = None
 ) -> str:
@@ -157,17 +199,18 @@ def text(
 
 
 def merge(build_dir: str | Path = "build") -> None:
-    """Join the numbers of all notebooks into numbers.json.
+    """Join the tables of all notebooks into numbers.json: table -> row -> column -> value.
 
     Raises ValueError if two notebooks give one name.
     """
-    merged = {}
+    merged, places = {}, {}
     for path in sorted(Path(build_dir, "numbers").glob("*.json")):
-        entries = json_table(path)
-        for name in entries.keys() & merged.keys():
-            places = f"{merged[name]['notebook']} and {path.stem}"
-            raise ValueError(f"{name}: in both {places}; rename one")
-        merged |= entries
+        for name, table in json_table(path).items():
+            if name in merged:
+                raise ValueError(
+                    f"{name}: in both {places[name]} and {path.stem}; rename one"
+                )
+            merged[name], places[name] = table, path.stem
     write_json(Path(build_dir, "numbers.json"), dict(sorted(merged.items())))
 
 

@@ -19,6 +19,9 @@ MANUSCRIPTS = {
     "supplement.pdf": PAPER / "supplement.typ",
 }
 
+# What a manuscript asks of the numbers: a table's cell, or the interval of a row.
+ASKED = r'\b(num|value|range)\("([^"]+)", "([^"]+)"(?:, "([^"]+)")?'
+
 
 def compile(build_dir: str | Path = "build") -> list[Path]:
     """Compile paper and supplement into ``build_dir`` with the fonts that typst carries; returns
@@ -32,6 +35,12 @@ def compile(build_dir: str | Path = "build") -> list[Path]:
     manuscript = "".join(path.read_text() for path in MANUSCRIPTS.values())
     known = json_table(build_dir / "numbers.json")
     missing = set(re.findall(r'#?num\("(\w+)"', manuscript)) - known.keys()
+    for call, table, row, column in re.findall(ASKED, manuscript):
+        if row in known:  # a number of before
+            continue
+        cells = known.get(table, {}).get(row, {})
+        columns = [column] if call != "range" else ["low", "high"]
+        missing |= {f"{table}, {row}, {name}" for name in columns if name not in cells}
     files = ["claims.json", "artifact.json", "excluded.json"]
     files += [f"figures/{name}.pdf" for name in figures(manuscript)]
     require(build_dir, files, sorted(missing))

@@ -11,8 +11,9 @@ from string import Template
 import pandas as pd
 import vl_convert
 
-from energynn.analysis import claims
+from energynn.analysis import claims, numbers
 from energynn.analysis.paper import PAPER, captions, require
+from energynn.reading import json_table
 from energynn.texts import ForScript
 
 
@@ -34,13 +35,15 @@ def build(build_dir: str | Path = "build") -> Path:
     ledger = json.loads((build_dir / "claims.json").read_text())
     errata = pd.DataFrame(ledger["errata"])
     errata["where"] = errata["where"].str.join("; ")
-    numbers = json.loads((build_dir / "numbers.json").read_text())
-    texts = {name: entry["text"] for name, entry in numbers.items()}
+    tables = json_table(build_dir / "numbers.json")
+    tables |= {  # numbers of before
+        name: entry["text"] for name, entry in tables.items() if "text" in entry
+    }
     specs = {name: json.loads(path.read_text()) for name, path in paths.items()}
     results = tomllib.loads((PAPER / "results.toml").read_text())["result"]
     # Emphasis is Markdown's, and a browser would show its asterisks.
     answers = {
-        one["question"]: one["answer"].format_map(texts).replace("*", "")
+        one["question"]: numbers.filled(one["answer"], tables).replace("*", "")
         for one in results
     }
     contents = {
@@ -53,7 +56,7 @@ def build(build_dir: str | Path = "build") -> Path:
         "errata": _table(errata[["where", "what", "treated"]]),
         "specs": json.dumps(specs, sort_keys=True, cls=ForScript),
         "made": html.escape(
-            f"Made from commit {texts['git_commit']}, {texts['git_state']}."
+            f"Made from commit {tables['git_commit']}, {tables['git_state']}."
         ),
     }
     path = build_dir / "report.html"
