@@ -39,16 +39,16 @@ def save_tables(
 
     A table is a data frame, or a mapping row -> column -> value. Its columns ``unit``, ``source``,
     ``provenance`` and ``holds_for``, the condition by which was selected what a row rests on, are
-    given in the table, or here where it lacks one. NaN is written as null. Raises ValueError for
-    a row that lacks any of them, and for an unknown provenance.
+    given in the table, or here for the rows that lack them. NaN is written as null. Raises
+    ValueError for a row that has none of them, and for an unknown provenance.
     """
     written = {}
     for name, table in tables.items():
         if isinstance(table, dict):
             table = pd.DataFrame(table, dtype=object).T
         table = table.rename(index=str)
-        for column in common.keys() - set(table.columns):
-            table[column] = common[column]
+        for column, usual in common.items():
+            table[column] = table[column].fillna(usual) if column in table else usual
         for column in ABOUT:
             if column not in table or table[column].isna().any():
                 raise ValueError(
@@ -57,7 +57,8 @@ def save_tables(
         unknown = set(table["provenance"]) - set(PROVENANCES)
         if unknown:
             raise ValueError(
-                f"{notebook}, table {name}: provenance {', '.join(unknown)} is none of {PROVENANCES}"
+                f"{notebook}, table {name}: provenance {', '.join(unknown)} is not one of "
+                f"{', '.join(PROVENANCES)}"
             )
         table = table.assign(notebook=notebook).astype(object)
         written[name] = table.where(table.notna(), None).to_dict("index")
