@@ -45,7 +45,12 @@ def save_tables(
     written = {}
     for name, table in tables.items():
         if isinstance(table, dict):
-            table = pd.DataFrame(table, dtype=object).T
+            # as objects: whole numbers stay whole
+            rows = {
+                row: pd.Series(dict(cells), dtype=object)
+                for row, cells in table.items()
+            }
+            table = pd.DataFrame(rows).T
         table = table.rename(index=str)
         for column, usual in common.items():
             table[column] = table[column].fillna(usual) if column in table else usual
