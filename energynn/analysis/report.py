@@ -16,6 +16,8 @@ from energynn.analysis.paper import PAPER, captions, require
 from energynn.reading import json_table
 from energynn.texts import ForScript
 
+MADE = "Made from commit {colophon[build][git_commit]}, {colophon[build][git_state]}."
+
 
 def build(build_dir: str | Path = "build") -> Path:
     """Write ``build_dir``/report.html from figures, numbers and claims.json; returns its path.
@@ -36,9 +38,6 @@ def build(build_dir: str | Path = "build") -> Path:
     errata = pd.DataFrame(ledger["errata"])
     errata["where"] = errata["where"].str.join("; ")
     tables = json_table(build_dir / "numbers.json")
-    tables |= {  # numbers of before
-        name: entry["text"] for name, entry in tables.items() if "text" in entry
-    }
     specs = {name: json.loads(path.read_text()) for name, path in paths.items()}
     results = tomllib.loads((PAPER / "results.toml").read_text())["result"]
     # Emphasis is Markdown's, and a browser would show its asterisks.
@@ -55,9 +54,7 @@ def build(build_dir: str | Path = "build") -> Path:
         "claims_count": len(ledger["claims"]),
         "errata": _table(errata[["where", "what", "treated"]]),
         "specs": json.dumps(specs, sort_keys=True, cls=ForScript),
-        "made": html.escape(
-            f"Made from commit {tables['git_commit']}, {tables['git_state']}."
-        ),
+        "made": html.escape(numbers.filled(MADE, tables)),
     }
     path = build_dir / "report.html"
     path.write_text(Template((PAPER / "report.html").read_text()).substitute(contents))
