@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import tomllib
 from pathlib import Path
 from string import Template
 
@@ -13,7 +12,7 @@ import vl_convert
 
 from energynn.analysis import claims, numbers
 from energynn.analysis.paper import PAPER, captions, require
-from energynn.reading import json_table
+from energynn.reading import json_table, toml_table
 from energynn.texts import ForScript
 
 MADE = "Made from commit {colophon[build][git_commit]}, {colophon[build][git_state]}."
@@ -34,12 +33,12 @@ def build(build_dir: str | Path = "build") -> Path:
         name: build_dir / "figures" / f"{name}.json"
         for name in ("plan", "explore", *said)
     }
-    ledger = json.loads((build_dir / "claims.json").read_text())
+    ledger = json_table(build_dir / "claims.json")
     errata = pd.DataFrame(ledger["errata"])
     errata["where"] = errata["where"].str.join("; ")
     tables = json_table(build_dir / "numbers.json")
-    specs = {name: json.loads(path.read_text()) for name, path in paths.items()}
-    results = tomllib.loads((PAPER / "results.toml").read_text())["result"]
+    specs = {name: json_table(path) for name, path in paths.items()}
+    results = toml_table(PAPER / "results.toml")["result"]
     # Emphasis is Markdown's, and a browser would show its asterisks.
     answers = {
         one["question"]: numbers.filled(one["answer"], tables).replace("*", "")
