@@ -11,7 +11,6 @@ from pathlib import Path
 import typst
 
 from energynn.files import shipped
-from energynn.reading import json_table
 
 PAPER = shipped("paper")
 MANUSCRIPTS = {
@@ -24,19 +23,19 @@ def compile(build_dir: str | Path = "build") -> list[Path]:
     """Compile paper and supplement into ``build_dir`` with the fonts that typst carries; returns
     their paths.
 
-    Raises ValueError if there are no numbers, or one is missing that the manuscript names, or a
-    figure.
+    Raises ValueError if there are no numbers, or one is missing that the manuscript asks for, or
+    a figure.
     """
     build_dir = Path(build_dir).resolve()
-    require(build_dir, ["numbers.json"])
     manuscript = "".join(path.read_text() for path in MANUSCRIPTS.values())
-    known = json_table(build_dir / "numbers.json")
-    missing = set(re.findall(r'#?num\("(\w+)"', manuscript)) - known.keys()
-    files = ["claims.json", "artifact.json", "excluded.json"]
+    files = ["numbers.json", "claims.json", "artifact.json", "excluded.json"]
     files += [f"figures/{name}.pdf" for name in figures(manuscript)]
-    require(build_dir, files, sorted(missing))
+    require(build_dir, files)
     for name, path in MANUSCRIPTS.items():
-        typst.compile(path, output=build_dir / name, **_options(build_dir))
+        try:
+            typst.compile(path, output=build_dir / name, **_options(build_dir))
+        except typst.TypstError as error:  # the template says what is missing
+            raise ValueError(f"{path}: {error}") from None
     return [build_dir / name for name in MANUSCRIPTS]
 
 
@@ -46,9 +45,9 @@ def _options(build_dir: Path) -> dict:
     return {"root": "/", "ignore_system_fonts": True, "sys_inputs": inputs}
 
 
-def require(build_dir: Path, files: list[str], missing: list[str] = ()) -> None:
-    """Raise ValueError for files that notebooks write, or other names, that are missing."""
-    missing = [*missing, *(name for name in files if not (build_dir / name).is_file())]
+def require(build_dir: Path, files: list[str]) -> None:
+    """Raise ValueError for files that notebooks write and that are missing."""
+    missing = [name for name in files if not (build_dir / name).is_file()]
     if missing:
         raise ValueError(
             f"{build_dir}: {', '.join(missing)} is missing; run the notebooks first"

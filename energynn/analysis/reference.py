@@ -19,13 +19,13 @@ def compare(
 ) -> tuple[list[str], bool]:
     """One line for each band of paper/reference.json; the second value is whether all passed.
 
-    Each band has a quantity (of ``study_quantities``, or a name in numbers.json), the lowest and
-    the highest value that count as the same, and why. Raises ValueError if the paper was not
-    built yet.
+    Each band has a quantity (of ``study_quantities``, or "slope_" and a row of that table in
+    numbers.json), the lowest and the highest value that count as the same, and why. Raises
+    ValueError if the paper was not built yet.
     """
     require(build_dir, ["numbers.json"])
-    numbers = json_table(build_dir / "numbers.json")
-    values = {name: entry["value"] for name, entry in numbers.items()}
+    slopes = json_table(build_dir / "numbers.json").get("slope", {})
+    values = {f"slope_{row}": slope["value"] for row, slope in slopes.items()}
     values |= study_quantities(runs_dir)
     lines = ["", "Compared with the committed reference (paper/reference.json):"]
     passed = 0

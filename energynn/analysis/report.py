@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import html
 import json
-import tomllib
 from pathlib import Path
 from string import Template
 
 import pandas as pd
 import vl_convert
 
-from energynn.analysis import claims
+from energynn.analysis import claims, numbers
 from energynn.analysis.paper import PAPER, captions, require
+from energynn.reading import json_table, toml_table
 from energynn.texts import ForScript
+
+MADE = "Made from commit {colophon[build][git_commit]}, {colophon[build][git_state]}."
 
 
 def build(build_dir: str | Path = "build") -> Path:
@@ -31,16 +33,15 @@ def build(build_dir: str | Path = "build") -> Path:
         name: build_dir / "figures" / f"{name}.json"
         for name in ("plan", "explore", *said)
     }
-    ledger = json.loads((build_dir / "claims.json").read_text())
+    ledger = json_table(build_dir / "claims.json")
     errata = pd.DataFrame(ledger["errata"])
     errata["where"] = errata["where"].str.join("; ")
-    numbers = json.loads((build_dir / "numbers.json").read_text())
-    texts = {name: entry["text"] for name, entry in numbers.items()}
-    specs = {name: json.loads(path.read_text()) for name, path in paths.items()}
-    results = tomllib.loads((PAPER / "results.toml").read_text())["result"]
+    tables = json_table(build_dir / "numbers.json")
+    specs = {name: json_table(path) for name, path in paths.items()}
+    results = toml_table(PAPER / "results.toml")["result"]
     # Emphasis is Markdown's, and a browser would show its asterisks.
     answers = {
-        one["question"]: one["answer"].format_map(texts).replace("*", "")
+        one["question"]: numbers.filled(one["answer"], tables).replace("*", "")
         for one in results
     }
     contents = {
@@ -52,9 +53,7 @@ def build(build_dir: str | Path = "build") -> Path:
         "claims_count": len(ledger["claims"]),
         "errata": _table(errata[["where", "what", "treated"]]),
         "specs": json.dumps(specs, sort_keys=True, cls=ForScript),
-        "made": html.escape(
-            f"Made from commit {texts['git_commit']}, {texts['git_state']}."
-        ),
+        "made": html.escape(numbers.filled(MADE, tables)),
     }
     path = build_dir / "report.html"
     path.write_text(Template((PAPER / "report.html").read_text()).substitute(contents))

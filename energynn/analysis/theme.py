@@ -5,12 +5,15 @@ provenance by shape.
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from pathlib import Path
 
 import altair as alt
 import pandas as pd
 import vl_convert
+
+from energynn.files import REPOSITORY
 
 # Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_px is the
 # width of a page of the ACM format.
@@ -118,23 +121,29 @@ def enable() -> None:
     pd.set_option("display.max_colwidth", 120)
 
 
+def start_notebook() -> None:
+    """Use this look, and paths from the repository: JupyterLab starts in a notebook's folder."""
+    os.chdir(REPOSITORY)
+    enable()
+
+
 def provenance(
     table: pd.DataFrame,
     field: str = "provenance",
     title: str | None = "energy is",
-    also: tuple = (),
+    timed: bool = False,
 ) -> alt.Shape:
-    """The channel ``shape`` for the provenances in a table's column. The legend lists these and
-    those in ``also``.
+    """The channel ``shape`` for the provenances in a table's column, which the legend lists.
+
+    ``timed``: there are times and metrics, too, which are measured where energy is estimated.
 
     For ``mark_point(filled=True)`` with the series as ``color``: published rings (by others: hollow
     diamonds), measured discs, estimated hollow triangles, simulated crosses.
     """
-    present = {
-        word: shape
-        for word, shape in PROVENANCE.items()
-        if word in {*table[field], *also}
-    }
+    words = set(table[field])
+    if timed and "estimated" in words:
+        words.add("measured")
+    present = {word: shape for word, shape in PROVENANCE.items() if word in words}
     scale = alt.Scale(domain=list(present), range=list(present.values()))
     return alt.Shape(
         field,
