@@ -631,7 +631,8 @@ def at_birth(workload: str) -> dict:
 
 def filled(values: dict) -> dict:
     """Add what a training's configuration lacks because the parameter came later."""
-    return at_birth(values["workload"]) | values if "workload" in values else values
+    first = at_birth(str(values["workload"])) if "workload" in values else {}
+    return first | values
 
 
 def recipe(values: dict) -> dict:
