@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -47,8 +47,8 @@ class Channel(msgspec.Struct):
     primary: bool = True
     checks: str | None = None
     update_s: float | None = None
-    model: dict[str, Any] | None = None
-    notes: dict[str, Any] = {}
+    model: dict | None = None
+    notes: dict = {}
 
 
 class Header(msgspec.Struct, tag_field="header", tag="energynn-samples/1"):
