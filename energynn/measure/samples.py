@@ -99,12 +99,6 @@ class Samples:
     problems: list[str]
     states: list[Line]
 
-    def states_of(self, sensor: Channel) -> Iterator[tuple[float, DeviceState]]:
-        """Give what a sensor's device told of itself, and when in s."""
-        for line in self.states:
-            if sensor.id in line.states:
-                yield line.t / 1e9, line.states[sensor.id]
-
 
 def pieces(path: Path, begin_B: int = 0) -> Iterator[Samples]:
     """Read a samples file of any length, ``PIECE`` samples at once; nothing without a header.
