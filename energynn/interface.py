@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -114,12 +113,12 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
     return runs.sort_values("started_at", ascending=False, ignore_index=True)
 
 
-def _row(record: records.Record) -> dict[str, Any]:
+def _row(record: records.Record) -> dict:
     told = {"why": records.reason(record), "command": record.config.get("command")}
     return msgspec.to_builtins(record) | told
 
 
-def _tabulate(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def _tabulate(rows: list[dict]) -> pd.DataFrame:
     """Make a table of what was said of each run."""
     runs = pd.DataFrame(rows, columns=COLUMNS)
     for part in ("metrics", "config"):

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, convert, to_builtins
 
@@ -67,12 +67,13 @@ class Intent(Struct, kw_only=True, omit_defaults=True):
     """What is known of a run before it begins; record_fields.toml says what each field means."""
 
     run_id: str
+    was: dict = {}
     name: str = ""
     note: str = ""
     workload: str
     system: str
     started_at: str
-    config: dict[str, Any]
+    config: dict
     config_digest: str = ""
     data_digest: str = ""
     device_kind: str = ""
@@ -82,9 +83,9 @@ class Intent(Struct, kw_only=True, omit_defaults=True):
     thresholds: dict[str, float] = {}
     left_out: list[str] = []
     method: str = ""
-    versions: dict[str, Any] = {}
-    machine: dict[str, Any]
-    job: dict[str, Any] = {}
+    versions: dict = {}
+    machine: dict
+    job: dict = {}
     git_commit: str = ""
     git_dirty: bool | None = None
 
@@ -138,7 +139,7 @@ class Record(Intent, kw_only=True):
     idle_power_gpu_ready_W: Quantity = None
     idle_power_cpu_ready_W: Quantity = None
     idle_power_ram_ready_W: Quantity = None
-    energy_phases: list[dict[str, Any]] = []
+    energy_phases: list[dict] = []
     energy_perun_gpu_J: Quantity = None
     energy_perun_cpu_J: Quantity = None
     energy_perun_ram_J: Quantity = None
@@ -153,18 +154,18 @@ class Record(Intent, kw_only=True):
     doubts: list[str] = []
     flags: list[str] = []
     sensors: list[energy.SensorEnergy]
-    metrics: dict[str, Any]
-    history: list[dict[str, Any]]
+    metrics: dict
+    history: list[dict]
     segments: list[Segment]
     exit_status: Count = None
-    files: dict[str, dict[str, Any]]
+    files: dict[str, dict]
     record_sha256: str = ""
 
 
 # --------------------------------------------------------------------------------------- deriving
 
 
-def derive(run_dir: Path, given: dict, trusted: Collection[str] = ()) -> Record:
+def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     """Derive times, counts, energies, metrics, phases and validity of a run from its raw files.
 
     Works on the remains of a dead run too: what cannot be known is absent. given: fields that the
@@ -282,9 +283,8 @@ def reasons_against(record: Record) -> list[str]:
     for name, value in record.metrics.items():
         if not (isinstance(value, int | float) and math.isfinite(value)):
             reasons.append(f"metric {name} is not a number")
-    samples_of_step = record.config["global_batch_size"]
-    steps = record.optimizer_steps
-    if steps is None or record.samples_trained != steps * samples_of_step:
+    batch = record.config["global_batch_size"]
+    if record.samples_trained != (record.optimizer_steps or -1) * batch:
         reasons.append(
             "samples_trained is not optimizer_steps x devices x local batch size"
         )
@@ -293,13 +293,14 @@ def reasons_against(record: Record) -> list[str]:
 
 def build(run_dir: Path, status: str, reason: str) -> Record:
     """Derive the record of a run whose processes have ended, and write it to record.json."""
-    given: dict[str, Any] = {
-        "schema": SCHEMA,
-        "status": status,
-        "status_reason": reason,
-    }
-    given |= {"ended_at": utc_now(), "files": hash_files(run_dir)}
-    record = derive(run_dir, given)
+    record = derive(
+        run_dir,
+        schema=SCHEMA,
+        status=status,
+        status_reason=reason,
+        ended_at=utc_now(),
+        files=hash_files(run_dir),
+    )
     for name in record.files:
         force(run_dir / name)  # a record never promises what the disk has not got
     record.record_sha256 = configuration.digest(to_builtins(record))
@@ -307,7 +308,7 @@ def build(run_dir: Path, status: str, reason: str) -> Record:
     return record
 
 
-def hash_files(run_dir: Path) -> dict[str, dict[str, Any]]:
+def hash_files(run_dir: Path) -> dict[str, dict]:
     """Return size and SHA-256 of a run's raw files, by their path within the run."""
     files = {}
     for path in sorted(run_dir.rglob("*")):
@@ -356,10 +357,9 @@ def known_runs(runs_dir: Path) -> dict[Path, str]:
     """
     called = {}
     for path in [*runs_dir.glob("*/*/run.json"), *runs_dir.glob("*/*/job")]:
-        facts = intended(path.parent)
-        place = f"{path.parent.relative_to(runs_dir)}"
-        words = facts.get("started_at", ""), place, facts.get("name", "")
-        called[path.parent] = " ".join(words)
+        facts = {"started_at": "", "name": ""} | intended(path.parent)
+        place = path.parent.relative_to(runs_dir)
+        called[path.parent] = f"{facts['started_at']} {place} {facts['name']}"
     return dict(sorted(called.items(), key=lambda item: item[1]))
 
 
@@ -415,7 +415,7 @@ def read_record(run_dir: Path) -> Record:
         return convert(values, Record)
 
 
-def read_intent(run_dir: Path) -> dict[str, Any]:
+def read_intent(run_dir: Path) -> dict:
     """Read run.json. Raises ValueError where a field is missing or of another type."""
     values = json_table(run_dir / "run.json")
     with one_fault("run.json"):
@@ -441,7 +441,7 @@ def reason(record: Record | None) -> str:
 def is_made(run_dir: Path) -> bool:
     """Tell whether a run has a valid record, of a run that somebody made."""
     record = read(run_dir)
-    return record is not None and is_evidence(record)
+    return bool(record and is_evidence(record))
 
 
 def is_evidence(record: Record) -> bool:
@@ -562,9 +562,9 @@ def check_record(run_dir: Path) -> list[str]:
 def _check_numbers(record: Record, run_dir: Path) -> list[str]:
     """Compare fields with what run.json and the other raw files give."""
     unread = {flag.partition(": ")[0] for flag in record.flags}
-    told = to_builtins(record)
-    given = {name: told[name] for name in GIVEN if name in told}
-    derived = to_builtins(derive(run_dir, given, record.files.keys() - unread))
+    given = {name: getattr(record, name) for name in GIVEN}
+    again = derive(run_dir, record.files.keys() - unread, **given)
+    told, derived = to_builtins(record), to_builtins(again)
     faults = []
     if record.workload != record.config.get("workload", record.workload):
         faults.append("config.workload: is another than workload")

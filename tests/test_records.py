@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energynn import cli, config, files, records, studies
 from energynn.files import REPOSITORY
-from energynn.measure import perun_adapter
+from energynn.measure import account, perun_adapter
 from tests.conftest import write_run_dir
 from tests.test_config import JSON
 
@@ -226,11 +226,11 @@ def test_each_committed_record_finds_its_run_in_its_study():
     was = set()
     for folder in committed:
         record = records.read_record(folder)
-        made = config.from_dict(record["config"])
-        assert config.to_dict(made) == record["config"], "every parameter stands there"
+        made = config.from_dict(record.config)
+        assert config.to_dict(made) == record.config, "every parameter stands there"
         assert made in studies.find([folder.parent.name])[folder.parent.name]
-        assert folder.name == record["run_id"] == config.run_id(made)
-        was |= {record["run_id"], record["was"]["run_id"]}
+        assert folder.name == record.run_id == config.run_id(made)
+        was |= {record.run_id, record.was["run_id"]}
     assert len(was) == 2 * len(committed)
 
 
@@ -242,3 +242,12 @@ def test_the_table_of_the_fields_says_what_the_record_has():
     table = (REPOSITORY / "runs" / "README.md").read_text().splitlines()
     begin = table.index(lines[0])
     assert table[begin : begin + len(lines)] == lines
+
+
+def test_each_field_of_the_record_has_a_meaning():
+    fields = tomllib.loads((REPOSITORY / "energynn/record_fields.toml").read_text())
+    names = set()
+    for name in fields:
+        names |= {name.replace("*", part) for part in ("gpu", "cpu", "ram", "total")}
+    unknown = {f"idle_power_total_{when}_W" for when in account.IDLE}
+    assert names - unknown == set(records.Record.__struct_fields__)

@@ -222,8 +222,8 @@ def valid(runs_dir: Path, site: Site) -> list[records.Record]:
     """Read the valid records of trainings on a system, and of measured commands with samples."""
     found = []
     for record in records.read_all(runs_dir):
-        took = record.training_time_s
-        is_training = record.system == site.name and took is not None
+        has_time = record.training_time_s is not None
+        is_training = record.system == site.name and has_time
         is_command = {"command", "training_samples"} <= record.config.keys()
         if record.valid and (is_training or is_command):
             found.append(record)
@@ -267,7 +267,7 @@ def own(
         site = here(site, first.machine, first.device_kind == "gpu")
     elif site.gpu and first.device_kind != "gpu":
         raise ValueError(
-            f"{workload}: its runs were on {first['device_name']}, {site.name} has GPUs; give "
+            f"{workload}: its runs were on {first.device_name}, {site.name} has GPUs; give "
             "runs made there, or the system of these"
         )
     groups = defaultdict(list)

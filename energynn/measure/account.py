@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -75,9 +74,7 @@ class Host(msgspec.Struct):
         return [sensor for sensor in self.sensors if sensor.primary]
 
 
-def account(
-    events: dict[Path, list[dict]], thresholds: dict[str, float]
-) -> dict[str, Any]:
+def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dict:
     """Give times and energies of a run, all its segments added up, also of one that died.
 
     events: of each segment, by its folder. thresholds: of this system, where they differ from
@@ -92,7 +89,7 @@ def account(
     segments = list(map(_segment, trained))
     sensors = [sensor for host in hosts for sensor in host.sensors]
     doubts = [text for host in hosts for text in host.doubts]
-    result: dict[str, Any] = {
+    result: dict = {
         "segments": segments,
         "sensors": sensors,
         "flags": sorted({problem for host in hosts for problem in host.problems}),

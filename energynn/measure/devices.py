@@ -10,7 +10,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
 
 from energynn.measure import kernel, sensors
 from energynn.measure.energy import COMPONENTS, may_leave_out, refusal
@@ -48,7 +47,7 @@ def visible(intent: dict) -> dict[str, list[str]]:
     inventory = sensors.Inventory()
     sensors.add_nvidia(inventory, value)
     sensors.leave_out(inventory, intent.get("left_out", []))
-    found: set[Any] = {one.notes.get("uuid") for one in inventory.sensors}
+    found: set = {one.notes.get("uuid") for one in inventory.sensors}
     is_told = found or value in sensors.NOTHING_VISIBLE
     if not is_told or None in found or inventory.unaccounted:
         return {}

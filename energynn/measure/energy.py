@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 from operator import mul
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -359,7 +359,7 @@ def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[SensorEner
     return described
 
 
-def totals(entries: Iterable[SensorEnergy], window_s: float) -> dict[str, Any]:
+def totals(entries: Iterable[SensorEnergy], window_s: float) -> dict:
     """Energies, bounds, bands and mean powers per component and in all, by the primary sensors.
 
     entries: sensors of all hosts. Where one has no energy, neither has its component, nor the
@@ -367,7 +367,7 @@ def totals(entries: Iterable[SensorEnergy], window_s: float) -> dict[str, Any]:
     provenance is the weakest of its parts.
     """
     primary = [entry for entry in entries if entry.primary]
-    result: dict[str, Any] = {}
+    result: dict = {}
     for name in (*COMPONENTS, "total"):
         own = [entry for entry in primary if name in (entry.component, "total")]
         joules = [entry.energy_J for entry in own if entry.energy_J is not None]

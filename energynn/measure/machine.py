@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -71,7 +71,7 @@ def batch_job() -> dict:
     """
     if "SLURM_JOB_ID" not in os.environ:
         return {}
-    facts: dict[str, Any] = {
+    facts: dict = {
         name.removeprefix("SLURM_").lower(): os.environ[name]
         for name in JOB_FACTS
         if name in os.environ

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -47,8 +47,8 @@ class Channel(msgspec.Struct):
     primary: bool = True
     checks: str | None = None
     update_s: float | None = None
-    model: dict[str, Any] | None = None
-    notes: dict[str, Any] = {}
+    model: dict | None = None
+    notes: dict = {}
 
 
 class Header(msgspec.Struct, tag_field="header", tag="energynn-samples/1"):
@@ -98,12 +98,6 @@ class Samples:
     readings: np.ndarray
     problems: list[str]
     states: list[Line]
-
-    def states_of(self, sensor: Channel) -> Iterator[tuple[float, DeviceState]]:
-        """Give what a sensor's device told of itself, and when in s."""
-        for line in self.states:
-            if sensor.id in line.states:
-                yield line.t / 1e9, line.states[sensor.id]
 
 
 def pieces(path: Path, begin_B: int = 0) -> Iterator[Samples]:

@@ -13,10 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -47,13 +45,12 @@ class Sensor(Channel, kw_only=True):
         return self.kind == "energy" and self.component != "gpu"
 
 
-@dataclass
-class Inventory:
+class Inventory(msgspec.Struct):
     """Sensors of a host, problems in words, and one text for each device that no sensor reads."""
 
-    sensors: list[Sensor] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    unaccounted: list[str] = field(default_factory=list)
+    sensors: list[Sensor] = []
+    problems: list[str] = []
+    unaccounted: list[str] = []
 
 
 def leave_out(inventory: Inventory, names: Collection[str]) -> None:
@@ -255,7 +252,7 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
     vendors = kernel.training_devices()
     there = [address for address, vendor in vendors.items() if vendor == "NVIDIA"]
     fault, pynvml = "NVML does not list it", None
-    notes: list[dict[str, Any]] = []
+    notes: list[dict] = []
     try:
         pynvml, notes = list_gpus()
     except Exception as error:  # no library, no driver, no permission
@@ -290,7 +287,7 @@ def list_gpus():
     pynvml.nvmlInit()
     gpus = []
     for index in range(pynvml.nvmlDeviceGetCount()):
-        notes: dict[str, Any] = {"name": "unknown GPU"}
+        notes: dict = {"name": "unknown GPU"}
         with suppress(Exception):  # a lost GPU says nothing, a laptop's knows no limit
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             notes["uuid"] = pynvml.nvmlDeviceGetUUID(gpu)
@@ -329,7 +326,7 @@ def _sensors_of_gpu(pynvml, index: int, notes: dict) -> list[Sensor]:
     ]
 
 
-def _read_gpu(pynvml, index: int, function: str) -> Any:
+def _read_gpu(pynvml, index: int, function: str):
     gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
     return getattr(pynvml, function)(gpu)  # an old binding lacks some
 

@@ -7,6 +7,7 @@ after each reading are known when it counts. A file of one piece is read as a wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -89,9 +90,9 @@ def read_streams(
     for part in pieces(path, begin_B):
         problems = problems + part.problems
         for stream, column in zip(streams, part.readings.T, strict=True):
-            for found in stream.found.values():
-                for state in part.states_of(stream.sensor):
-                    found.hear(*state)
+            told = [line for line in part.states if stream.sensor.id in line.states]
+            for found, line in product(stream.found.values(), told):
+                found.hear(line.t / 1e9, line.states[stream.sensor.id])
             stream.take(part.t_ns / 1e9, column)
     for stream in streams:
         stream.use(np.inf)

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -83,7 +82,7 @@ class Window:
         return self._block.time_s if self._block else 0.0
 
     @property
-    def energies(self) -> dict[str, Any]:
+    def energies(self) -> dict:
         """Energies in J, their provenances and bounds, mean powers in W; named as in a record.
 
         ``doubts`` are reasons not to believe them, ``remedy`` what in system.toml overrules them. A
@@ -211,7 +210,7 @@ class Block:
         return ((self.end_ns or time.monotonic_ns()) - self.start_ns) / 1e9
 
     @cached_property
-    def energies(self) -> dict[str, Any]:
+    def energies(self) -> dict:
         sampler = self.sampler
         until(
             lambda: sampler.has_sampled(self.end_ns) or not sampler.is_alive,

@@ -193,7 +193,7 @@ def test_simulate_makes_the_same_again_and_spares_runs(capsys, fit_file, tmp_pat
         records.read_all(answer(capsys, words, tmp_path / out) and tmp_path / out)
         for out in ("first", "again")
     )
-    energies = [[of["energy_total_J"] for of in made] for made in (first, again)]
+    energies = [[of.energy_total_J for of in made] for made in (first, again)]
     assert energies[0] == energies[1] and len(set(energies[0])) == len(first) == 9
     there = f"{words} {tmp_path}/first"
     assert "is there; choose another --out" in refusal(capsys, there)

@@ -165,7 +165,9 @@ def measured(samples, devices, time_s, **more):
     told = dict(command="train.py", training_samples=samples, devices=devices)
     record = dict(workload="command", system="measured", name="mine", config=told)
     record |= dict(devices=devices, device_kind="gpu", device_name="GPU")
-    record |= dict(machine={"gpus": [{}] * 4, "cores": 8}, training_time_s=time_s)
+    record |= dict(
+        machine={"gpus": [{}] * 4, "cores": 8}, training_time_s=float(time_s)
+    )
     record |= dict(mean_power_total_W=300.0 * devices)
     record |= dict(energy_total_provenance="measured") | more
     return read_as_record(minimal_record(**record))

@@ -142,6 +142,21 @@ def test_a_gpu_that_no_rank_may_see_is_in_no_sum(tmp_path, told, counted):
     assert len([one for one in found["sensors"] if one.primary]) == 1 + counted
 
 
+def test_a_gpu_without_a_uuid_is_no_ranks_own(two_gpus):
+    """As where ranks train on CPUs: each of them once had the whole GPU's energy."""
+
+    def unnamed(line):
+        line.pop("gpu_uuid", None)
+        for one in line.get("sensors", []):
+            one["notes"] = {}
+
+    for path in two_gpus.glob("*.jsonl"):
+        rewrite(path, unnamed)
+    *of_ranks, rest = judged(two_gpus)["energy_phases"]
+    assert len(of_ranks) == 6 and not any("energy_gpu_J" in one for one in of_ranks)
+    assert rest["energy_gpu_J"] == pytest.approx(5000, rel=1e-3)
+
+
 def test_a_host_trains_from_its_first_rank_to_its_last(two_gpus):
     def late(line):
         by_s = {"training_start": 1, "training_end": -1}.get(line["event"], 0)

@@ -485,7 +485,8 @@ def test_samples_tell_limits_and_whether_a_gpu_is_busy(nvml):
     assert samples.header.boot_id
     gpus = [one for one in samples.header.sensors if one.kind == "energy"]
     for is_busy, one in enumerate(gpus):
-        told = {(state.limit_W, state.is_busy) for _, state in samples.states_of(one)}
+        states = [line.states[one.id] for line in samples.states]
+        told = {(state.limit_W, state.is_busy) for state in states}
         assert told == {(300.0, bool(is_busy))}
 
 
