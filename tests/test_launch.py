@@ -344,14 +344,14 @@ def test_a_run_that_failed_by_a_timeout_goes_on_with_a_longer_one(tmp_path):
     rank_of(runs_dir, 1).send_signal(signal.SIGSTOP)
     output = started.communicate(timeout=300)[0]
     failed = records.read(only_run(runs_dir))
-    assert failed["status"] == "failed" and "lost" in failed["status_reason"], output
-    assert failed["config"]["collective_timeout_s"] == 3
+    assert failed.status == "failed" and "lost" in failed.status_reason, output
+    assert failed.config["collective_timeout_s"] == 3
     started = python(runs_dir, given | dict(collective_timeout_s=60))
     output = started.communicate(timeout=300)[0]
     record = records.read(only_run(runs_dir))
-    assert record["valid"] and "goes on after " in output, output
-    assert record["run_id"] == failed["run_id"] and len(record["segments"]) == 2
-    assert record["config"]["collective_timeout_s"] == 60
+    assert record.valid and "goes on after " in output, output
+    assert record.run_id == failed.run_id and len(record.segments) == 2
+    assert record.config["collective_timeout_s"] == 60
     events = read_events(samples.segments(only_run(runs_dir))[-1])
     starts = samples.events_of_kind(events, "training_start")
     assert all(start["samples_done"] > 0 for start in starts)

@@ -8,6 +8,7 @@ import shutil
 
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 from energynn import cli, config, records, simulate, studies
 from energynn.analysis import observations, results
@@ -149,11 +150,12 @@ def test_forecasts_stand_beside_the_facts(simulated, capsys):
 def test_two_runs_have_one_recipe_in_both_rooms_or_in_none(workload):
     """For each parameter by itself: a table's recipe, and that of a fit."""
     plain = config.to_dict(config.make(workload))
-    record = {"device_name": "A100", "config": plain}
+    alike = dict(run_id="", workload=workload, system="", started_at="", devices=1)
+    record = records.Intent(**alike, machine={}, device_name="A100", config=plain)
     counted = set()
     for name in plain.keys() - {"workload"}:
-        changed = record | {"config": plain | {name: "another"}}
-        is_one = config.recipe(plain) == config.recipe(changed["config"])
+        changed = replace(record, config=plain | {name: "another"})
+        is_one = config.recipe(plain) == config.recipe(changed.config)
         in_tables = results._recipe(record) == results._recipe(changed)
         in_fits = runs.recipe(record) == runs.recipe(changed)
         assert in_tables == is_one, name
@@ -161,7 +163,7 @@ def test_two_runs_have_one_recipe_in_both_rooms_or_in_none(workload):
             counted.add(name)
     assert counted == runs.ACCOUNTED_FOR & plain.keys() - {"workload"}
     older = {name: plain[name] for name in plain if name != "gradient_buckets"}
-    assert runs.recipe(record) == runs.recipe(record | {"config": older})
+    assert runs.recipe(record) == runs.recipe(replace(record, config=older))
 
 
 def test_a_longer_timeout_leaves_a_run_in_its_series_and_in_its_fit(fitted, tmp_path):
@@ -179,7 +181,7 @@ def test_a_longer_timeout_leaves_a_run_in_its_series_and_in_its_fit(fitted, tmp_
     site = systems.site("horeka-a100")
     found = runs.valid(tmp_path / "longer", site)
     again = [
-        record | {"config": record["config"] | {"idle_ready_s": 9.0}}
+        replace(record, config=record.config | {"idle_ready_s": 9.0})
         for record in found
     ]
     seen = runs.own(found + again, "resnet50", site)
