@@ -160,9 +160,9 @@ class TwoLayers(torch.autograd.Function):
         rows = x.flatten(0, -2)
         gradient = gradient.flatten(0, -2)
         of_hidden = gradient @ weight2
-        # before the gradient, so that what both read is in the cache once
-        output = F.gelu(hidden)
         torch.ops.aten.gelu_backward.grad_input(of_hidden, hidden, grad_input=of_hidden)
+        # in its input's place, which is read no more: torch refuses a second backward pass
+        output = torch.ops.aten.gelu_(hidden)
         of_x = (of_hidden @ weight1).reshape(x.shape)
         of_weight1 = of_hidden.t() @ rows
         of_weight2 = gradient.t() @ output

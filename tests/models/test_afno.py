@@ -204,6 +204,14 @@ def test_the_two_layers_are_those_of_torch(hidden_dim, autocast):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+def test_a_second_backward_pass_is_refused_where_the_first_has_used_up_what_was_kept():
+    """Its gradients would be wrong."""
+    output = afno.MLP(16, 48)(torch.randn(2, 16, requires_grad=True)).sum()
+    output.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.backward()
+
+
 def test_the_corrected_filter_lets_every_zonal_mode_pass():
     """A wave of the shortest zonal length: stopped by the published filter on a grid twice as
     wide as high.
