@@ -123,6 +123,12 @@ def colophon(build_dir: str | Path = "build") -> None:
     }
     for package in PACKAGES:
         facts["version_" + package.replace("-", "_")] = metadata.version(package)
-    about = dict(unit="", provenance="exact", holds_for="this build")
-    about["source"] = "git, platform and importlib.metadata"
-    save_tables("colophon", {"colophon": {"build": facts}}, build_dir, **about)
+    save_tables(
+        "colophon",
+        {"colophon": {"build": facts}},
+        build_dir,
+        unit="",
+        source="git, platform and importlib.metadata",
+        provenance="exact",
+        holds_for="this build",
+    )
