@@ -4,6 +4,8 @@ A code token is one of Python's tokens that is no comment, no docstring and no e
 """
 
 import ast
+import io
+import json
 import re
 import tokenize
 from pathlib import Path
@@ -35,14 +37,28 @@ def docstring_lines(source: str) -> set[int]:
 
 def tokens_and_lines(path: Path) -> tuple[int, int]:
     """Count the code tokens of a file, and the lines that hold them."""
-    docstrings = docstring_lines(path.read_text())
+    return of_source(path.read_text())
+
+
+def of_source(source: str) -> tuple[int, int]:
+    docstrings = docstring_lines(source)
     tokens, lines = 0, set()
-    with open(path, "rb") as file:
-        for token in tokenize.tokenize(file.readline):
-            if token.type not in NOT_COUNTED and token.start[0] not in docstrings:
-                tokens += 1
-                lines.update(range(token.start[0], token.end[0] + 1))
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NOT_COUNTED and token.start[0] not in docstrings:
+            tokens += 1
+            lines.update(range(token.start[0], token.end[0] + 1))
     return tokens, len(lines)
+
+
+def notebooks(folder: Path) -> tuple[int, int]:
+    """Count the code tokens of all code cells of a folder's notebooks, and their lines."""
+    tokens, lines = 0, 0
+    for path in folder.glob("*.ipynb"):
+        for cell in json.loads(path.read_text())["cells"]:
+            if cell["cell_type"] == "code":
+                of_cell = of_source("".join(cell["source"]))
+                tokens, lines = tokens + of_cell[0], lines + of_cell[1]
+    return tokens, lines
 
 
 def sizes(folder: str) -> dict[str, tuple[int, int]]:
@@ -72,11 +88,14 @@ def commands() -> int:
 
 
 def main() -> None:
-    for folder in ("energynn", "tests"):
-        for part, (tokens, lines) in sorted(sizes(folder).items()):
-            print(
-                f"{part:22} {tokens:8,} tokens {lines:7,} lines {tokens / lines:6.1f} a line"
-            )
+    parts = sorted(sizes("energynn").items()) + sorted(sizes("tests").items())
+    for part, (tokens, lines) in [
+        *parts,
+        ("notebooks", notebooks(REPOSITORY / "notebooks")),
+    ]:
+        print(
+            f"{part:22} {tokens:8,} tokens {lines:7,} lines {tokens / lines:6.1f} a line"
+        )
     print(
         f"{'docs, CONTRIBUTING':22} {words('docs/*.md') + words('CONTRIBUTING.md'):8,} words"
     )

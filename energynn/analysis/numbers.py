@@ -78,12 +78,9 @@ def rows(table) -> str:
     """Names of the rows that a number rests on: series and GPUs of published runs, the run's
     name for own ones.
     """
-    names = []
-    for row in table.itertuples():
-        names.append(
-            f"{row.series} n={row.devices}" if row.origin == "published" else row.run
-        )
-    return ", ".join(dict.fromkeys(names))
+    names = table["series"] + " n=" + table["devices"].astype(str)
+    names = names.where(table["origin"] == "published", table["run"])
+    return ", ".join(names.unique())
 
 
 def filled(sentence: str, tables: dict) -> str:
@@ -96,14 +93,12 @@ def merge(build_dir: str | Path = "build") -> None:
 
     Raises ValueError if two notebooks give one name.
     """
-    merged, places = {}, {}
+    merged = {}
     for path in sorted(Path(build_dir, "numbers").glob("*.json")):
         for name, table in json_table(path).items():
             if name in merged:
-                raise ValueError(
-                    f"{name}: in both {places[name]} and {path.stem}; rename one"
-                )
-            merged[name], places[name] = table, path.stem
+                raise ValueError(f"{path}: {name} is another's table; rename one")
+            merged[name] = table
     write_json(Path(build_dir, "numbers.json"), dict(sorted(merged.items())))
 
 
@@ -128,6 +123,12 @@ def colophon(build_dir: str | Path = "build") -> None:
     }
     for package in PACKAGES:
         facts["version_" + package.replace("-", "_")] = metadata.version(package)
-    about = dict(unit="", provenance="exact", holds_for="this build")
-    about["source"] = "git, platform and importlib.metadata"
-    save_tables("colophon", {"colophon": {"build": facts}}, build_dir, **about)
+    save_tables(
+        "colophon",
+        {"colophon": {"build": facts}},
+        build_dir,
+        unit="",
+        source="git, platform and importlib.metadata",
+        provenance="exact",
+        holds_for="this build",
+    )

@@ -29,15 +29,12 @@ def build(build_dir: str | Path = "build") -> Path:
         ["claims.json", "numbers.json", "figures/plan.json", "figures/explore.json"],
     )
     said = captions(build_dir)
-    paths = {
-        name: build_dir / "figures" / f"{name}.json"
-        for name in ("plan", "explore", *said)
-    }
     ledger = json_table(build_dir / "claims.json")
     errata = pd.DataFrame(ledger["errata"])
     errata["where"] = errata["where"].str.join("; ")
     tables = json_table(build_dir / "numbers.json")
-    specs = {name: json_table(path) for name, path in paths.items()}
+    shown = ["plan", "explore", *said]
+    specs = {name: json_table(build_dir / f"figures/{name}.json") for name in shown}
     results = toml_table(PAPER / "results.toml")["result"]
     # Emphasis is Markdown's, and a browser would show its asterisks.
     answers = {

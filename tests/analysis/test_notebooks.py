@@ -11,7 +11,7 @@ import tomllib
 import pytest
 
 from energynn import published_values
-from energynn.analysis import paper, theme
+from energynn.analysis import numbers, paper, theme
 from energynn.files import REPOSITORY
 from energynn.forecast import fit as fits
 from energynn.forecast import scaling_cost
@@ -66,12 +66,17 @@ def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     ]
     assert len(known) == 17
     slope = sum(h * e for h, e in known) / sum(h * h for h, _ in known)
-    values = {name: entry["value"] for name, entry in merged.items()}
-    assert values["slope_ResNet50"] == pytest.approx(slope, rel=1e-9)
-    assert merged["slope_ResNet50"]["provenance"] == "published"
-    assert values["own_runs"] == 9 and values["own_runs_measured"] == 0
-    assert merged["own_energy"]["provenance"] == "simulated"
-    assert values["resnet50_speed_up_gbs"] == pytest.approx(60.6 / 45.0, rel=1e-6)
+    assert merged["slope"]["ResNet50"]["value"] == pytest.approx(slope, rel=1e-9)
+    assert merged["slope"]["ResNet50"]["provenance"] == "published"
+    runs = merged["own"]["runs"]
+    assert runs["all"] == 9 and runs["measured"] == 0
+    # the energies that write_study gives: three repeats, on two devices, and those of 45 s
+    times_s = [60.0, 60.6, 61.2, 60.0 / 2**0.85, 45.0]
+    powers_W = [14.0, 14.0, 14.0, 23.0, 23.0]
+    energies_Wh = [s * W / 3600 for s, W in zip(times_s, powers_W, strict=True)]
+    own = merged["resnet50_own"]["all"]
+    assert own["energy_Wh"] == pytest.approx(sum(energies_Wh), rel=1e-6)
+    assert (own["runs"], own["provenance"]) == (5, "simulated")
     assert "spread" in (folder / "figures" / "power_profiles.svg").read_text()
     drawn = (folder / "figures" / "fourcastnet_scaling.svg").read_text()
     assert "model, fitted to the published values [90 %]" in drawn
@@ -91,31 +96,38 @@ def test_lettering_of_figures_is_8_pt_in_print(built):
 
 def test_numbers_name_the_rows_they_rest_on(built):
     _, merged = built
-    assert all(entry["source"] for entry in merged.values())
-    derived = r"(slope|affine|intercept|exponent|deviation|joint|partial|published_(rows|known)|one_gpu|four_gpus)_"
-    derived += "|socket_"
-    sources = [
-        entry["source"]
-        for name, entry in merged.items()
-        # notebook 45 is about own runs
-        if re.match(derived, name)
-        and entry["value"] is not None
-        and entry["notebook"] != "45_one_gpu"
-    ]
-    assert len(sources) > 100
+    for table in merged.values():
+        assert all(row["source"] and row["holds_for"] for row in table.values())
+    derived = ("slope", "affine", "intercept", "exponents", "pooled", "no_work")
+    sources = []
+    for name in (*derived, "at_work", "bracket", "changes"):
+        sources += [row["source"] for row in merged[name].values()]
+    assert len(sources) > 40
     assert all(re.search(r"\b[RFT]\d n=\d", source) for source in sources)
 
 
-def test_first_cells_give_the_answers(built):
-    """Each number is followed by its name in numbers.json, as in 0.284<!--slope_ResNet50-->."""
+def test_all_that_the_manuscripts_ask_for_is_there(built):
+    """Also what they ask only where there are own runs of a kind."""
     _, merged = built
-    marked = {name: f"{entry['text']}<!--{name}-->" for name, entry in merged.items()}
+    manuscript = "".join(path.read_text() for path in paper.MANUSCRIPTS.values())
+    asked = r'\b(num|value|range)\("([^"]+)", "([^"]+)"(?:, "([^"]+)")?'
+    places = re.findall(asked, manuscript)
+    assert len(places) > 100
+    for call, table, row, column in places:
+        columns = {"low", "high"} if call == "range" else {column}
+        assert columns <= merged[table][row].keys(), (table, row, column)
+
+
+def test_first_cells_give_the_answers(built):
+    """Each number is followed by its place in numbers.json: 0.284<!--slope[R4][value]-->."""
+    _, merged = built
     answers = tomllib.loads((paper.PAPER / "results.toml").read_text())
     for one in answers["result"] + answers["answer"]:
         first = json.loads(
             (REPOSITORY / f"notebooks/{one['notebook']}.ipynb").read_text()
         )["cells"][0]
-        answer = f"**{one['question']}** {one['answer'].format_map(marked)}"
+        marked = re.sub(r"\{([^:}]+).*?\}", r"\g<0><!--\1-->", one["answer"])
+        answer = f"**{one['question']}** {numbers.filled(marked, merged)}"
         assert answer in "".join(first["source"]), (
             f"the first cell of {one['notebook']} should say: {answer}"
         )

@@ -1,74 +1,58 @@
-"""Numbers have names, units and provenance; none is NaN, none stands twice."""
+"""Tables of numbers say for each row what it is; none is NaN, none stands twice."""
 
 import json
 
 import numpy as np
 import pandas as pd
 import pytest
+import typst
 
-from energynn.analysis import numbers
+from energynn.analysis import numbers, paper
 
-
-@pytest.fixture
-def book(tmp_path):
-    return numbers.Numbers("n", tmp_path)
+ABOUT = dict(unit="kW", source="R4 n=4", provenance="published", holds_for="R4")
 
 
-def test_numbers_are_merged_in_order(tmp_path):
-    for notebook, name in (("20_b", "slope"), ("10_a", "width")):
-        book = numbers.Numbers(notebook, tmp_path)
-        book.add(name, np.float64(0.26583), "kW", 3, "runs/published", "published")
-        book.save()
+def saved(folder, table, notebook="10_a", **about) -> dict:
+    numbers.save_tables(notebook, {"slope": table}, folder, **about)
+    return json.loads((folder / "numbers" / f"{notebook}.json").read_text())["slope"]
+
+
+def test_tables_are_merged_in_order(tmp_path):
+    numbers.save_tables("20_b", {"width": {"R4": {"value": 1}}}, tmp_path, **ABOUT)
+    table = pd.DataFrame({"value": [np.float64(0.26583)]}, ["R4"])
+    numbers.save_tables("10_a", {"slope": table}, tmp_path, **ABOUT)
     numbers.merge(tmp_path)
     merged = json.loads((tmp_path / "numbers.json").read_text())
     assert list(merged) == ["slope", "width"]
-    expected = {
-        "value": 0.26583,
-        "unit": "kW",
-        "digits": 3,
-        "text": "0.266",
-        "provenance": "published",
-    }
-    assert merged["slope"] == expected | {
-        "source": "runs/published",
-        "notebook": "20_b",
-    }
+    expected = {"value": 0.26583, "notebook": "10_a"}
+    assert merged["slope"] == {"R4": ABOUT | expected}
 
 
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [
-        (0.27, 3, "0.270"),
-        (1034.2, 3, "1034"),
-        (99.96, 3, "100"),
-        (18, 3, "18"),
-        (-0.4832, 2, "\N{MINUS SIGN}0.48"),
-        (0.0, 3, "0"),
-        (1e-7, 2, "0.00000010"),
-        ("abc", 3, "abc"),
-        (np.int64(7), 3, "7"),
-    ],
-)
-def test_text_has_significant_digits(book, value, digits, text):
-    book.add("name", value, digits=digits)
-    assert book.entries["name"]["text"] == text
+def test_a_rows_own_columns_count_before_the_common_ones(tmp_path):
+    table = pd.DataFrame({"low": [0.5, np.nan], "source": ["R5", None]}, [4, "all"])
+    rows = saved(tmp_path, table, **ABOUT)
+    assert list(rows) == ["4", "all"]
+    assert rows["4"]["source"] == "R5" and rows["all"]["source"] == "R4 n=4"
+    assert rows["all"]["low"] is None
 
 
-def test_nan_is_not_available_with_a_reason(book):
-    book.add("error", float("nan"), "m", reason="there are no own runs")
-    book.add("other", None)
-    entry = json.loads(book.save().read_text())["error"]
-    assert entry["value"] is None and entry["text"] == "not available"
-    assert entry["reason"] == "there are no own runs"
-    assert book.entries["other"]["reason"]
+def test_whole_numbers_stay_whole_and_what_is_missing_is_null(tmp_path):
+    table = {"a": {"runs": np.int64(3), "value": 1.0}, "b": {"value": float("nan")}}
+    rows = saved(tmp_path, table, **ABOUT)
+    assert (rows["a"]["runs"], type(rows["a"]["runs"])) == (3, int)
+    assert type(rows["a"]["value"]) is float
+    assert rows["b"]["runs"] is None and rows["b"]["value"] is None
 
 
-def test_a_name_that_is_taken_and_a_guessed_provenance_are_refused(book):
-    book.add("taken", 1)
-    with pytest.raises(ValueError, match="already"):
-        book.add("taken", 2)
-    with pytest.raises(ValueError, match="provenance"):
-        book.add("x", 1, provenance="guessed")
+@pytest.mark.parametrize("column", ABOUT)
+def test_a_row_without_unit_source_provenance_or_condition_is_refused(tmp_path, column):
+    about = {name: word for name, word in ABOUT.items() if name != column}
+    with pytest.raises(ValueError, match=f"10_a, table slope.* no {column}; add"):
+        saved(tmp_path, {"R4": {"value": 1}}, **about)
+    with pytest.raises(ValueError, match=f"no {column}; add"):
+        saved(tmp_path, {"R4": {"value": 1, column: "x"}, "R5": {"value": 2}}, **about)
+    with pytest.raises(ValueError, match="provenance guessed is unknown"):
+        saved(tmp_path, {"R4": {"value": 1}}, **ABOUT | {"provenance": "guessed"})
 
 
 def test_the_least_certain_provenance_counts():
@@ -77,43 +61,95 @@ def test_the_least_certain_provenance_counts():
     assert numbers.weakest([]) == "measured"
 
 
-def test_one_name_in_two_notebooks_is_an_error(tmp_path):
+def test_a_table_of_one_name_in_two_notebooks_is_an_error(tmp_path):
     for notebook in ("a", "b"):
-        book = numbers.Numbers(notebook, tmp_path)
-        book.add("slope", 1)
-        book.save()
-    with pytest.raises(ValueError, match="slope: in both a and b"):
+        saved(tmp_path, {"R4": {"value": 1}}, notebook, **ABOUT)
+    with pytest.raises(ValueError, match="b.json: slope is another's table; rename"):
         numbers.merge(tmp_path)
 
 
 def test_colophon_names_commit_and_versions(tmp_path):
     numbers.colophon(tmp_path)
     numbers.merge(tmp_path)
-    merged = json.loads((tmp_path / "numbers.json").read_text())
-    assert merged["version_typst"]["value"] and merged["build_cores"]["value"] >= 1
-    assert "git_commit" in merged
-    again = (tmp_path / "numbers.json").read_bytes()
+    written = (tmp_path / "numbers.json").read_bytes()
+    build = json.loads(written)["colophon"]["build"]
+    assert build["version_typst"] and build["build_cores"] >= 1
+    assert "git_commit" in build
     numbers.colophon(tmp_path)
     numbers.merge(tmp_path)
-    assert (tmp_path / "numbers.json").read_bytes() == again
+    assert (tmp_path / "numbers.json").read_bytes() == written
 
 
-def test_a_table_gives_a_number_for_each_cell(book):
-    columns = {"value": [1.0, 2.0], "low": [0.5, np.nan], "source": ["R4", "R5"]}
-    table = pd.DataFrame(columns, ["a", "b"])
-    about = dict(digits=2, reason="none")
-    book.add_table(table, "kW", "published", "slope_{row}_{column}", **about)
-    book.add_table(pd.DataFrame({"n": [3, 4]}, ["a", "b"]), "", names="rows_{row}")
-    slopes = ["slope_a", "slope_b", "slope_a_low", "slope_b_low"]
-    assert list(book.entries) == [*slopes, "rows_a", "rows_b"]
-    expected = {
-        "value": 2.0,
-        "unit": "kW",
-        "digits": 2,
-        "text": "2.0",
-        "source": "R5",
-        "provenance": "published",
+def test_a_sentence_is_filled_with_numbers():
+    tables = {"slope": {"R4": {"low": -0.266, "runs": 9}}}
+    sentence = "of {slope[R4][runs]} runs: {slope[R4][low]:.2f}–top-1"
+    assert numbers.filled(sentence, tables) == "of 9 runs: \N{MINUS SIGN}0.27–top-1"
+
+
+PRINTED = [
+    (0.27, "digits: 3", "0.270"),
+    (9.996, "digits: 3", "10.0"),
+    (99.96, "digits: 3", "100"),
+    (18, "digits: 3", "18"),
+    (-0.4832, "digits: 2", "\N{MINUS SIGN}0.48"),
+    (0.0, "digits: 3", "0"),
+    (-0.04, "decimals: 1", "0.0"),
+    (1e-7, "digits: 2", "0.00000010"),
+    ("abc", "digits: 3", "abc"),
+]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Make tables of numbers, and evaluate code of a manuscript on them."""
+    rows = {str(number): {"value": case[0]} for number, case in enumerate(PRINTED)}
+    rows["other"] = {
+        "value": None,
+        "low": 0.5,
+        "high": 0.5,
+        "runs": 3,
+        "energy_Wh": 2.0,
     }
-    assert book.entries["slope_b"] == expected | {"notebook": "n"}
-    assert book.entries["slope_b_low"]["reason"] == "none"
-    assert book.entries["rows_b"]["text"] == "4"
+    rows["model"] = {"value": 1.5, "provenance": "simulated", "runs": 3}
+    numbers.save_tables("a", {"slope": rows}, tmp_path, **ABOUT)
+    numbers.merge(tmp_path)
+
+    def ask(code: str):
+        manuscript = tmp_path / "asking.typ"
+        source = paper.PAPER / "numbers.typ"
+        manuscript.write_text(f'#import "{source}": *\n#metadata({code})<it>')
+        options = dict(root="/", sys_inputs={"build": str(tmp_path)}, field="value")
+        return json.loads(typst.query(manuscript, "<it>", **options))[0]
+
+    return ask
+
+
+def test_a_manuscript_prints_digits_or_decimals(asked):
+    calls = [
+        f'words-of(value("slope", "{number}", "value"), {case[1]})'
+        for number, case in enumerate(PRINTED)
+    ]
+    assert asked(f"({', '.join(calls)})") == [case[2] for case in PRINTED]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ('num("slope", "0", "value")', "0.270\N{NARROW NO-BREAK SPACE}kW"),
+        ('num("slope", "other", "value")', "not available"),
+        ('num("slope", "other", "runs")', "3"),
+        ('num("slope", "other", "energy_Wh")', "2.00\N{NARROW NO-BREAK SPACE}Wh"),
+        ('ends("slope", "other", digits: 1)', "0.5"),
+        ('range("slope", "other", digits: 1)', "0.5 to 0.5\N{NARROW NO-BREAK SPACE}kW"),
+        ('num("slope", "model", "value")', "1.50\N{NARROW NO-BREAK SPACE}kWsim."),
+        ('num("slope", "model", "runs")', "3"),
+    ],
+)
+def test_a_number_has_its_unit_and_mark(asked, call, words):
+    assert asked(f"plain({call})").replace("\u2060", "") == words
+
+
+@pytest.mark.parametrize("place", ['"x", "R4", "value"', '"slope", "x", "value"'])
+def test_a_place_that_is_missing_is_named(asked, place):
+    with pytest.raises(RuntimeError, match="numbers.json has no table .*notebooks"):
+        asked(f"value({place})")

@@ -39,13 +39,12 @@ def test_the_notebook_finds_what_a_sample_and_an_update_cost(study):
         assert row["low"] < truth < row["high"], term
         assert row["high"] - row["low"] < 0.6 * truth, "narrow enough to tell"
     assert FAST not in shown["fitted"], "a sweep of local batch sizes alone"
-    numbers = json.loads((folder / "numbers/45_one_gpu.json").read_text())
-    assert numbers["one_gpu_sample"]["provenance"] == "measured"
+    tables = json.loads((folder / "numbers/45_one_gpu.json").read_text())
+    sample = tables["one_gpu_energy"]["samples"]
+    assert (sample["provenance"], sample["unit"]) == ("measured", "J")
     assert shown["found"].startswith(f"{PAPER} (measured): A sample costs")
-    assert numbers["one_gpu_sample"]["value"] == pytest.approx(
-        of_paper.loc["samples", "value"]
-    )
-    assert numbers["one_gpu_runs"]["value"] == len(studies.gpu_grid())
+    assert sample["value"] == pytest.approx(of_paper.loc["samples", "value"])
+    assert tables["one_gpu"]["all"]["name"] == PAPER
 
 
 def test_the_notebook_finds_what_each_choice_saves(study):

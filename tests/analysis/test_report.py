@@ -11,7 +11,7 @@ import pytest
 import vl_convert
 
 from energynn import cli, config
-from energynn.analysis import report
+from energynn.analysis import numbers, report
 from energynn.files import REPOSITORY
 from tests.analysis.conftest import write_run, write_study
 from tests.analysis.notebook import execute
@@ -93,12 +93,11 @@ def click_on(page, mark, *keys):
 def test_the_report_shows_results_statements_and_captions_without_network(built):
     text = re.sub(r"<script>.*?</script>", "", built.read_text(), flags=re.DOTALL)
     assert not re.search(r'(src|href)="(?!data:|#)', text) and "#num" not in text
-    numbers = json.loads((built.parent / "numbers.json").read_text())
-    values = {name: entry["text"] for name, entry in numbers.items()}
+    tables = json.loads((built.parent / "numbers.json").read_text())
     readme = (REPOSITORY / "README.md").read_text()
     readme = re.sub(r"<!--\w+-->| \(\[[^)]*\)\)", "", readme)
     for result in tomllib.loads((report.PAPER / "results.toml").read_text())["result"]:
-        answer = result["answer"].format_map(values)
+        answer = numbers.filled(result["answer"], tables)
         assert (
             html.escape(answer.replace("*", ""), quote=False) in text
             and f"| {result['question']} | {answer} |" in readme
