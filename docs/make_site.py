@@ -15,7 +15,7 @@ from sphinx.cmd.build import build_main
 
 import energynn
 from energynn import cli, config, records
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 
 SOURCE, SITE = REPOSITORY / "build" / "site-source", REPOSITORY / "build" / "site"
 COPIED = (

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict, fields, replace
 
-from energynn.files import DATA_MANIFESTS, PACKAGE
+from energynn.host.files import DATA_MANIFESTS, PACKAGE
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
 RESNET50_WEIGHTS = 25_557_032  # with 1000 classes

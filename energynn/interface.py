@@ -11,10 +11,10 @@ import xarray as xr
 
 from energynn import records
 from energynn.analysis import observations
-from energynn.files import default_runs_dir, require_place
+from energynn.host.files import default_runs_dir, require_place
+from energynn.host.texts import cell
 from energynn.measure import account
 from energynn.measure.energy import JOULE_PER_KWH
-from energynn.texts import cell
 
 # Ends of the names of quantities, and their units.
 UNITS = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")} | {

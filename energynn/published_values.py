@@ -6,7 +6,7 @@ import csv
 import functools
 import math
 
-from energynn.files import shipped
+from energynn.host.files import shipped
 
 PUBLISHED = shipped("runs/published")
 

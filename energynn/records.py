@@ -16,14 +16,14 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct, convert, to_builtins
 
 from energynn import config as configuration
-from energynn import texts
-from energynn.files import force, is_locked, lock, sha256, utc_now, write_json
-from energynn.launchers import WITHOUT_PERUN
+from energynn.host import texts
+from energynn.host.files import force, is_locked, lock, sha256, utc_now, write_json
+from energynn.host.launchers import WITHOUT_PERUN
+from energynn.host.reading import json_table, one_fault
 from energynn.measure import energy, machine
 from energynn.measure.account import Segment, account
 from energynn.measure.perun_adapter import read_results
 from energynn.measure.samples import events_of_kind, events_of_segments
-from energynn.reading import json_table, one_fault
 
 SCHEMA = "energynn-record/3"  # of the earlier one no number is derived again
 # MLPerf's power rules ask for as many before a result counts as measured

@@ -9,9 +9,9 @@ import pandas as pd
 
 from energynn import config, records
 from energynn.config import RunConfig
-from energynn.files import utc_now, write_json
 from energynn.forecast import predict
 from energynn.forecast.fit import Fit
+from energynn.host.files import utc_now, write_json
 from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 from energynn.measure.samples import Channel, write_host
 

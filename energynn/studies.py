@@ -12,8 +12,8 @@ from pathlib import Path
 
 from energynn import config, published_values
 from energynn.config import RunConfig, suggestion
+from energynn.host.reading import LARGEST_B, require_file
 from energynn.measure import machine
-from energynn.reading import LARGEST_B, require_file
 
 Runs = list[RunConfig]
 

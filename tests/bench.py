@@ -20,9 +20,10 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from energynn import config, files
+from energynn import config
 from energynn.data import imagenet, manifests, photographs
-from energynn.files import REPOSITORY
+from energynn.host import files
+from energynn.host.files import REPOSITORY
 from energynn.measure import machine, sampler_process, sensors
 from energynn.models import afno
 from energynn.models.afno import AFNO

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from energynn import launchers
+from energynn.host import launchers
 
 launchers.write_whole_lines()
 

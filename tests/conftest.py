@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from energynn import config, files, records
+from energynn import config, records
+from energynn.host import files
 from tests import perun_files
 from tests.measure.worlds import sensor
 from tests.run_files import nanoseconds, write_lines, write_marks, write_samples

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 
 MPIRUN = shutil.which(
     "mpirun",

@@ -10,8 +10,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from energynn import cli, files, records
-from energynn.files import REPOSITORY
+from energynn import cli, records
+from energynn.host import files
+from energynn.host.files import REPOSITORY
 from tests.conftest import write_perun_hdf5, write_run_dir
 from tests.processes import ENERGYNN, said
 

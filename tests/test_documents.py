@@ -14,7 +14,7 @@ import typer
 
 from energynn import cli, config, studies
 from energynn.cli.options import parameters_of
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 
 README = REPOSITORY / "README.md"
 DOCS = sorted((REPOSITORY / "docs").glob("*.md"))

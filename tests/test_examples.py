@@ -16,7 +16,7 @@ import pytest
 
 from energynn import config, records
 from energynn.analysis import results
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 from tests.jpegs import as_jpegs
 from tests.processes import energynn
 

@@ -7,9 +7,10 @@ import tarfile
 import numpy as np
 import pytest
 
-from energynn import cli, config, files, studies
+from energynn import cli, config, studies
 from energynn.cluster import local
-from energynn.files import REPOSITORY
+from energynn.host import files
+from energynn.host.files import REPOSITORY
 from energynn.launch import start
 from energynn.measure import machine
 from tests.conftest import minimal_record

@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 
 import energynn
-from energynn import cli, files, records
-from energynn.files import REPOSITORY
-from energynn.reading import json_table
+from energynn import cli, records
+from energynn.host import files
+from energynn.host.files import REPOSITORY
+from energynn.host.reading import json_table
 from tests import powercap
 from tests.conftest import POWER_W, TRAINING_S, write_run_dir
 

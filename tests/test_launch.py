@@ -14,9 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from energynn import cli, config, files, launchers, records
+from energynn import cli, config, records
 from energynn.data import manifests
-from energynn.files import REPOSITORY
+from energynn.host import files, launchers
+from energynn.host.files import REPOSITORY
 from energynn.launch import start, supervise
 from energynn.measure import kernel, samples
 from energynn.measure.samples import pieces, read_events
@@ -52,7 +53,7 @@ def papermill(runs_dir, parameters):
 
 
 def python(runs_dir, parameters, program=RUN, **options):
-    begin = "import os, pathlib, sys\nfrom energynn import config, launchers\n"
+    begin = "import os, pathlib, sys\nfrom energynn import config; from energynn.host import launchers\n"
     begin += (
         f"from energynn.launch import start, supervise\nruns_dir = {str(runs_dir)!r}\n"
     )

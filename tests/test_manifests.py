@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from energynn import cli, files
+from energynn import cli
 from energynn.data import describe, era5_sources, manifests, photographs
+from energynn.host import files
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 
 import energynn
 from energynn import cli, config, records
-from energynn.files import write_json
+from energynn.host.files import write_json
+from energynn.host.progress import sentence
+from energynn.host.reading import json_table
 from energynn.launch import start
-from energynn.progress import sentence
-from energynn.reading import json_table
 from tests.conftest import minimal_record, read_as_record, write_run_dir
 from tests.processes import said
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from energynn import cli, config, files, records, studies
-from energynn.files import REPOSITORY
+from energynn import cli, config, records, studies
+from energynn.host import files
+from energynn.host.files import REPOSITORY
 from energynn.measure import account, perun_adapter
 from tests.conftest import write_run_dir
 from tests.test_config import JSON

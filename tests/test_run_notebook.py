@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from papermill.cli import papermill
 
 from energynn import config
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 
 NOTEBOOK = REPOSITORY / "notebooks" / "run_training.ipynb"
 

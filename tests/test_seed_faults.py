@@ -2,7 +2,7 @@
 
 import pytest
 
-from energynn.files import PACKAGE, REPOSITORY
+from energynn.host.files import PACKAGE, REPOSITORY
 from tests.seed_faults import read_faults
 
 PRESENT = [fault for fault in read_faults() if "gone" not in fault]

@@ -15,7 +15,7 @@ import torch
 
 from energynn import config, records
 from energynn.cluster import slurm, submit, systems
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 from energynn.measure import samples
 from tests.processes import ENERGYNN, wait_until
 

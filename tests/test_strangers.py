@@ -13,10 +13,11 @@ import pandas as pd
 import pytest
 import torch
 
-from energynn import cli, files, records
+from energynn import cli, records
 from energynn.cluster import systems
 from energynn.config import digest
 from energynn.forecast import fit, runs
+from energynn.host import files
 from energynn.train import checkpoint
 from energynn.train.distributed import World
 from tests.processes import ENERGYNN, processes_of, wait_until

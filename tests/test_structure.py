@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 from tests.size import sizes
 
 PACKAGE = REPOSITORY / "energynn"

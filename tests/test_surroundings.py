@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from energynn import config, files, launchers, processes, records
+from energynn import config, records
+from energynn.host import files, launchers, processes
 from energynn.launch import start
 from tests.processes import energynn
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 
 
 def mypy(*files):

@@ -11,7 +11,7 @@ import zipfile
 
 import pytest
 
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 
 pytestmark = pytest.mark.slow
 BUILT_FROM = (
@@ -85,7 +85,7 @@ def installed(wheel, tmp_path_factory):
             **options,
         )
 
-    program = "import energynn, energynn.files as files; print(energynn.__file__, files.IS_CHECKOUT, files.REPOSITORY)"
+    program = "import energynn, energynn.host.files as files; print(energynn.__file__, files.IS_CHECKOUT, files.REPOSITORY)"
     assert python("-c", program).stdout.split() == [
         str(target / "energynn" / "__init__.py"),
         "False",
@@ -165,7 +165,7 @@ def test_runs_are_loaded_and_a_plan_is_made_in_an_empty_folder_without_torch(ins
 def test_remedies_are_those_of_an_installed_package(installed):
     """Where there is no checkout there is no make."""
     assert (
-        installed("-c", "from energynn import files; print(files.INSTALL)").stdout
+        installed("-c", "from energynn.host import files; print(files.INSTALL)").stdout
         == "`pip install 'energynn[train]'`\n"
     )
 

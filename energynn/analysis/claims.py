@@ -33,7 +33,7 @@ import pandas as pd
 from scipy import stats
 
 from energynn.analysis import observations, others, published
-from energynn.files import shipped
+from energynn.host.files import shipped
 
 CLAIMS = shipped("paper") / "claims.toml"
 VERDICTS = ("supported", "contradicted", "inconclusive", "no data")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from energynn.files import write_json
+from energynn.host.files import write_json
+from energynn.host.reading import json_table
 from energynn.measure import energy, machine
-from energynn.reading import json_table
 
 # derived: from published numbers by a stated step; exact: counted, or chosen by us
 PROVENANCES = (*energy.PROVENANCES, "published by others", "derived", "exact")

@@ -10,10 +10,10 @@ import pandas as pd
 
 from energynn import records
 from energynn.analysis import profiles, theme
-from energynn.files import require_place
+from energynn.host.files import require_place
+from energynn.host.texts import ForScript
 from energynn.measure import samples
 from energynn.measure.energy import SECOND_PER_HOUR
-from energynn.texts import ForScript
 
 FORMATS = (".svg", ".html", ".png", ".pdf")
 STEPS = 600  # of time: more than a line has pixels

@@ -6,7 +6,7 @@ import pandas as pd
 
 from energynn.analysis import observations
 from energynn.data import manifests
-from energynn.reading import json_table
+from energynn.host.reading import json_table
 
 LABELS = {"origin": "others", "provenance": "published by others"}
 # What repeats of a configuration have in common.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typst
 
-from energynn.files import shipped
+from energynn.host.files import shipped
 
 PAPER = shipped("paper")
 MANUSCRIPTS = {

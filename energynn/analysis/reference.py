@@ -9,7 +9,7 @@ from pathlib import Path
 from energynn import config, records, studies
 from energynn.analysis import results
 from energynn.analysis.paper import PAPER, require
-from energynn.reading import json_table
+from energynn.host.reading import json_table
 
 REFERENCE = PAPER / "reference.json"
 

@@ -12,8 +12,8 @@ import vl_convert
 
 from energynn.analysis import claims, numbers
 from energynn.analysis.paper import PAPER, captions, require
-from energynn.reading import json_table, toml_table
-from energynn.texts import ForScript
+from energynn.host.reading import json_table, toml_table
+from energynn.host.texts import ForScript
 
 MADE = "Made from commit {colophon[build][git_commit]}, {colophon[build][git_state]}."
 

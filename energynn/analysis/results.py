@@ -11,8 +11,8 @@ import pandas as pd
 
 from energynn import config as run_config
 from energynn import records
+from energynn.host.reading import one_fault
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
-from energynn.reading import one_fault
 
 COMPONENTS = ("gpu", "cpu", "ram", "total")
 

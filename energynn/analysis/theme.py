@@ -13,7 +13,7 @@ import altair as alt
 import pandas as pd
 import vl_convert
 
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 
 # Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_px is the
 # width of a page of the ACM format.

@@ -106,7 +106,7 @@ def _open_what_is_closed() -> None:
 
 
 def _say(message: str) -> int:
-    from energynn.texts import printable
+    from energynn.host.texts import printable
 
     print(f"energynn: {printable(' '.join(message.split()))}", file=sys.stderr)
     return 2

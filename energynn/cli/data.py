@@ -26,7 +26,7 @@ def verify(
 ) -> int:
     """Compare every byte of data sets with their checksums."""
     from energynn.data import manifests
-    from energynn.reading import one_fault
+    from energynn.host.reading import one_fault
 
     for dataset in datasets or manifests.DATASETS:
         with one_fault(dataset):
@@ -44,7 +44,7 @@ def describe(
 ) -> int:
     """Write the checksums and the manifest of a data set."""
     from energynn.data import describe
-    from energynn.reading import one_fault
+    from energynn.host.reading import one_fault
 
     with one_fault(dataset):
         found = describe.build(dataset, root)

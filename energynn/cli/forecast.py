@@ -172,9 +172,9 @@ def fit(
     """Calibrate the model with published runs or with your own."""
     from energynn import forecast_text
     from energynn.cluster import systems
-    from energynn.files import require_place
     from energynn.forecast import fit as fits
     from energynn.forecast import runs
+    from energynn.host.files import require_place
 
     require_place(out)
     site = systems.site(system)

@@ -51,7 +51,7 @@ def group(help: str) -> typer.Typer:
 
 def tell(text: str) -> None:
     """Print an answer for a person, on a terminal in lines of 80 columns."""
-    from energynn import progress
+    from energynn.host import progress
 
     progress.tell(text)
 
@@ -77,7 +77,7 @@ def unread():
 
 def folder_of_runs(runs_dir: Path | None, must_exist: bool = False) -> Path:
     """The folder that was given, else the default; raises ValueError where it must exist."""
-    from energynn.files import default_runs_dir
+    from energynn.host.files import default_runs_dir
 
     folder = runs_dir or default_runs_dir()
     if must_exist and not folder.is_dir():

@@ -34,9 +34,10 @@ def show(
     runs_dir: RunsDir = None,
 ) -> int:
     """Show one run: energy, time, error, and whether they are valid."""
-    from energynn import records, texts
+    from energynn import records
+    from energynn.host import texts
+    from energynn.host.reading import one_fault
     from energynn.launch import command
-    from energynn.reading import one_fault
 
     run_dir = find_run(run, runs_dir)
     with one_fault(run_dir.name):  # its files may be anybody's
@@ -145,7 +146,7 @@ def check(
 
 def _reference(folder: Path) -> int:
     from energynn.analysis import reference
-    from energynn.reading import one_fault
+    from energynn.host.reading import one_fault
 
     with one_fault(BUILD):
         lines, passed = reference.compare(folder, BUILD)

@@ -49,8 +49,9 @@ def run(
     runs_dir: RunsDir = None,
 ) -> int:
     """Make one run, as notebooks/run_training.ipynb does; a,b are two values, of a run each."""
-    from energynn import config, launchers, records, studies
+    from energynn import config, records, studies
     from energynn.cluster import local
+    from energynn.host import launchers
     from energynn.launch import start
 
     if list_parameters:
@@ -101,7 +102,7 @@ def study_run(
 def study_list() -> int:
     """List all studies; `energynn study show NAME` has the cost of one."""
     from energynn import studies
-    from energynn.progress import entry
+    from energynn.host.progress import entry
 
     for name, runs in studies.find(list(studies.STUDIES)).items():
         about = inspect.getdoc(studies.STUDIES[name]).splitlines()[0]

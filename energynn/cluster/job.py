@@ -11,12 +11,13 @@ import sys
 import threading
 from pathlib import Path
 
-from energynn import files, records
+from energynn import records
 from energynn.cluster import local, slurm, status
+from energynn.host import files
+from energynn.host.launchers import CAN_GO_ON
+from energynn.host.progress import tell
 from energynn.launch import supervise
-from energynn.launchers import CAN_GO_ON
 from energynn.measure.samples import segments
-from energynn.progress import tell
 
 MOST_FAILURES = 3  # in a row, without a new checkpoint in between
 CANCELLED = 128 + signal.SIGTERM

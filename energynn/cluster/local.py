@@ -15,10 +15,10 @@ from pathlib import Path
 from energynn import config as configuration
 from energynn import records
 from energynn.config import RunConfig
-from energynn.files import REPOSITORY, shipped, write_json
+from energynn.host.files import REPOSITORY, shipped, write_json
+from energynn.host.processes import OWN_PYTHON, end_with_parent, own_environment
+from energynn.host.progress import sentence, tell
 from energynn.launch import start
-from energynn.processes import OWN_PYTHON, end_with_parent, own_environment
-from energynn.progress import sentence, tell
 
 # What papermill and the kernel say at every start.
 NOISE = ("[IPKernelApp]", "Passed unknown parameter")

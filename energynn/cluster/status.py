@@ -19,9 +19,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from energynn import config, records, studies, texts
+from energynn import config, records, studies
 from energynn.cluster import slurm
-from energynn.files import write_json
+from energynn.host import texts
+from energynn.host.files import write_json
+from energynn.host.progress import energy_words, tell
+from energynn.host.reading import one_fault
 from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.measure.samples import (
     events_of_kind,
@@ -34,8 +37,6 @@ from energynn.measure.samples import (
     times_of,
 )
 from energynn.measure.stream import read_streams
-from energynn.progress import energy_words, tell
-from energynn.reading import one_fault
 
 RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 UNFINISHED = ("queued", "running")

@@ -16,18 +16,19 @@ from pathlib import Path
 import msgspec
 
 from energynn import config as configuration
-from energynn import files, records
+from energynn import records
 from energynn.cluster import costs, slurm, status, systems
 from energynn.cluster.local import NOTEBOOK
 from energynn.cluster.status import Submission
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
 from energynn.data import manifests
-from energynn.files import REPOSITORY
-from energynn.launchers import PYTHON_VARIABLE, SRUN_VARIABLE
-from energynn.processes import own_environment
-from energynn.progress import tell
-from energynn.reading import one_fault
+from energynn.host import files
+from energynn.host.files import REPOSITORY
+from energynn.host.launchers import PYTHON_VARIABLE, SRUN_VARIABLE
+from energynn.host.processes import own_environment
+from energynn.host.progress import tell
+from energynn.host.reading import one_fault
 
 MARGIN = 1.3  # of the time limit over the high end of the forecast
 SPARE_H = 0.5

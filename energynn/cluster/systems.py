@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from energynn.config import Count, CountOrNone, Number, suggestion
-from energynn.files import shipped
+from energynn.host.files import shipped
+from energynn.host.reading import one_fault, toml_table
 from energynn.measure import machine
-from energynn.reading import one_fault, toml_table
 
 # An option of sbatch or srun: sbatch reads it from a comment, where nothing is quoted.
 OPTION = r"^(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+=-]*)\Z"

@@ -14,7 +14,7 @@ from pathlib import Path
 from energynn.data import imagenet, manifests, photographs
 from energynn.data.digests import digests, of_file
 from energynn.data.folders import list_files
-from energynn.files import shipped, whole, write_json
+from energynn.host.files import shipped, whole, write_json
 
 # what is said of each in words
 DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"

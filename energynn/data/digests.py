@@ -8,7 +8,7 @@ from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
-from energynn.progress import meter
+from energynn.host.progress import meter
 
 THREADS = 8
 

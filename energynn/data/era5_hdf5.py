@@ -15,7 +15,7 @@ from energynn.data.era5_values import (
     our_name,
     require_dates,
 )
-from energynn.reading import require_plain_hdf5
+from energynn.host.reading import require_plain_hdf5
 
 TIMES = ("time", "valid_time", "timestamp")
 REMEDY = (

@@ -33,7 +33,7 @@ from energynn.data.era5_values import (
     six_hourly,
     utc,
 )
-from energynn.reading import one_fault
+from energynn.host.reading import one_fault
 
 COORDINATES = {
     "time": "time",

@@ -21,8 +21,8 @@ import numpy as np
 from energynn.config import parse_years
 from energynn.data import era5, era5_sources
 from energynn.data.era5_values import CHANNELS, STEP_H, Source, hours_of_year
-from energynn.progress import meter
-from energynn.reading import one_fault
+from energynn.host.progress import meter
+from energynn.host.reading import one_fault
 
 AHEAD = 8  # states that are read at once: 0.7 GB of memory at full size
 WORKERS = 4  # threads that read them

@@ -24,10 +24,10 @@ import numpy as np
 from energynn.config import ResNet50Config
 from energynn.data import photographs
 from energynn.data.folders import list_files
-from energynn.files import REPOSITORY, whole
-from energynn.progress import meter
-from energynn.reading import one_fault
-from energynn.texts import printable
+from energynn.host.files import REPOSITORY, whole
+from energynn.host.progress import meter
+from energynn.host.reading import one_fault
+from energynn.host.texts import printable
 
 SPLITS = ("train", "val")
 # those of torchvision's ImageFolder

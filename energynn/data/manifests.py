@@ -10,7 +10,7 @@ from energynn.config import FOLDER_NAME, ResNet50Config, RunConfig
 from energynn.data import imagenet, photographs
 from energynn.data.digests import verify_tree
 from energynn.data.folders import list_files
-from energynn.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
+from energynn.host.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
 
 EMBEDDED = (
     "era5_ensemble",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from energynn.files import INSTALL, staged
+from energynn.host.files import INSTALL, staged
 
 CROP_PIXELS = 64
 CROPS = {"train": 100, "val": 25}  # per class

@@ -17,11 +17,11 @@ from scipy import optimize, stats
 
 from energynn import config
 from energynn.cluster import systems
-from energynn.files import write_json
 from energynn.forecast import model, runs
 from energynn.forecast.model import OF_POWER, OF_TIME, PARAMETERS
 from energynn.forecast.runs import Runs
-from energynn.reading import json_table
+from energynn.host.files import write_json
+from energynn.host.reading import json_table
 
 SCHEMA = "energynn-forecast/5"
 # relative error of the model before data are seen, for times and for powers

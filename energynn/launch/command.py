@@ -17,14 +17,15 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from energynn import processes, records, texts
-from energynn.files import default_runs_dir, is_locked, lock, write_json
+from energynn import records
+from energynn.host import processes, texts
+from energynn.host.files import default_runs_dir, is_locked, lock, write_json
+from energynn.host.launchers import launcher, rank_and_size
+from energynn.host.progress import sentence
 from energynn.launch import supervise
-from energynn.launchers import launcher, rank_and_size
 from energynn.measure import devices, energy, machine
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
-from energynn.progress import sentence
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command

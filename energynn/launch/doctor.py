@@ -13,15 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from energynn import launchers
-from energynn.files import INSTALL
+from energynn.host import launchers
+from energynn.host.files import INSTALL
+from energynn.host.processes import OWN_PYTHON
+from energynn.host.progress import entry
 from energynn.measure import energy, machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION
 from energynn.measure.sampler_process import find
 from energynn.measure.samples import pieces
 from energynn.measure.stream import read_streams
-from energynn.processes import OWN_PYTHON
-from energynn.progress import entry
 
 # All is measured; something is not; no run is possible. The exit status is the place of the worst.
 STATES = GOOD, WEAK, BAD = "good", "weak", "bad"

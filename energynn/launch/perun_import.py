@@ -14,7 +14,9 @@ from urllib.parse import quote
 import numpy as np
 
 from energynn import records
-from energynn.files import sha256, staged, write_json
+from energynn.host.files import sha256, staged, write_json
+from energynn.host.processes import require_an_end
+from energynn.host.reading import one_fault
 from energynn.measure.energy import COMPONENTS
 from energynn.measure.perun_adapter import (
     READ_WITHIN_S,
@@ -23,8 +25,6 @@ from energynn.measure.perun_adapter import (
     read_runs,
 )
 from energynn.measure.samples import Channel, write_host
-from energynn.processes import require_an_end
-from energynn.reading import one_fault
 
 ROUND_NS = 10**15  # 11 days from one round to the next: they do not overlap
 KINDS = {"J": "energy", "W": "power"}

@@ -10,10 +10,10 @@ from energynn import config, records
 from energynn.cluster import local
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
-from energynn.files import REPOSITORY
 from energynn.forecast import fit as fits
 from energynn.forecast import runs
 from energynn.forecast.fit import Fit
+from energynn.host.files import REPOSITORY
 from energynn.measure import machine
 
 START_S = 15.0  # of a run, before and after its training

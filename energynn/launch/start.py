@@ -12,15 +12,16 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn import launchers, processes, records
+from energynn import records
 from energynn.config import RunConfig
 from energynn.data import manifests
-from energynn.files import REPOSITORY, checkpoint_folder, is_locked, write_json
+from energynn.host import launchers, processes
+from energynn.host.files import REPOSITORY, checkpoint_folder, is_locked, write_json
+from energynn.host.launchers import WITHOUT_PERUN
+from energynn.host.progress import tell
 from energynn.launch import command, supervise
-from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import machine
 from energynn.measure.samples import segments
-from energynn.progress import tell
 
 SHARED_MEMORY = Path("/dev/shm")
 PATIENCE_S = 60.0  # with another start of the run: its supervisor may be ending it

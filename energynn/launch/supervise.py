@@ -22,9 +22,10 @@ from functools import partial
 from pathlib import Path
 
 import energynn
-from energynn import launchers, processes, records
-from energynn.files import utc_now
-from energynn.launchers import SRUN_VARIABLE
+from energynn import records
+from energynn.host import launchers, processes
+from energynn.host.files import utc_now
+from energynn.host.launchers import SRUN_VARIABLE
 from energynn.measure import kernel, machine, perun_adapter
 from energynn.measure.samples import events_of_kind, read_events, segments
 

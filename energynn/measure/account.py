@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from energynn.host.reading import one_fault
 from energynn.measure import devices, energy
 from energynn.measure.energy import COMPONENTS, THRESHOLDS, SensorEnergy, refusal
 from energynn.measure.evidence import Evidence
@@ -29,7 +30,6 @@ from energynn.measure.samples import (
     times_of,
 )
 from energynn.measure.stream import Stream, read_streams
-from energynn.reading import one_fault
 
 FEWEST_IDLE_SAMPLES = 5
 IDLE = ("before", "ready", "after")  # the training

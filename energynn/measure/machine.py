@@ -20,11 +20,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from energynn.files import IS_CHECKOUT, REPOSITORY, default_runs_dir, shipped
-from energynn.launchers import PYTHON_VARIABLE, python_of_ranks
+from energynn.host.files import IS_CHECKOUT, REPOSITORY, default_runs_dir, shipped
+from energynn.host.launchers import PYTHON_VARIABLE, python_of_ranks
+from energynn.host.reading import toml_table
 from energynn.measure import kernel, sensors
 from energynn.measure.energy import THRESHOLDS
-from energynn.reading import toml_table
 
 # Used only where a host has no CPU sensor. The watts are an assumption, not a reading of any
 # machine: 280 W is the vendor's thermal design power of the AMD EPYC 9354 (32 cores), the CPU of

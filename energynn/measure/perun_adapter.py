@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from energynn.files import is_locked
-from energynn.launchers import ranks_of_this_host, write_whole_lines
+from energynn.host.files import is_locked
+from energynn.host.launchers import ranks_of_this_host, write_whole_lines
+from energynn.host.processes import end_forks_with_this, end_with_parent, require_an_end
+from energynn.host.reading import one_fault, require_file, require_plain_hdf5
 from energynn.measure.kernel import POWERCAP, cpu_name
 from energynn.measure.sampler_process import begin
-from energynn.processes import end_forks_with_this, end_with_parent, require_an_end
-from energynn.reading import one_fault, require_file, require_plain_hdf5
 
 PERUN_VERSION = "1.0.0"
 RUN_DIR_VARIABLE = "ENERGYNN_RUN_DIR"

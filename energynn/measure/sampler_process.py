@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from energynn.files import lock
-from energynn.launchers import ranks_of_this_host, write_whole_lines
+from energynn.host.files import lock
+from energynn.host.launchers import ranks_of_this_host, write_whole_lines
+from energynn.host.processes import OWN_PYTHON, end_marked, own_environment
+from energynn.host.reading import json_table
 from energynn.measure import devices, kernel, sensors
 from energynn.measure.perun_backends import add_amd
 from energynn.measure.samples import has_begun
-from energynn.processes import OWN_PYTHON, end_marked, own_environment
-from energynn.reading import json_table
 
 STOPPING_S = 30.0
 LOOK_S = 1.0  # whether the parent lives

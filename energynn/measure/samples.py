@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from energynn.reading import require_file
+from energynn.host.reading import require_file
 
 PIECE = 2**14  # samples that are read at once
 LONGEST_LINE_B = 2**24

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from energynn.files import write_json
+from energynn.host.files import write_json
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import start_sampler, until
 from energynn.measure.samples import Header, last_ns, pieces

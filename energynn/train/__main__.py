@@ -2,12 +2,12 @@
 # only calls.
 import sys
 
-from energynn import processes
+from energynn.host import processes
 
 processes.end_with_parent()
 processes.end_forks_with_this()
 
-from energynn import launchers  # noqa: E402
+from energynn.host import launchers  # noqa: E402
 
 launchers.write_whole_lines()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from energynn.files import checkpoint_folder, remove_named, sha256, whole
-from energynn.reading import one_fault
+from energynn.host.files import checkpoint_folder, remove_named, sha256, whole
+from energynn.host.reading import one_fault
 from energynn.train import distributed
 from energynn.train.distributed import World
 

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn import launchers
+from energynn.host import launchers
 from energynn.measure.sampler_process import start_sampler
 from energynn.measure.samples import Events, has_begun
 from energynn.train.distributed import Interrupted, LostRank, end_the_world

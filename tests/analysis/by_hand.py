@@ -4,7 +4,7 @@ import csv
 import math
 import statistics
 
-from energynn import files
+from energynn.host import files
 
 FOLDER = files.DATA_MANIFESTS / "others"
 # benchmark -> the most GPUs with the global batch of the fewest, which are 8

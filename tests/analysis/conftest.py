@@ -14,7 +14,7 @@ import pytest
 
 from energynn import config
 from energynn.analysis import numbers
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 from tests.analysis.notebook import execute
 from tests.conftest import minimal_record
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import altair as alt
 
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 
 
 def execute(name: str, **parameters) -> dict:

@@ -9,7 +9,7 @@ import pytest
 
 from energynn import cli
 from energynn.analysis import claims, observations, published
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 from tests.analysis import by_hand
 from tests.analysis.conftest import write_replica, write_study
 

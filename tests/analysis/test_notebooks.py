@@ -12,9 +12,9 @@ import pytest
 
 from energynn import published_values
 from energynn.analysis import numbers, paper, theme
-from energynn.files import REPOSITORY
 from energynn.forecast import fit as fits
 from energynn.forecast import scaling_cost
+from energynn.host.files import REPOSITORY
 from tests.analysis.conftest import write_study
 from tests.analysis.notebook import execute
 

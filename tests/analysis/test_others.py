@@ -10,7 +10,7 @@ import pytest
 
 from energynn.analysis import others
 from energynn.data import manifests
-from energynn.reading import json_table
+from energynn.host.reading import json_table
 from tests.analysis import by_hand
 from tests.analysis.by_hand import FOLDER, lines
 from tests.analysis.notebook import execute

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from energynn.analysis import paper
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 
 MANUSCRIPT = "".join(path.read_text() for path in paper.MANUSCRIPTS.values())
 TEMPLATE = (paper.PAPER / "template.typ").read_text()

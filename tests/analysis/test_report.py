@@ -12,7 +12,7 @@ import vl_convert
 
 from energynn import cli, config
 from energynn.analysis import numbers, report
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 from tests.analysis.conftest import write_run, write_study
 from tests.analysis.notebook import execute
 

@@ -13,7 +13,7 @@ import pytest
 
 from energynn import cli
 from energynn.cluster import slurm
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 from energynn.launch import supervise
 from tests import powercap
 from tests.processes import ENERGYNN

@@ -5,11 +5,11 @@ import signal
 
 import pytest
 
-from energynn import files
 from energynn.cluster import job, local, slurm, status
 from energynn.cluster.status import Submission
+from energynn.host import files
+from energynn.host.launchers import CAN_GO_ON
 from energynn.launch import supervise
-from energynn.launchers import CAN_GO_ON
 from tests.conftest import minimal_record
 
 

@@ -12,10 +12,11 @@ from itertools import chain
 import psutil
 import pytest
 
-from energynn import files, records
+from energynn import records
 from energynn.analysis import results
 from energynn.cluster import status
-from energynn.files import REPOSITORY
+from energynn.host import files
+from energynn.host.files import REPOSITORY
 from energynn.measure.samples import read_events, segments
 from tests.cluster.conftest import NODE_W
 from tests.processes import processes_of, wait_until

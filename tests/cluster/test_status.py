@@ -7,7 +7,7 @@ import pytest
 
 from energynn import cli
 from energynn.cluster import status
-from energynn.files import lock, write_json
+from energynn.host.files import lock, write_json
 from tests.conftest import minimal_record
 
 START, RECORD = "job/start-1.json", "record.json"

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from energynn import cli, config, files, studies
+from energynn import cli, config, studies
 from energynn.cluster import slurm, status, submit, systems
-from energynn.files import REPOSITORY
+from energynn.host import files
+from energynn.host.files import REPOSITORY
 from energynn.measure import machine
 from tests.cluster.conftest import TWO_NODES
 from tests.conftest import minimal_record

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 from energynn.measure import perun_backends
 from energynn.measure.sensors import Inventory
 

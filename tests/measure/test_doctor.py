@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from energynn import cli, config, launchers
+from energynn import cli, config
+from energynn.host import launchers
 from energynn.launch import doctor, start
 from energynn.measure import machine, sensors
 from tests.measure.test_sensors import no_gpu, nvml, pci, powercap_tree  # noqa: F401

@@ -11,8 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
-from energynn import cli, files, records
-from energynn.files import REPOSITORY
+from energynn import cli, records
+from energynn.host import files
+from energynn.host.files import REPOSITORY
 from energynn.launch import perun_import
 from energynn.measure import perun_adapter
 from energynn.measure.samples import pieces

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import energynn
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 from energynn.measure import energy, machine, samples, stream, window
 from energynn.measure.samples import Channel
 from tests import powercap

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from energynn import config as configuration
-from energynn import launchers
+from energynn.host import launchers
 from energynn.train import distributed, fourcastnet, resnet50
 
 PARTS = 2

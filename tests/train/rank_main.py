@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from energynn import config as configuration
-from energynn import launchers
+from energynn.host import launchers
 from energynn.train.distributed import Interrupted, LostRank, end_the_world
 
 config = configuration.from_dict(json.loads(sys.argv[2]))

@@ -8,7 +8,7 @@ import pytest
 
 from energynn import records
 from energynn.config import FAST, FAST_IMAGES
-from energynn.files import REPOSITORY
+from energynn.host.files import REPOSITORY
 from tests.processes import energynn
 from tests.train.conftest import AFNO, IMAGES
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from energynn import config as configuration
-from energynn import files
+from energynn.host import files
 from energynn.measure.samples import events_of_kind, read_events
 from tests.processes import processes_of, wait_until
 from tests.ranks import ENVIRONMENT, MPIRUN

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from energynn import processes
+from energynn.host import processes
 from tests.processes import lives, wait_until
 
-CHILD = "import os, sys, time; from energynn import processes\n{arm}\nprint(os.getpid(), flush=True); time.sleep(60)"
+CHILD = "import os, sys, time; from energynn.host import processes\n{arm}\nprint(os.getpid(), flush=True); time.sleep(60)"
 
 
 def python(program, **more):
@@ -63,7 +63,7 @@ def test_a_rank_whose_starter_has_ended_ends_unless_it_cannot_know(place):
 
 def test_what_a_process_forks_ends_with_it_but_not_with_a_thread():
     program = (
-        "import multiprocessing, os, threading, time; from energynn import processes\n"
+        "import multiprocessing, os, threading, time; from energynn.host import processes\n"
         "multiprocessing.set_start_method('fork')\n"
         "processes.end_forks_with_this()\n"
         "def grandchild():\n"

@@ -7,13 +7,14 @@ import sys
 
 import pytest
 
-from energynn import files, records
+from energynn import records
+from energynn.host import files
 
 
 def holder(path, **how):
     """Start another process that holds a file until it is killed; does it get it?"""
     program = (
-        "import pathlib, time; from energynn import files\n"
+        "import pathlib, time; from energynn.host import files\n"
         f"held = files.lock(pathlib.Path({str(path)!r}), **{how!r})\n"
         "print(held is not None, flush=True); time.sleep(60)"
     )

@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from energynn.files import INSTALL
-from energynn.processes import own_environment
+from energynn.host.files import INSTALL
+from energynn.host.processes import own_environment
 
 # in a batch job: the options with which srun starts the ranks
 SRUN_VARIABLE = "ENERGYNN_SRUN"

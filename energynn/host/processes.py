@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from energynn.files import IS_CHECKOUT, PACKAGE
+from energynn.host.files import IS_CHECKOUT, PACKAGE
 
 # Python for processes of ours: without -P, -c and -m find modules in the working folder first
 OWN_PYTHON = (sys.executable, "-P")
@@ -145,7 +145,7 @@ def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
     """
     program = f"import sys; sys.path = {list(map(str, sys.path))}\n"
     program += f"from {read.__module__} import {read.__name__} as read\n"
-    program += "from energynn import processes\n"
+    program += "from energynn.host import processes\n"
     program += f"processes.try_to_read(read, {str(path)!r}, {os.getpid()})"
     try:
         subprocess.run(

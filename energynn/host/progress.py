@@ -8,7 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable
 
-from energynn.texts import printable
+from energynn.host.texts import printable
 
 PERIOD_S = 2.0  # between two lines
 CLASSES = {"photographs": 10, "imagenet": 1000}  # by data set

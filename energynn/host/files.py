@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 # pyproject.toml puts it into a wheel; a checkout has none
 SHIPPED = PACKAGE / "shipped"
 IS_CHECKOUT = not SHIPPED.is_dir()

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from energynn import launchers
-from energynn.files import REPOSITORY
+from energynn.host import launchers
+from energynn.host.files import REPOSITORY
 from energynn.launch import supervise
 from energynn.measure import machine
 
@@ -143,9 +143,7 @@ def test_srun_calls_the_python_of_a_container_and_the_record_names_it(
 
 def test_a_rank_writes_each_line_by_one_call():
     """So that mpirun can label it, and none is torn."""
-    program = (
-        "import sys\nfrom energynn import launchers\nlaunchers.write_whole_lines()\n"
-    )
+    program = "import sys\nfrom energynn.host import launchers\nlaunchers.write_whole_lines()\n"
     program += "print('a', 1)\nprint('b', 2, file=sys.stderr)"
     reading, writing = os.pipe2(os.O_DIRECT)  # each read gives one write
     variables = os.environ | {"PYTHONUNBUFFERED": "1"}
