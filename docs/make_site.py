@@ -14,7 +14,8 @@ from nbconvert import HTMLExporter
 from sphinx.cmd.build import build_main
 
 import energynn
-from energynn import cli, config, records
+from energynn import cli, records
+from energynn.experiment import config
 from energynn.host.files import REPOSITORY
 
 SOURCE, SITE = REPOSITORY / "build" / "site-source", REPOSITORY / "build" / "site"

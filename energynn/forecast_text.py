@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from energynn import config, records
-from energynn.config import RunConfig
+from energynn import records
+from energynn.experiment import config
+from energynn.experiment.config import RunConfig
 from energynn.forecast import fit as fits
 from energynn.forecast import plan as plans
 from energynn.forecast import scaling_cost

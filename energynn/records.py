@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, convert, to_builtins
 
-from energynn import config as configuration
+from energynn.experiment import config as configuration
 from energynn.host import texts
 from energynn.host.files import force, is_locked, lock, sha256, utc_now, write_json
 from energynn.host.launchers import WITHOUT_PERUN

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from energynn import config, records
-from energynn.config import RunConfig
+from energynn import records
+from energynn.experiment import config
+from energynn.experiment.config import RunConfig
 from energynn.forecast import predict
 from energynn.forecast.fit import Fit
 from energynn.host.files import utc_now, write_json

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torchvision import models
 
-from energynn.config import RunConfig
+from energynn.experiment.config import RunConfig
 from energynn.train import distributed
 from energynn.train.batches import Shard
 from energynn.train.session import Session

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from energynn.config import RunConfig
+from energynn.experiment.config import RunConfig
 from energynn.data import manifests
 from energynn.train import distributed
 from energynn.train.batches import Shard

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from energynn import config
 from energynn.data import imagenet, manifests, photographs
+from energynn.experiment import config
 from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.measure import machine, sampler_process, sensors

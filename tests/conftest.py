@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from energynn import config, records
+from energynn import records
+from energynn.experiment import config
 from energynn.host import files
 from tests import perun_files
 from tests.measure.worlds import sensor

@@ -12,8 +12,9 @@ import tomllib
 import pytest
 import typer
 
-from energynn import cli, config, studies
+from energynn import cli
 from energynn.cli.options import parameters_of
+from energynn.experiment import config, studies
 from energynn.host.files import REPOSITORY
 
 README = REPOSITORY / "README.md"

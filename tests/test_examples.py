@@ -14,8 +14,9 @@ from unittest.mock import Mock, call
 import numpy as np
 import pytest
 
-from energynn import config, records
+from energynn import records
 from energynn.analysis import results
+from energynn.experiment import config
 from energynn.host.files import REPOSITORY
 from tests.jpegs import as_jpegs
 from tests.processes import energynn

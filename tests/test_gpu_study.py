@@ -7,8 +7,9 @@ import tarfile
 import numpy as np
 import pytest
 
-from energynn import cli, config, studies
+from energynn import cli
 from energynn.cluster import local
+from energynn.experiment import config, studies
 from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.launch import start

@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from energynn import cli, config, records
+from energynn import cli, records
 from energynn.data import manifests
+from energynn.experiment import config
 from energynn.host import files, launchers
 from energynn.host.files import REPOSITORY
 from energynn.launch import start, supervise
@@ -53,7 +54,7 @@ def papermill(runs_dir, parameters):
 
 
 def python(runs_dir, parameters, program=RUN, **options):
-    begin = "import os, pathlib, sys\nfrom energynn import config; from energynn.host import launchers\n"
+    begin = "import os, pathlib, sys\nfrom energynn.experiment import config; from energynn.host import launchers\n"
     begin += (
         f"from energynn.launch import start, supervise\nruns_dir = {str(runs_dir)!r}\n"
     )
@@ -368,7 +369,7 @@ def test_several_devices_of_a_batch_job_need_perun(monkeypatch):
 
 
 TWO_POINTS = """
-from energynn import config
+from energynn.experiment import config
 
 def study(system):
     shared = dict(device="cpu", idle_ready_s=0.5, system=system, epochs=1)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import energynn
-from energynn import cli, config, records
+from energynn import cli, records
+from energynn.experiment import config
 from energynn.host.files import write_json
 from energynn.host.progress import sentence
 from energynn.host.reading import json_table

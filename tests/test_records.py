@@ -8,12 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from energynn import cli, config, records, studies
+from energynn import cli, records
+from energynn.experiment import config, studies
 from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.measure import account, perun_adapter
 from tests.conftest import write_run_dir
-from tests.test_config import JSON
+from tests.experiment.test_config import JSON
 
 
 def rewrite(run_dir, **changes):

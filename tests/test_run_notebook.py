@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from papermill.cli import papermill
 
-from energynn import config
+from energynn.experiment import config
 from energynn.host.files import REPOSITORY
 
 NOTEBOOK = REPOSITORY / "notebooks" / "run_training.ipynb"

@@ -13,8 +13,9 @@ import psutil
 import pytest
 import torch
 
-from energynn import config, records
-from energynn.cluster import slurm, submit, systems
+from energynn import records
+from energynn.cluster import slurm, submit
+from energynn.experiment import config, systems
 from energynn.host.files import REPOSITORY
 from energynn.measure import samples
 from tests.processes import ENERGYNN, wait_until
@@ -39,7 +40,9 @@ def measure(folder):
 
 def run(folder, devices, perun=True):
     program = "" if perun else WITHOUT_PERUN
-    program += "from energynn import config\nfrom energynn.launch import start\n"
+    program += (
+        "from energynn.experiment import config\nfrom energynn.launch import start\n"
+    )
     made = f"config.make(**{SHORT | {'devices': devices}!r})"
     return [
         sys.executable,

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from energynn import cli, records
-from energynn.cluster import systems
-from energynn.config import digest
+from energynn.experiment import systems
+from energynn.experiment.config import digest
 from energynn.forecast import fit, runs
 from energynn.host import files
 from energynn.train import checkpoint

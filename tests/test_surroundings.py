@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from energynn import config, records
+from energynn import records
+from energynn.experiment import config
 from energynn.host import files, launchers, processes
 from energynn.launch import start
 from tests.processes import energynn
@@ -186,9 +187,7 @@ def test_the_reason_has_the_last_line_of_the_launcher(around, tmp_path):
 
 
 def test_a_tmpdir_too_long_for_a_socket_is_refused_and_the_remedy_helps(tmp_path):
-    program = (
-        "import sys; from energynn import config; from energynn.launch import start\n"
-    )
+    program = "import sys; from energynn.experiment import config; from energynn.launch import start\n"
     program += "made = config.make(loader_workers=int(sys.argv[1]))\n"
     program += "start.require_room_for_workers(made)"
 

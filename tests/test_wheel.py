@@ -179,7 +179,7 @@ def test_doctor_works_in_an_empty_folder(installed):
 def test_a_study_of_embedded_data_is_made_in_an_empty_folder(installed):
     pytest.importorskip("torch")
     study = (
-        "from energynn import config\n\ndef study(system):\n"
+        "from energynn.experiment import config\n\ndef study(system):\n"
         "    return [config.make('fourcastnet', system=system, embed_dim=32, depth=1, epochs=400)]\n"
     )
     (installed.folder / "mine.py").write_text(study)

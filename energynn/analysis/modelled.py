@@ -9,8 +9,8 @@ import functools
 import numpy as np
 import pandas as pd
 
-from energynn import studies
 from energynn.analysis import published
+from energynn.experiment import studies
 from energynn.forecast import fit as fits
 from energynn.forecast import predict
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from energynn import config
 from energynn.analysis import published, results
+from energynn.experiment import config
 
 STAGES = {"pretrain": "pre-training, ", "finetune": "fine-tuning, "}
 COUNTED = [

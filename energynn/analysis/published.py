@@ -7,8 +7,8 @@ import tomllib
 import numpy as np
 import pandas as pd
 
-from energynn import published_values
-from energynn.published_values import PUBLISHED
+from energynn.experiment import published_values
+from energynn.experiment.published_values import PUBLISHED
 
 NUMBERS = [
     "devices",

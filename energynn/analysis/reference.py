@@ -6,9 +6,10 @@ import json
 import math
 from pathlib import Path
 
-from energynn import config, records, studies
+from energynn import records
 from energynn.analysis import results
 from energynn.analysis.paper import PAPER, require
+from energynn.experiment import config, studies
 from energynn.host.reading import json_table
 
 REFERENCE = PAPER / "reference.json"

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 
-from energynn import config as run_config
 from energynn import records
+from energynn.experiment import config as run_config
 from energynn.host.reading import one_fault
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 

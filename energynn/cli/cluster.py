@@ -52,8 +52,8 @@ def submit(
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every missing run of studies by batch jobs; again: what failed or stopped."""
-    from energynn import studies as known
     from energynn.cluster import submit
+    from energynn.experiment import studies as known
 
     words = studies or []
     names = [word for word in words if not word.startswith("-")]

@@ -80,8 +80,8 @@ def era5(
     ] = "1979-2017,2019",
 ) -> int:
     """Write the store that FourCastNet trains on at full size; resumable."""
-    from energynn.config import parse_years
     from energynn.data import era5_store
+    from energynn.experiment.config import parse_years
 
     remarks = era5_store.prepare(source, out, parse_years(years))
     for remark in remarks:

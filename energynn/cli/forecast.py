@@ -57,7 +57,7 @@ def predict(
 ) -> int:
     """Predict a study's runs, or parameters."""
     from energynn import forecast_text
-    from energynn.cluster import systems
+    from energynn.experiment import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import predict
 
@@ -98,8 +98,8 @@ def plan(
     --devices: at most; --local-batch-size: the only one. --power-limit: of the GPUs, 0.5 to 1 of
     their greatest. With factors, the answer has CO2 and price, too.
     """
-    from energynn import forecast_text, studies
-    from energynn.cluster import systems
+    from energynn import forecast_text
+    from energynn.experiment import studies, systems
     from energynn.forecast import fit as fits
     from energynn.forecast import plan
 
@@ -132,7 +132,7 @@ def probe(
     One of them makes its devices wait: what an hour of waiting draws.
     """
     from energynn import forecast_text
-    from energynn.cluster import systems
+    from energynn.experiment import systems
     from energynn.forecast import predict, runs
     from energynn.launch import probe
     from energynn.measure import machine
@@ -171,7 +171,7 @@ def fit(
 ) -> int:
     """Calibrate the model with published runs or with your own."""
     from energynn import forecast_text
-    from energynn.cluster import systems
+    from energynn.experiment import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import runs
     from energynn.host.files import require_place

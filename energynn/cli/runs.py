@@ -49,8 +49,9 @@ def run(
     runs_dir: RunsDir = None,
 ) -> int:
     """Make one run, as notebooks/run_training.ipynb does; a,b are two values, of a run each."""
-    from energynn import config, records, studies
+    from energynn import records
     from energynn.cluster import local
+    from energynn.experiment import config, studies
     from energynn.host import launchers
     from energynn.launch import start
 
@@ -90,8 +91,8 @@ def study_run(
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every run of a study that has no valid record."""
-    from energynn import studies
     from energynn.cluster import local
+    from energynn.experiment import studies
 
     runs = [run for runs in studies.find([name]).values() for run in runs]
     folder = folder_of_runs(runs_dir).absolute()
@@ -101,7 +102,7 @@ def study_run(
 @study.command("list")
 def study_list() -> int:
     """List all studies; `energynn study show NAME` has the cost of one."""
-    from energynn import studies
+    from energynn.experiment import studies
     from energynn.host.progress import entry
 
     for name, runs in studies.find(list(studies.STUDIES)).items():
@@ -115,8 +116,8 @@ def study_list() -> int:
 @study.command("show")
 def study_show(name: Study = "smoke") -> int:
     """Show the runs of a study and what they cost."""
-    from energynn import config, studies
     from energynn.cluster import costs
+    from energynn.experiment import config, studies
 
     for member, runs in studies.find([name]).items():
         about = studies.STUDIES.get(member)

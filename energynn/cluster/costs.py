@@ -6,15 +6,14 @@ import functools
 
 import pandas as pd
 
-from energynn import config
-from energynn.cluster import systems
-from energynn.cluster.systems import Site
-from energynn.config import RunConfig
+from energynn.experiment import config, systems
+from energynn.experiment.config import RunConfig
+from energynn.experiment.studies import GROUPS
+from energynn.experiment.systems import Site
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs
 from energynn.forecast.fit import Fit
 from energynn.measure.energy import SECOND_PER_HOUR
-from energynn.studies import GROUPS
 
 ORIGIN = (
     "forecast by the model that is fitted to the published runs of this system (`energynn forecast "

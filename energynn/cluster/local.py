@@ -12,9 +12,9 @@ import time
 from functools import partial
 from pathlib import Path
 
-from energynn import config as configuration
 from energynn import records
-from energynn.config import RunConfig
+from energynn.experiment import config as configuration
+from energynn.experiment.config import RunConfig
 from energynn.host.files import REPOSITORY, shipped, write_json
 from energynn.host.processes import OWN_PYTHON, end_with_parent, own_environment
 from energynn.host.progress import sentence, tell

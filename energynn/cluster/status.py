@@ -19,8 +19,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from energynn import config, records, studies
+from energynn import records
 from energynn.cluster import slurm
+from energynn.experiment import config, studies
 from energynn.host import texts
 from energynn.host.files import write_json
 from energynn.host.progress import energy_words, tell

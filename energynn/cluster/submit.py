@@ -15,14 +15,15 @@ from pathlib import Path
 
 import msgspec
 
-from energynn import config as configuration
 from energynn import records
-from energynn.cluster import costs, slurm, status, systems
+from energynn.cluster import costs, slurm, status
 from energynn.cluster.local import NOTEBOOK
 from energynn.cluster.status import Submission
-from energynn.cluster.systems import Site
-from energynn.config import RunConfig
 from energynn.data import manifests
+from energynn.experiment import config as configuration
+from energynn.experiment import systems
+from energynn.experiment.config import RunConfig
+from energynn.experiment.systems import Site
 from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.host.launchers import PYTHON_VARIABLE, SRUN_VARIABLE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn.config import SYNTHETIC_STATES
+from energynn.experiment.config import SYNTHETIC_STATES
 
 GRAVITY_M_S2 = 9.80665  # geopotential / gravity = geopotential height
 # Those of FourCastNet's twenty that the embedded file has, in its order.

@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from energynn.config import parse_years
 from energynn.data import era5, era5_sources
 from energynn.data.era5_values import CHANNELS, STEP_H, Source, hours_of_year
+from energynn.experiment.config import parse_years
 from energynn.host.progress import meter
 from energynn.host.reading import one_fault
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn.config import ResNet50Config
 from energynn.data import photographs
 from energynn.data.folders import list_files
+from energynn.experiment.config import ResNet50Config
 from energynn.host.files import REPOSITORY, whole
 from energynn.host.progress import meter
 from energynn.host.reading import one_fault

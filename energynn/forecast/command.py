@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from energynn.config import CountOrNone, RunConfig
+from energynn.experiment.config import CountOrNone, RunConfig
 
 
 class Config(RunConfig, frozen=True, kw_only=True):

@@ -15,8 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
-from energynn import config
-from energynn.cluster import systems
+from energynn.experiment import config, systems
 from energynn.forecast import model, runs
 from energynn.forecast.model import OF_POWER, OF_TIME, PARAMETERS
 from energynn.forecast.runs import Runs

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from energynn import config
-from energynn.config import RunConfig
+from energynn.experiment import config
+from energynn.experiment.config import RunConfig
 from energynn.forecast import predict
 from energynn.forecast.fit import Fit
 from energynn.forecast.predict import UNITS

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from energynn import config, studies
-from energynn.cluster.systems import Site
-from energynn.config import RunConfig
+from energynn.experiment import config, studies
+from energynn.experiment.config import RunConfig
+from energynn.experiment.systems import Site
 from energynn.forecast import fit as fits
 from energynn.forecast import model, power_limit, runs
 from energynn.forecast.fit import Fit

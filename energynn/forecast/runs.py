@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from energynn import config, published_values, records, studies
-from energynn.cluster import systems
-from energynn.cluster.systems import Site
-from energynn.config import Epoch, RunConfig
+from energynn import records
+from energynn.experiment import config, published_values, studies, systems
+from energynn.experiment.config import Epoch, RunConfig
+from energynn.experiment.systems import Site
 from energynn.forecast import command
 from energynn.measure.energy import SECOND_PER_HOUR
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from energynn import config, published_values
+from energynn.experiment import config, published_values
 from energynn.forecast import predict
 from energynn.forecast.fit import Fit
 

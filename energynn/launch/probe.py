@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from energynn import config, records
+from energynn import records
 from energynn.cluster import local
-from energynn.cluster.systems import Site
-from energynn.config import RunConfig
+from energynn.experiment import config
+from energynn.experiment.config import RunConfig
+from energynn.experiment.systems import Site
 from energynn.forecast import fit as fits
 from energynn.forecast import runs
 from energynn.forecast.fit import Fit
@@ -111,7 +112,7 @@ def hand_over(probes: list[RunConfig], site: Site) -> str:
     study = REPOSITORY / "build" / f"probe_{workload}_{site.name}.py"
     study.parent.mkdir(exist_ok=True)
     study.write_text(
-        "from energynn import config\n\n\ndef study(system):\n"
+        "from energynn.experiment import config\n\n\ndef study(system):\n"
         f"    runs = {[config.to_dict(run) for run in probes]!r}\n"
         "    named = runs[0]['workload']\n"
         "    return [config.from_dict(run | dict(system=system), named) for run in runs]\n"

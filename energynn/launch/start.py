@@ -11,10 +11,10 @@ import time
 from multiprocessing.connection import Listener
 from pathlib import Path
 
-from energynn import config as configuration
 from energynn import records
-from energynn.config import RunConfig
 from energynn.data import manifests
+from energynn.experiment import config as configuration
+from energynn.experiment.config import RunConfig
 from energynn.host import launchers, processes
 from energynn.host.files import REPOSITORY, checkpoint_folder, is_locked, write_json
 from energynn.host.launchers import WITHOUT_PERUN

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from energynn.config import RunConfig
+from energynn.experiment.config import RunConfig
 from energynn.train.distributed import World
 
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from energynn.config import RunConfig
+from energynn.experiment.config import RunConfig
 from energynn.host import launchers
 from energynn.host.launchers import AFTER_A_LOSS, started_by_mpi
 from energynn.measure import machine

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader
 
-from energynn.config import FourCastNetConfig
 from energynn.data import era5, era5_store, manifests
+from energynn.experiment.config import FourCastNetConfig
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed
 from energynn.train.batches import (

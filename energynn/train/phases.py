@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from energynn.config import RunConfig
+from energynn.experiment.config import RunConfig
 from energynn.measure.samples import Events
 
 PHASES = (

@@ -12,7 +12,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from energynn import config as configuration
+from energynn.experiment import config as configuration
 from energynn.host import launchers
 from energynn.measure.sampler_process import start_sampler
 from energynn.measure.samples import Events, has_begun

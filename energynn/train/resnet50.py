@@ -20,7 +20,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 from torchvision import models, transforms
 
-from energynn.config import ResNet50Config
 from energynn.data import manifests
 from energynn.data.imagenet import images_read, list_images
 from energynn.data.images import (
@@ -31,6 +30,7 @@ from energynn.data.images import (
     normalized,
     random_crop,
 )
+from energynn.experiment.config import ResNet50Config
 from energynn.train import batches, distributed
 from energynn.train.batches import OneBatch, Shard, outputs, require_batches
 from energynn.train.distributed import World

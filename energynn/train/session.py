@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
-from energynn.config import RunConfig
+from energynn.experiment.config import RunConfig
 from energynn.measure.samples import Events
 from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from energynn import config
 from energynn.analysis import numbers
+from energynn.experiment import config
 from energynn.host.files import REPOSITORY
 from tests.analysis.notebook import execute
 from tests.conftest import minimal_record

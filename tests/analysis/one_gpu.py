@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn.config import SYNTHETIC_STATES, RunConfig
+from energynn.experiment.config import SYNTHETIC_STATES, RunConfig
 from tests.analysis.conftest import a_sensor, write_run
 
 # shares of the time

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from energynn import studies
 from energynn.analysis import modelled
+from energynn.experiment import studies
 from energynn.forecast import fit as fits
 from energynn.forecast import predict
 

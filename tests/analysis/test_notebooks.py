@@ -10,8 +10,8 @@ import tomllib
 
 import pytest
 
-from energynn import published_values
 from energynn.analysis import numbers, paper, theme
+from energynn.experiment import published_values
 from energynn.forecast import fit as fits
 from energynn.forecast import scaling_cost
 from energynn.host.files import REPOSITORY

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from energynn import config
 from energynn.analysis import observations
+from energynn.experiment import config
 from tests.analysis.conftest import write_replica, write_run, write_study
 
 

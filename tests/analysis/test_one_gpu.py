@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from energynn import studies
-from energynn.config import replace
+from energynn.experiment import studies
+from energynn.experiment.config import replace
 from tests.analysis import one_gpu
 from tests.analysis.notebook import execute
 from tests.analysis.one_gpu import Gpu, step_s, steps_of

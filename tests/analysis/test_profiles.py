@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from energynn import cli, config
+from energynn import cli
 from energynn.analysis import one_run, profiles
+from energynn.experiment import config
 from tests.analysis.conftest import POWER_W, write_run
 
 

@@ -10,8 +10,9 @@ import tomllib
 import pytest
 import vl_convert
 
-from energynn import cli, config
+from energynn import cli
 from energynn.analysis import numbers, report
+from energynn.experiment import config
 from energynn.host.files import REPOSITORY
 from tests.analysis.conftest import write_run, write_study
 from tests.analysis.notebook import execute

@@ -5,8 +5,9 @@ import math
 
 import pytest
 
-from energynn import cli, config, studies
-from energynn.cluster import costs, submit, systems
+from energynn import cli
+from energynn.cluster import costs, submit
+from energynn.experiment import config, studies, systems
 from energynn.forecast import fit as fits
 from energynn.forecast import predict
 

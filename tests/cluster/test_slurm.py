@@ -150,7 +150,7 @@ def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(
     run = Study(cluster, tmp_path)
     sizes = dict(devices=2, embed_dim=32, depth=1, checkpoint_period_s=1) | PACE
     run.file.write_text(
-        "from energynn import config\n"
+        "from energynn.experiment import config\n"
         f"def study(system): return [config.make('fourcastnet', system=system, **{sizes})]\n"
     )
     run.submit()

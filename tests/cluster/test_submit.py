@@ -13,8 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from energynn import cli, config, studies
-from energynn.cluster import slurm, status, submit, systems
+from energynn import cli
+from energynn.cluster import slurm, status, submit
+from energynn.experiment import config, studies, systems
 from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.measure import machine

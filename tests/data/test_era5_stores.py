@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from energynn import cli, config
+from energynn import cli
 from energynn.data import era5_sources, era5_store, manifests
 from energynn.data.era5_values import (
     CHANNELS,
@@ -20,6 +20,7 @@ from energynn.data.era5_values import (
     relative_humidity_percent,
     utc,
 )
+from energynn.experiment import config
 from energynn.launch import start
 from tests.ranks import start_ranks
 
@@ -311,7 +312,7 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
 TRAIN = """
 import json, sys
 from pathlib import Path
-from energynn import config
+from energynn.experiment import config
 from energynn.data import manifests
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, fourcastnet

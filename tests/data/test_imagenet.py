@@ -12,10 +12,11 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from energynn import cli, config
+from energynn import cli
 from energynn.data import imagenet
 from energynn.data.imagenet import list_images, stratified_prefix
 from energynn.data.images import decode, load_pillow
+from energynn.experiment import config
 from tests.ranks import start_ranks
 
 # 3 classes with 5, 2 and 4 samples, in an order of folders that must not matter.

@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 from torchvision.models import resnet50
 
-from energynn import cli, config
+from energynn import cli
 from energynn.data import imagenet, manifests
 from energynn.data.images import Images, decode, load_pillow
+from energynn.experiment import config
 from energynn.train import batches
 from energynn.train.distributed import World
 from tests.data.test_imagenet import jpeg

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from energynn.cluster import systems
+from energynn.experiment import systems
 from energynn.forecast import fit as fits
 from energynn.forecast import runs
 

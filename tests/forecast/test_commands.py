@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from msgspec.structs import replace
 
-from energynn import cli, config, records, simulate, studies
+from energynn import cli, records, simulate
 from energynn.analysis import observations, results
-from energynn.cluster import systems
+from energynn.experiment import config, studies, systems
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs
 

@@ -5,15 +5,15 @@ configuration tells.
 import numpy as np
 import pytest
 
-from energynn import config, forecast_text
-from energynn.cluster import systems
+from energynn import forecast_text
+from energynn.experiment import config, systems
 from energynn.forecast import fit as fits
 from energynn.forecast import model, plan, predict, runs
 from tests.conftest import minimal_record, read_as_record
 from tests.forecast import worlds
 
 MODULE = """
-from energynn.config import Epoch, RunConfig
+from energynn.experiment.config import Epoch, RunConfig
 
 class Config(RunConfig, frozen=True, kw_only=True):
     workload: str = "words"

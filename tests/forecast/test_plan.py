@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from energynn import config, forecast_text, studies
+from energynn import forecast_text
 from energynn.data import manifests
+from energynn.experiment import config, studies
 from energynn.forecast import fit as fits
 from energynn.forecast import plan, power_limit, scaling_cost
 from tests.forecast import worlds

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from energynn import config, records, simulate, studies
-from energynn.cluster import local, systems
+from energynn import records, simulate
+from energynn.cluster import local
+from energynn.experiment import config, studies, systems
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs
 from energynn.launch import probe

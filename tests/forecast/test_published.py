@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from energynn import studies
-from energynn.cluster import systems
+from energynn.experiment import studies, systems
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs
 from tests.forecast import worlds

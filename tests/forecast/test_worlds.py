@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from energynn import config
+from energynn.experiment import config
 from energynn.forecast import fit as fits
 from tests.forecast import worlds
 from tests.forecast.conftest import inside, off_percent

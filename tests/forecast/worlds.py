@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from energynn import config
-from energynn.cluster.systems import Site
+from energynn.experiment import config
+from energynn.experiment.systems import Site
 from energynn.forecast import model
 from energynn.forecast.runs import Runs, Taken
 

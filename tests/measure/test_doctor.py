@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from energynn import cli, config
+from energynn import cli
+from energynn.experiment import config
 from energynn.host import launchers
 from energynn.launch import doctor, start
 from energynn.measure import machine, sensors

@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from energynn import config, records
+from energynn import records
+from energynn.experiment import config
 from energynn.launch import start, supervise
 from tests.powercap import constant_power
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from energynn import config as configuration
+from energynn.experiment import config as configuration
 from energynn.measure.samples import events_of_kind, read_events, read_phases
 from energynn.train.distributed import World
 from tests.ranks import start_ranks

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from energynn import config as configuration
+from energynn.experiment import config as configuration
 from energynn.host import launchers
 from energynn.train import distributed, fourcastnet, resnet50
 

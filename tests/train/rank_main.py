@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from energynn import config as configuration
+from energynn.experiment import config as configuration
 from energynn.host import launchers
 from energynn.train.distributed import Interrupted, LostRank, end_the_world
 

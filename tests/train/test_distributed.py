@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed import HashStore
 
-from energynn import config
+from energynn.experiment import config
 from energynn.measure import machine
 from energynn.train import distributed
 from energynn.train.distributed import Request

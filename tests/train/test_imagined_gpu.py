@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from energynn import records
-from energynn.config import FAST, FAST_IMAGES
+from energynn.experiment.config import FAST, FAST_IMAGES
 from energynn.host.files import REPOSITORY
 from tests.processes import energynn
 from tests.train.conftest import AFNO, IMAGES

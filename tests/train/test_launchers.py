@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 
-from energynn import config as configuration
+from energynn.experiment import config as configuration
 from energynn.host import files
 from energynn.measure.samples import events_of_kind, read_events
 from tests.processes import processes_of, wait_until

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from energynn import config as configuration
+from energynn.experiment import config as configuration
 from tests.ranks import start_ranks
 from tests.train.conftest import AFNO, IMAGES, phase_times
 

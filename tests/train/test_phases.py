@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from energynn import config
+from energynn.experiment import config
 from energynn.measure.samples import Events, read_phases
 from energynn.train import phases
 from energynn.train.phases import PhaseTimer, Progress

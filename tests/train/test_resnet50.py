@@ -7,9 +7,9 @@ import torch
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from energynn import config as configuration
 from energynn.data import manifests
 from energynn.data.images import normalized
+from energynn.experiment import config as configuration
 from energynn.train import resnet50
 from tests.jpegs import as_jpegs
 from tests.train.conftest import IMAGES

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from energynn import config as configuration
+from energynn.experiment import config as configuration
 from energynn.measure.samples import events_of_kind, read_events
 from energynn.train import checkpoint, distributed
 from tests.ranks import Ranks

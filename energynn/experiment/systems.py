@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from energynn.config import Count, CountOrNone, Number, suggestion
+from energynn.experiment.config import Count, CountOrNone, Number, suggestion
 from energynn.host.files import shipped
 from energynn.host.reading import one_fault, toml_table
 from energynn.measure import machine

@@ -10,8 +10,8 @@ import runpy
 from functools import partial
 from pathlib import Path
 
-from energynn import config, published_values
-from energynn.config import RunConfig, suggestion
+from energynn.experiment import config, published_values
+from energynn.experiment.config import RunConfig, suggestion
 from energynn.host.reading import LARGEST_B, require_file
 from energynn.measure import machine
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energynn import cli, config, studies
+from energynn import cli
+from energynn.experiment import config, studies
 
 
 @pytest.mark.parametrize(
