@@ -199,7 +199,7 @@ RECORDS := build/.records-$(shell find runs -type f \( -name record.json -o -nam
 	-printf '%p %s %T@\n' 2>/dev/null | LC_ALL=C sort | cksum | tr ' ' -)
 COMMIT := build/.commit-$(shell git rev-parse --short=12 HEAD 2>/dev/null || echo none)
 NOTEBOOKS := $(patsubst notebooks/%,build/notebooks/%,$(sort $(wildcard notebooks/[1-9]*.ipynb)))
-ANALYSIS := $(filter-out energynn/train/% energynn/models/%,$(shell find energynn -name "*.py" -o -name "*.toml")) paper/claims.toml \
+ANALYSIS := $(filter-out energynn/train/%,$(shell find energynn -name "*.py" -o -name "*.toml")) paper/claims.toml \
   $(wildcard data_manifests/others/*)
 
 $(RECORDS) $(COMMIT):

@@ -25,9 +25,8 @@ from energynn.experiment import config
 from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.measure import machine, sampler_process, sensors
-from energynn.models import afno
-from energynn.models.afno import AFNO
-from energynn.train import fourcastnet, resnet50
+from energynn.train import afno, fourcastnet, resnet50
+from energynn.train.afno import AFNO
 from energynn.train.distributed import World
 from energynn.train.phases import PhaseTimer
 from tests.jpegs import as_jpegs

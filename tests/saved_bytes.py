@@ -2,7 +2,7 @@
 
 import torch
 
-from energynn.models import afno
+from energynn.train import afno
 
 
 def every_activation_kept(mlp: afno.MLP, x: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,7 @@ LAYERS = (
     ("cli",),
     ("__init__",),  # hands on names of the interface
 )
-TRAINING = ("train", "models", "data")
+TRAINING = ("train", "data")
 ANALYSIS_LIBRARIES = {"pandas", "altair", "statsmodels"}
 TRAINING_LIBRARIES = {"torch", "torchvision", "perun", "mpi4py"}
 
@@ -121,9 +121,7 @@ def test_training_and_analysis_meet_on_disk_only(path):
         assert not tops(names) & ANALYSIS_LIBRARIES
     else:  # what trains is imported by the trainers, and found by name in train/rank.py
         assert not tops(names) & {"torch", "torchvision"}
-        assert not any(
-            name.startswith(("energynn.train", "energynn.models")) for name in names
-        )
+        assert not any(name.startswith("energynn.train") for name in names)
     if part(path) == "analysis":
         assert not tops(names) & TRAINING_LIBRARIES
     if part(path) == "cli":

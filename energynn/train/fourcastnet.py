@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 
 from energynn.data import era5, era5_store, manifests
 from energynn.experiment.config import FourCastNetConfig
-from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed
+from energynn.train.afno import AFNO
 from energynn.train.batches import (
     OneBatch,
     Shard,

@@ -314,7 +314,7 @@ import json, sys
 from pathlib import Path
 from energynn.experiment import config
 from energynn.data import manifests
-from energynn.models.afno import AFNO
+from energynn.train.afno import AFNO
 from energynn.train import checkpoint, fourcastnet
 folder, parameters = Path(sys.argv[1]), json.loads(sys.argv[2])
 manifests.DATA_MANIFESTS = folder / "data_manifests"

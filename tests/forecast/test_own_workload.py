@@ -134,7 +134,7 @@ def test_the_equations_by_hand(published):
 
 def test_weights_of_fourcastnet_are_those_of_its_network():
     pytest.importorskip("torch")
-    from energynn.models.afno import AFNO
+    from energynn.train.afno import AFNO
 
     small = config.make("fourcastnet", patch_size=4, embed_dim=32, depth=2)
     network = AFNO((24, 48), 4, in_chans=3, out_chans=3, embed_dim=32, depth=2)

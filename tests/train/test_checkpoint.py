@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from energynn.models.afno import AFNO
+from energynn.train.afno import AFNO
 from energynn.train.checkpoint import load_weights, save_weights
 
 

@@ -8,8 +8,8 @@ import torch
 from scipy.special import erf
 from torch.utils.flop_counter import FlopCounterMode
 
-from energynn.models import afno
-from energynn.models.afno import AFNO, FourierFilter
+from energynn.train import afno
+from energynn.train.afno import AFNO, FourierFilter
 from tests.saved_bytes import bytes_saved_for_backward, every_activation_kept
 
 SMALL = dict(in_chans=3, out_chans=2, embed_dim=16, depth=2, num_blocks=4)
