@@ -56,23 +56,22 @@ def predict(
     runs_dir: RunsDir = None,
 ) -> int:
     """Predict a study's runs, or parameters."""
-    from energynn import forecast_text
     from energynn.experiment import systems
     from energynn.forecast import fit as fits
-    from energynn.forecast import predict
+    from energynn.forecast import predict, wording
 
     if held_out:
         folder = folder_of_runs(runs_dir, must_exist=True)
         site = systems.site(system)
         rows = predict.held_out(folder, site, max_devices, workload)
-        reply(as_json, {"rows": rows}, forecast_text.beside_facts(rows))
+        reply(as_json, {"rows": rows}, wording.beside_facts(rows))
         return 0
     if fit is None:
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
     made = fits.read(fit, workload)
     asked = predict.asked(made, study, parameters_of(p))
     rows = predict.rows(made, asked)
-    reply(as_json, {"rows": rows}, forecast_text.predicted(rows))
+    reply(as_json, {"rows": rows}, wording.predicted(rows))
     return 0
 
 
@@ -98,10 +97,9 @@ def plan(
     --devices: at most; --local-batch-size: the only one. --power-limit: of the GPUs, 0.5 to 1 of
     their greatest. With factors, the answer has CO2 and price, too.
     """
-    from energynn import forecast_text
     from energynn.experiment import studies, systems
     from energynn.forecast import fit as fits
-    from energynn.forecast import plan
+    from energynn.forecast import plan, wording
 
     name = systems.site(system).name
     made = fits.read(fit, workload, name) if fit else fits.published(workload, system)
@@ -112,7 +110,7 @@ def plan(
     asked = plan.grid(made, run, devices, local_batch_size)
     factors = ("CO2_g", gco2_per_kwh), ("price", price_per_kwh)
     answer = plan.make(made, asked, limits, power_limit, factors)
-    reply(as_json, plan.as_json(answer), forecast_text.planned(answer))
+    reply(as_json, plan.as_json(answer), wording.planned(answer))
     return 0
 
 
@@ -131,9 +129,8 @@ def probe(
 
     One of them makes its devices wait: what an hour of waiting draws.
     """
-    from energynn import forecast_text
     from energynn.experiment import systems
-    from energynn.forecast import predict, runs
+    from energynn.forecast import predict, runs, wording
     from energynn.launch import probe
     from energynn.measure import machine
 
@@ -147,12 +144,12 @@ def probe(
             # lines of runs do not get into the answer
             chosen, made = probe.make_here(run, site, folder_of_runs(runs_dir), minutes)
         rows = predict.rows(made, [run])
-        words = f"{forecast_text.predicted(rows)}\n\n{forecast_text.fitted(made)}"
+        words = f"{wording.predicted(rows)}\n\n{wording.fitted(made)}"
     else:
         predict.check_devices(site, run.devices)
         chosen = probe.planned(run, site, minutes)
         words = probe.hand_over(chosen, site)
-    probes = forecast_text.probes(chosen)
+    probes = wording.probes(chosen)
     answer = {"probes": probes.to_dict("records"), "rows": rows}
     reply(as_json, answer, f"{words}\n\n{probes.to_string(index=False)}")
     return 0
@@ -170,10 +167,9 @@ def fit(
     as_json: Json = False,
 ) -> int:
     """Calibrate the model with published runs or with your own."""
-    from energynn import forecast_text
     from energynn.experiment import systems
     from energynn.forecast import fit as fits
-    from energynn.forecast import runs
+    from energynn.forecast import runs, wording
     from energynn.host.files import require_place
 
     require_place(out)
@@ -185,7 +181,7 @@ def fit(
         seen = runs.published(workload, site)
     fits.check(seen)
     made = fits.make(seen)
-    words = forecast_text.fitted(made, runs_dir, details)
+    words = wording.fitted(made, runs_dir, details)
     reply(as_json, fits.write(out, made), words)
     return 0
 
@@ -199,9 +195,8 @@ def simulate(
     as_json: Json = False,
 ) -> int:
     """Write records of runs that nobody made, labelled as simulated."""
-    from energynn import simulate
     from energynn.forecast import fit as fits
-    from energynn.forecast import predict
+    from energynn.forecast import predict, simulate
 
     made = fits.read(fit, workload)
     asked = [run for run in predict.asked(made, study, {}) if run.repeat == 0]

@@ -116,8 +116,8 @@ def study_list() -> int:
 @study.command("show")
 def study_show(name: Study = "smoke") -> int:
     """Show the runs of a study and what they cost."""
-    from energynn.cluster import costs
     from energynn.experiment import config, studies
+    from energynn.forecast import costs
 
     for member, runs in studies.find([name]).items():
         about = studies.STUDIES.get(member)

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from energynn import records
-from energynn.cluster import costs, slurm, status
+from energynn.cluster import slurm, status
 from energynn.cluster.local import NOTEBOOK
 from energynn.cluster.status import Submission
 from energynn.data import manifests
@@ -24,6 +24,7 @@ from energynn.experiment import config as configuration
 from energynn.experiment import systems
 from energynn.experiment.config import RunConfig
 from energynn.experiment.systems import Site
+from energynn.forecast import costs
 from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.host.launchers import PYTHON_VARIABLE, SRUN_VARIABLE

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from msgspec.structs import replace
 
-from energynn import cli, records, simulate
+from energynn import cli, records
 from energynn.analysis import observations, results
 from energynn.experiment import config, studies, systems
 from energynn.forecast import fit as fits
-from energynn.forecast import predict, runs
+from energynn.forecast import predict, runs, simulate
 
 RESNET50 = "--workload resnet50 --system horeka-a100"
 

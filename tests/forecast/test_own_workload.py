@@ -5,10 +5,9 @@ configuration tells.
 import numpy as np
 import pytest
 
-from energynn import forecast_text
 from energynn.experiment import config, systems
 from energynn.forecast import fit as fits
-from energynn.forecast import model, plan, predict, runs
+from energynn.forecast import model, plan, predict, runs, wording
 from tests.conftest import minimal_record, read_as_record
 from tests.forecast import worlds
 
@@ -203,7 +202,7 @@ def test_measured_commands_are_forecast_and_planned(monkeypatch):
     monkeypatch.setattr(runs, "valid", lambda *_: found)
     assert predict.held_out(None, site)[0]["workload"] == "mine"
     found = plan.make(fit, plan.grid(fit, plan.base_run(fit, {})), {})
-    text = forecast_text.planned(found)
+    text = wording.planned(found)
     assert {run.devices for run in found.runs} == {1, 2, 3, 4}
     assert "batch" not in text.split("\n\n")[0]  # it is not known
     assert "the all-reduce is left out" in text

@@ -6,11 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from energynn import forecast_text
 from energynn.data import manifests
 from energynn.experiment import config, studies
 from energynn.forecast import fit as fits
-from energynn.forecast import plan, power_limit, scaling_cost
+from energynn.forecast import plan, power_limit, scaling_cost, wording
 from tests.forecast import worlds
 
 
@@ -61,17 +60,13 @@ def test_rows_are_configurations_with_their_marks(fitted):
         )
         is_open = row["time_h"]["high"] > 3 or row["energy_kWh"]["high"] > 29
         assert any("about even odds" in words for words in row["outside"]) == is_open
-    table = forecast_text.planned(found).split("\n\n")[0].splitlines()
-    assert len(set(table)) == len(table) <= 1 + 3 + forecast_text.MOST_SHOWN
+    table = wording.planned(found).split("\n\n")[0].splitlines()
+    assert len(set(table)) == len(table) <= 1 + 3 + wording.MOST_SHOWN
     assert table[1].strip().startswith("fastest") and "GBS" in table[0]
     (low, high), (value,) = scaling_cost.added_energy_percent(fitted).values()
     ends = f"it takes {low:.0f} to {high:.0f} % more energy by the study's text, {value:.0f} %"
-    assert (
-        ends in forecast_text.planned(found)
-        and 30 < low < high < 38
-        and 15 < value < 25
-    )
-    text = forecast_text.planned(planned(fitted, {}, 1))  # all choices are the same
+    assert ends in wording.planned(found) and 30 < low < high < 38 and 15 < value < 25
+    text = wording.planned(planned(fitted, {}, 1))  # all choices are the same
     assert text.split("\n\n")[0].count("\n") == 1
     paper = config.make("fourcastnet", preset="paper")
     assert list(studies.large_batch_thresholds(paper)) == [4, 32, 64]
