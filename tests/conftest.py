@@ -36,14 +36,14 @@ def pytest_addoption(parser):
 
 # Of these files all tests go to one process of pytest: they share a cluster, a network, a wheel.
 TOGETHER = (
-    "tests/cluster/test_slurm.py",
+    "tests/launch/test_slurm.py",
     "tests/test_wheel.py",
 )
 # What takes longest begins first, so that no process works long after the others have ended.
 FIRST = (
-    "tests/cluster/test_slurm.py",
-    "tests/cluster/test_status.py",
-    "tests/test_launch.py",
+    "tests/launch/test_slurm.py",
+    "tests/launch/test_status.py",
+    "tests/launch/test_launch.py",
     "tests/analysis/test_notebooks.py",
     "tests/train/test_resnet50.py",
     "tests/train/test_traces.py",

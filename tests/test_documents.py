@@ -213,7 +213,7 @@ def test_extras_that_pip_installs_exist(path):
 
 @guides
 def test_an_own_study_gives_runs(path, tmp_path):
-    """tests/cluster/test_slurm.py makes its runs, where there is a Slurm."""
+    """tests/launch/test_slurm.py makes its runs, where there is a Slurm."""
     for number, program in enumerate(own_studies(path.read_text())):
         file = tmp_path / f"my_study_{number}.py"
         file.write_text(program + "\n")

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from energynn import cli
-from energynn.cluster import local
 from energynn.experiment import config, studies
 from energynn.host import files
 from energynn.host.files import REPOSITORY
-from energynn.launch import start
+from energynn.launch import local, start
 from energynn.measure import machine
 from tests.conftest import minimal_record
 

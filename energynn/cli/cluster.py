@@ -52,8 +52,8 @@ def submit(
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every missing run of studies by batch jobs; again: what failed or stopped."""
-    from energynn.cluster import submit
     from energynn.experiment import studies as known
+    from energynn.launch import submit
 
     words = studies or []
     names = [word for word in words if not word.startswith("-")]
@@ -86,7 +86,7 @@ def status(
     runs_dir: RunsDir = None,
 ) -> int:
     """Tell what has become of every run, queued, running or ended."""
-    from energynn.cluster import status
+    from energynn.launch import status
 
     if watch:
         status.follow(find_run(watch, runs_dir))
@@ -103,7 +103,7 @@ def cancel(
     runs_dir: RunsDir = None,
 ) -> int:
     """Cancel jobs of runs that are queued or running; checkpoints stay."""
-    from energynn.cluster import status, submit
+    from energynn.launch import status, submit
 
     if not studies and not everything:
         raise ValueError("cancel: say which studies or runs, or --all")

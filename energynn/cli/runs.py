@@ -50,10 +50,9 @@ def run(
 ) -> int:
     """Make one run, as notebooks/run_training.ipynb does; a,b are two values, of a run each."""
     from energynn import records
-    from energynn.cluster import local
     from energynn.experiment import config, studies
     from energynn.host import launchers
-    from energynn.launch import start
+    from energynn.launch import local, start
 
     if list_parameters:
         tell(config.help_text())
@@ -91,8 +90,8 @@ def study_run(
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every run of a study that has no valid record."""
-    from energynn.cluster import local
     from energynn.experiment import studies
+    from energynn.launch import local
 
     runs = [run for runs in studies.find([name]).values() for run in runs]
     folder = folder_of_runs(runs_dir).absolute()
@@ -193,7 +192,7 @@ def doctor(
 ) -> int:
     """Say what a run on this machine would measure, how well, and what to mend."""
     if system:
-        from energynn.cluster import submit
+        from energynn.launch import submit
 
         return submit.check(system)
     from energynn.launch import doctor

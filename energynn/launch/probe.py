@@ -7,7 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from energynn import records
-from energynn.cluster import local
 from energynn.experiment import config
 from energynn.experiment.config import RunConfig
 from energynn.experiment.systems import Site
@@ -15,6 +14,7 @@ from energynn.forecast import fit as fits
 from energynn.forecast import runs
 from energynn.forecast.fit import Fit
 from energynn.host.files import REPOSITORY
+from energynn.launch import local
 from energynn.measure import machine
 
 START_S = 15.0  # of a run, before and after its training

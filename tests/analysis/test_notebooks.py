@@ -30,7 +30,7 @@ def built(executed):
 
 
 def test_papermill_executes_a_notebook(tmp_path):
-    """As `make paper` does, with a kernel of its own; tests/test_launch.py executes run_training
+    """As `make paper` does, with a kernel of its own; tests/launch/test_launch.py executes run_training
     so.
     """
     name = "10_scaling_schemes"

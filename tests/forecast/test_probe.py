@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from energynn import records
-from energynn.cluster import local
 from energynn.experiment import config, studies, systems
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs, simulate
-from energynn.launch import probe
+from energynn.launch import local, probe
 from tests.forecast import worlds
 
 

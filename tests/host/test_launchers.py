@@ -1,6 +1,6 @@
 """What each launcher tells a rank of its place: environments as they were recorded.
 
-Recorded on the private Slurm 22.05 of tests/cluster with two nodes, on which mpi4py found the
+Recorded on the private Slurm 22.05 of tests/launch with two nodes, on which mpi4py found the
 world's size and rank as given: MPICH 5.0.2, Open MPI 5.0.11, Open MPI 4.1.4, PMIx 4.2.2 in Slurm.
 """
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from energynn import cli, records
-from energynn.cluster import status
+from energynn.launch import status
 from energynn.measure import samples
 from tests.conftest import read_as_record
 from tests.processes import ENERGYNN, processes_of, wait_until

@@ -4,6 +4,7 @@ import pytest
 
 from energynn.launch import doctor
 from energynn.measure import energy, kernel, machine, sensors
+from tests.launch.test_doctor import MPI, of
 from tests.measure.healthy_machines import (
     BUSES,
     DEFENDED,
@@ -12,7 +13,6 @@ from tests.measure.healthy_machines import (
     is_right,
     judge,
 )
-from tests.measure.test_doctor import MPI, of
 from tests.measure.test_sensors import no_gpu, pci  # noqa: F401
 
 # One of each kind in `make test`, all in `make test-all`.

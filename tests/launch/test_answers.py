@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from energynn.cluster import slurm
+from energynn.launch import slurm
 
 
 @pytest.mark.parametrize(

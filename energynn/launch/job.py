@@ -1,7 +1,7 @@
 """Make one run in a batch job, and queue the job again until the run is finished.
 
-``python -m energynn.cluster.job RUN_DIR COMMAND...`` takes the place of the batch shell, so that
-Slurm's signals reach it. COMMAND executes the run's notebook (energynn/cluster/job.sh).
+``python -m energynn.launch.job RUN_DIR COMMAND...`` takes the place of the batch shell, so that
+Slurm's signals reach it. COMMAND executes the run's notebook (energynn/launch/job.sh).
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import threading
 from pathlib import Path
 
 from energynn import records
-from energynn.cluster import local, slurm, status
 from energynn.host import files
 from energynn.host.launchers import CAN_GO_ON
 from energynn.host.progress import tell
-from energynn.launch import supervise
+from energynn.launch import local, slurm, status, supervise
 from energynn.measure.samples import segments
 
 MOST_FAILURES = 3  # in a row, without a new checkpoint in between

@@ -20,12 +20,12 @@ import numpy as np
 from msgspec import Meta
 
 from energynn import records
-from energynn.cluster import slurm
 from energynn.experiment import config, studies
 from energynn.host import texts
 from energynn.host.files import write_json
 from energynn.host.progress import energy_words, tell
 from energynn.host.reading import one_fault
+from energynn.launch import slurm
 from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.measure.samples import (
     events_of_kind,

@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from energynn import cli
-from energynn.cluster import slurm
 from energynn.host.files import REPOSITORY
-from energynn.launch import supervise
+from energynn.launch import slurm, supervise
 from tests import powercap
 from tests.processes import ENERGYNN
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from energynn import records
-from energynn.cluster import slurm, submit
 from energynn.experiment import config, systems
 from energynn.host.files import REPOSITORY
+from energynn.launch import slurm, submit
 from energynn.measure import samples
 from tests.processes import ENERGYNN, wait_until
 

@@ -16,9 +16,6 @@ from pathlib import Path
 import msgspec
 
 from energynn import records
-from energynn.cluster import slurm, status
-from energynn.cluster.local import NOTEBOOK
-from energynn.cluster.status import Submission
 from energynn.data import manifests
 from energynn.experiment import config as configuration
 from energynn.experiment import systems
@@ -31,6 +28,9 @@ from energynn.host.launchers import PYTHON_VARIABLE, SRUN_VARIABLE
 from energynn.host.processes import own_environment
 from energynn.host.progress import tell
 from energynn.host.reading import one_fault
+from energynn.launch import slurm, status
+from energynn.launch.local import NOTEBOOK
+from energynn.launch.status import Submission
 
 MARGIN = 1.3  # of the time limit over the high end of the forecast
 SPARE_H = 0.5
@@ -52,7 +52,7 @@ class Job:
 
 
 class JobScript(string.Template):
-    """The template energynn/cluster/job.sh, in which @name stands for a value: $ is the shell's."""
+    """The template energynn/launch/job.sh, in which @name stands for a value: $ is the shell's."""
 
     delimiter = "@"
 

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from energynn import cli
-from energynn.cluster import status
 from energynn.host.files import lock, write_json
+from energynn.launch import status
 from tests.conftest import minimal_record
 
 START, RECORD = "job/start-1.json", "record.json"

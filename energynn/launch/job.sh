@@ -1,6 +1,6 @@
 #!/bin/bash
-# Written by `energynn submit` from energynn/cluster/job.sh, which you may change: each task of the array makes one run
-# by executing notebooks/run_training.ipynb on the first node, whose srun starts the ranks. energynn.cluster.job starts
+# Written by `energynn submit` from energynn/launch/job.sh, which you may change: each task of the array makes one run
+# by executing notebooks/run_training.ipynb on the first node, whose srun starts the ranks. energynn.launch.job starts
 # the command that follows it; warned of the time limit (SIGUSR1) it asks for a checkpoint and queues the task again.
 #SBATCH --job-name=@name
 #SBATCH --nodes=@nodes
@@ -21,6 +21,6 @@ run=${runs[${SLURM_ARRAY_TASK_ID:-${1:-0}}]}
 exec >> "$run/job/log.txt" 2>&1
 @setup
 cd @repository || exit
-exec @python -P -m energynn.cluster.job "$run" \
+exec @python -P -m energynn.launch.job "$run" \
   @python -P -m papermill --no-progress-bar --log-level WARNING --cwd @repository \
   --parameters_file "$run/job/parameters.json" @notebook "$run/notebook.ipynb"

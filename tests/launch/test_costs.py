@@ -6,10 +6,10 @@ import math
 import pytest
 
 from energynn import cli
-from energynn.cluster import submit
 from energynn.experiment import config, studies, systems
 from energynn.forecast import costs, predict
 from energynn.forecast import fit as fits
+from energynn.launch import submit
 
 PUBLISHED = ("published runs", "published GPU hours", "published kWh")
 

@@ -14,17 +14,17 @@ import pytest
 
 from energynn import records
 from energynn.analysis import results
-from energynn.cluster import status
 from energynn.host import files
 from energynn.host.files import REPOSITORY
+from energynn.launch import status
 from energynn.measure.samples import read_events, segments
-from tests.cluster.conftest import NODE_W
+from tests.launch.conftest import NODE_W
 from tests.processes import processes_of, wait_until
 
 # All in one process of `pytest -n`, because they share one Slurm.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-SYSTEM = "tests/cluster/two-nodes.toml"
+SYSTEM = "tests/launch/two-nodes.toml"
 GUIDE = (REPOSITORY / "docs" / "cluster.md").read_text()
 # Long enough to be stopped in the middle, and at a pace that leaves the cores to others.
 PACE = dict(epochs=30, step_period_s=0.05)  # 15 s

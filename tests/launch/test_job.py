@@ -5,11 +5,10 @@ import signal
 
 import pytest
 
-from energynn.cluster import job, local, slurm, status
-from energynn.cluster.status import Submission
 from energynn.host import files
 from energynn.host.launchers import CAN_GO_ON
-from energynn.launch import supervise
+from energynn.launch import job, local, slurm, status, supervise
+from energynn.launch.status import Submission
 from tests.conftest import minimal_record
 
 

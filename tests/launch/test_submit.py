@@ -14,13 +14,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from energynn import cli
-from energynn.cluster import slurm, status, submit
 from energynn.experiment import config, studies, systems
 from energynn.host import files
 from energynn.host.files import REPOSITORY
+from energynn.launch import slurm, status, submit
 from energynn.measure import machine
-from tests.cluster.conftest import TWO_NODES
 from tests.conftest import minimal_record
+from tests.launch.conftest import TWO_NODES
 from tests.processes import energynn
 
 FIELDS = msgspec.structs.asdict(systems.site(TWO_NODES))
@@ -196,7 +196,7 @@ def test_an_option_stays_on_its_line_or_is_refused(text):
 )
 def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, line, status):
     text = render(setup=[line], system_dir=tmp_path).replace(
-        " -m energynn.cluster.job", " -c 'print(\"made\")' #"
+        " -m energynn.launch.job", " -c 'print(\"made\")' #"
     )
     (tmp_path / "run-0" / "job").mkdir(parents=True)
     done = subprocess.run(["bash", "-c", text], env={"PATH": os.environ["PATH"]})
