@@ -57,7 +57,7 @@ INTERFACE = """
 # Python interface
 
 ```{eval-rst}
-.. automodule:: energynn.interface
+.. automodule:: energynn.analysis.interface
    :members: load, trace, compare
 
 .. autoclass:: energynn.measure.window.Window

@@ -6,7 +6,7 @@ __all__ = ["Window", "compare", "load", "table", "trace", "window"]
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from energynn.interface import compare, load, table, trace
+    from energynn.analysis.interface import compare, load, table, trace
     from energynn.measure.window import Window, window
 else:
 
@@ -17,5 +17,5 @@ else:
         if name in ("Window", "window"):
             from energynn.measure import window as place
         else:
-            from energynn import interface as place
+            from energynn.analysis import interface as place
         return getattr(place, name)

@@ -154,7 +154,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(here, name, text):
 
 
 def test_what_cannot_be_written_is_refused_before_it_is_computed(here, monkeypatch):
-    monkeypatch.setattr("energynn.interface.load", None)
+    monkeypatch.setattr("energynn.analysis.interface.load", None)
     (here / "runs").mkdir()
     (here / "file").touch()
     refused(here, "export", "--csv", here, says="is a directory")

@@ -37,7 +37,7 @@ COMMITTED = (
     "paper/",
 )
 COMMITTED += ("examples/", "tests/")
-EXECUTED_ELSEWHERE = "own.md"  # tests/test_interface.py executes its Python
+EXECUTED_ELSEWHERE = "own.md"  # tests/analysis/test_interface.py executes its Python
 
 guides = pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 documents = pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def compare(
     """Put runs side by side: times, energies, metrics, and the parameters that differ."""
     import json
 
-    from energynn import interface
+    from energynn.analysis import interface
 
     table = interface.compare(*[find_run(run, runs_dir) for run in runs])
     rows = json.loads(table.reset_index().to_json(orient="records"))
@@ -94,7 +94,7 @@ def export(
     runs_dir: RunsDir = None,
 ) -> int:
     """Write all runs, own and published, as one table for other programs."""
-    from energynn import interface
+    from energynn.analysis import interface
 
     folder = folder_of_runs(runs_dir, must_exist=True)
     number = interface.export(folder, csv, carbon, price, own)

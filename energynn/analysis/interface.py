@@ -165,7 +165,7 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     ``run`` is a run's folder, or whatever `energynn show` takes. NaN before the first and after the
     last sample of a host. Raises ValueError where that is no run, or one without samples.
 
-        >>> from energynn.interface import load, trace
+        >>> from energynn.analysis.interface import load, trace
         >>> runs = load()
         >>> power = trace(runs.run_dir.values[runs.origin.values == "own"][0])
         >>> power.dims, power.attrs["units"]
