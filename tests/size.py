@@ -1,9 +1,10 @@
-"""`make size`: code tokens by folder, tokens a line, words of the guides, commands.
+"""`make size`: code tokens by folder, tokens a line, rooms and arrows, words of the guides, commands.
 
 A code token is one of Python's tokens that is no comment, no docstring and no end of a line.
 """
 
 import ast
+import graphlib
 import io
 import json
 import re
@@ -76,6 +77,58 @@ def sizes(folder: str) -> dict[str, tuple[int, int]]:
     return parts
 
 
+def imported(path: Path, at_top_only: bool = False) -> set[str]:
+    """Full names of what a module imports when it runs; raises ValueError for a relative import."""
+    names: set[str] = set()
+    nodes: list[ast.AST] = [*ast.parse(path.read_text()).body]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            raise ValueError(f"{path}: a relative import")
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            nodes += node.orelse
+        elif not at_top_only:
+            nodes += ast.iter_child_nodes(node)
+    return names
+
+
+def room_imports() -> dict[str, set[str]]:
+    """Map each room of the package to the rooms that it imports from.
+
+    A room is a folder with Python files, or a module beside them. What stands in
+    energynn/__init__.py belongs to none.
+    """
+    package = REPOSITORY / "energynn"
+    modules = {path: path.relative_to(package).parts for path in package.rglob("*.py")}
+    room_of = {path: parts[0].removesuffix(".py") for path, parts in modules.items()}
+    rooms = set(room_of.values()) - {"__init__"}
+    arrows: dict[str, set[str]] = {room: set() for room in rooms}
+    for path, room in room_of.items():
+        names = [name.split(".") for name in imported(path)]
+        used = {name[1] for name in names if name[0] == "energynn" and len(name) > 1}
+        if room in rooms:
+            arrows[room] |= used & rooms - {room}
+    return arrows
+
+
+def floors(arrows: dict[str, set[str]]) -> list[set[str]]:
+    """Stack the rooms: each stands on the floor above the highest room that it imports from.
+
+    Raises graphlib.CycleError, which names the rooms, where they import each other in a circle.
+    """
+    heights: dict[str, int] = {}
+    for room in graphlib.TopologicalSorter(arrows).static_order():
+        heights[room] = 1 + max((heights[used] for used in arrows[room]), default=0)
+    return [
+        {room for room, height in heights.items() if height == floor}
+        for floor in range(1, 1 + max(heights.values()))
+    ]
+
+
 def words(pattern: str) -> int:
     return sum(len(path.read_text().split()) for path in REPOSITORY.glob(pattern))
 
@@ -96,6 +149,14 @@ def main() -> None:
         print(
             f"{part:22} {tokens:8,} tokens {lines:7,} lines {tokens / lines:6.1f} a line"
         )
+    arrows = room_imports()
+    number = sum(map(len, arrows.values()))
+    stack = floors(arrows)
+    print(
+        f"{'rooms':22} {len(arrows):8,} rooms, {number} arrows between them, {len(stack)} floors:"
+    )
+    for floor in reversed(stack):
+        print(f"{'':31} {', '.join(sorted(floor))}")
     print(
         f"{'docs, CONTRIBUTING':22} {words('docs/*.md') + words('CONTRIBUTING.md'):8,} words"
     )

@@ -16,13 +16,14 @@ import reprlib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict, fields, replace
 
-from energynn.host.files import DATA_MANIFESTS, PACKAGE
+from energynn.host.files import DATA_MANIFESTS
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
 RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
@@ -214,7 +215,7 @@ UNNAMED = WATCH - {"sampling_period_s", "perun_sampling_period_s"}
 
 # Of each parameter with a default the value when it came. The file says what it is for.
 VALUES_AT_BIRTH = msgspec.toml.decode(
-    (PACKAGE / "values_at_birth.toml").read_bytes(), type=dict[str, dict]
+    Path(__file__).with_name("values_at_birth.toml").read_bytes(), type=dict[str, dict]
 )
 
 

@@ -21,10 +21,9 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-import energynn
 from energynn import records
 from energynn.host import launchers, processes
-from energynn.host.files import utc_now
+from energynn.host.files import PACKAGE, utc_now
 from energynn.host.launchers import SRUN_VARIABLE
 from energynn.measure import kernel, machine, perun_adapter
 from energynn.measure.samples import events_of_kind, read_events, segments
@@ -40,7 +39,7 @@ NOT_OWN = re.compile(
     r"\s*(\[[\d,]+\]|\d+: ).*|\W*|This typically refers to.*|Please see the FAQ page.*"
 )
 LOOK_S = 5.0  # between two looks at the ranks' files
-TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
+TRAIN_SCRIPT = PACKAGE / "train" / "__main__.py"
 # A Ctrl-C for a notebook reaches the supervisor only through who has started it.
 APART = {"stdin": subprocess.DEVNULL, "start_new_session": True}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
