@@ -82,8 +82,8 @@ def test_any_value_in_any_field_is_a_fault_of_this_run_alone(
     (other,) = (runs / "other").glob("resnet50*")
     values = json.loads((run / file).read_text())
     field = data.draw(st.sampled_from(sorted(values)))
-    if config.digest(values[field]) == config.digest(value):
-        return
+    if values[field] == value and type(values[field]) in (type(value), float):
+        return  # 0 is 0.0
     values[field] = value
     if file == "record.json" and field != "record_sha256":
         del values["record_sha256"]

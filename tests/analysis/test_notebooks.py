@@ -56,7 +56,7 @@ def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     assert pdf.read_bytes().startswith(b"%PDF")
     # as `forecast plan` says it of the same function (tests/forecast/test_plan.py)
     added = scaling_cost.added_energy_percent(fits.published("resnet50", "horeka-a100"))
-    ends = [merged[f"planner_more_{end}"]["value"] for end in ("low", "high")]
+    ends = [merged["planner_change"]["more"][end] for end in ("low", "high")]
     assert ends == added["by_text"].tolist()
     # The slope of all published ResNet50 rows, computed here once more by its closed form.
     known = [
