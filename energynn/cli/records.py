@@ -69,7 +69,9 @@ def compare(
     from energynn.analysis import interface
 
     table = interface.compare(*[find_run(run, runs_dir) for run in runs])
-    rows = json.loads(table.reset_index().to_json(orient="records"))
+    rows = json.loads(
+        table.reset_index().to_json(orient="records", double_precision=15)
+    )
     reply(as_json, {"rows": rows}, _side_by_side(table))
     return 0
 
