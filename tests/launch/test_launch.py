@@ -406,8 +406,8 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
     assert all(record.valid for record in made.values()), said
     assert records.check(tmp_path / "runs") == []
     several = made["torchrun"]
-    assert {part["rank"] for part in several["energy_phases"]} == {0, 1, None}
-    assert several["idle_power_cpu_after_W"] > 0 and len(several["sensors"]) == 1
+    assert {part["rank"] for part in several.energy_phases} == {0, 1, None}
+    assert several.idle_power_cpu_after_W > 0 and len(several.sensors) == 1
     assert "perun or MPI is missing" in said
 
 
