@@ -73,6 +73,11 @@ class Host(msgspec.Struct):
     def primary(self) -> list[SensorEnergy]:
         return [sensor for sensor in self.sensors if sensor.primary]
 
+    @property
+    def numbers(self) -> Counter[str]:
+        """Count its primary sensors by component."""
+        return Counter(sensor.component for sensor in self.primary)
+
 
 def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dict:
     """Give times and energies of a run, all its segments added up, also of one that died.
@@ -100,7 +105,6 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
         result["sampling_period_s"] = max(host.period_s for host in hosts)
     if not trained:
         return result
-    doubts += _absences(list(chain.from_iterable(trained)))
     doubts += devices.differences(trained) + devices.overlaps(trained)
     time_s = sum(segment.training_time_s for segment in segments)
     result["training_time_s"] = time_s
@@ -125,20 +129,6 @@ def _segment(hosts: list[Host]) -> Segment:
         min((sensor.coverage for sensor in primary), default=0.0),
         energy.totals(primary, 1.0).get("energy_total_J"),
     )
-
-
-def _absences(hosts: list[Host]) -> list[str]:
-    """D: a component that another host or segment has."""
-    everywhere = {sensor.component for host in hosts for sensor in host.primary}
-    reasons = []
-    for host in hosts:
-        own = {sensor.component for sensor in host.primary}
-        where = f"{host.name} in segment {host.segment}"
-        reasons += [
-            refusal("D", f"{where} has no sensor of {each}")
-            for each in sorted(everywhere - own)
-        ]
-    return reasons
 
 
 # ----------------------------------------------------------------------------------- one segment

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from energynn.host.files import lock
@@ -105,8 +105,7 @@ def begin(folder: Path, ranks: int) -> sensors.Sampler:
     path = folder / "run.json"
     intent = json_table(path if path.exists() else folder.parent / "run.json")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if ranks == 1 else None
-    uses_gpus, left_out = intent.get("uses_gpus", True), intent.get("left_out", ())
-    inventory = find(intent["cpu_model"], visible, uses_gpus, left_out)
+    inventory = find(intent, visible)
     path = folder / f"samples-{os.uname().nodename}.jsonl"
     sampler = sensors.Sampler(path, inventory, intent["config"]["sampling_period_s"])
     sampler.start()
@@ -115,27 +114,22 @@ def begin(folder: Path, ranks: int) -> sensors.Sampler:
     return sampler
 
 
-def find(
-    cpu_model: dict,
-    visible: str | None,
-    gpus: bool = True,
-    left_out: Collection[str] = (),
-) -> sensors.Inventory:
+def find(intent: dict, visible: str | None) -> sensors.Inventory:
     """List the sensors that this host may have; the sampler finds out which of them work.
 
-    ``visible`` is a value of CUDA_VISIBLE_DEVICES, None for all GPUs. Without ``gpus`` GPUs are
-    left out. The CPU's estimate comes last: it counts where nothing else does. ``left_out``: names
-    of what is not read.
+    ``intent`` is of a run, or a system as ``machine.load`` gives it; ``visible`` a value of
+    CUDA_VISIBLE_DEVICES, None for all GPUs. The CPU's estimate comes last: it counts where nothing
+    else does.
     """
     inventory = sensors.Inventory(sensors.rapl_sensors() + sensors.grace_sensors())
-    if gpus:
+    if intent.get("uses_gpus", True):
         sensors.add_nvidia(inventory, visible)
         add_amd(inventory)
         inventory.unaccounted += devices.without_sensor(inventory.sensors)
     elif kernel.training_devices():
         inventory.problems.append("the GPUs of this host are left out, as asked for")
-    inventory.sensors.append(sensors.cpu_estimate(cpu_model))
-    sensors.leave_out(inventory, left_out)
+    inventory.sensors.append(sensors.cpu_estimate(intent["cpu_model"]))
+    sensors.leave_out(inventory, intent.get("left_out", []))
     return inventory
 
 

@@ -67,7 +67,8 @@ def nvml(monkeypatch):
 
 def look(visible=None, gpus=True, left_out=()):
     """What counts on this machine, found by its sampler."""
-    inventory = sampler_process.find(MODEL, visible, gpus, left_out)
+    intent = {"cpu_model": MODEL, "uses_gpus": gpus, "left_out": left_out}
+    inventory = sampler_process.find(intent, visible)
     sampler = sensors.Sampler(Path("samples"), inventory, 0.05)
     sampler.start()
     sampler.stop()
@@ -145,9 +146,9 @@ def test_a_foreign_value_is_the_fault_of_its_zone_alone(
 def test_a_zone_that_does_not_count_may_be_broken(tmp_path, name):
     powercap.zone(tmp_path / "powercap" / "intel-rapl:1", name)
     (tmp_path / "powercap" / "intel-rapl:1" / "max_energy_range_uj").unlink()
-    assert [one.id for one in sampler_process.find(MODEL, None).sensors] == [
-        "cpu_estimate"
-    ]
+    assert [
+        one.id for one in sampler_process.find({"cpu_model": MODEL}, None).sensors
+    ] == ["cpu_estimate"]
 
 
 def test_a_counter_that_only_root_may_read_names_the_command(tmp_path, monkeypatch):
