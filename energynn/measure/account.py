@@ -105,7 +105,7 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
         result["sampling_period_s"] = max(host.period_s for host in hosts)
     if not trained:
         return result
-    doubts += devices.differences(trained) + devices.overlaps(trained)
+    doubts += devices.differences(trained) + devices.overlaps(trained, segments)
     time_s = sum(segment.training_time_s for segment in segments)
     result["training_time_s"] = time_s
     result["samples_in_training"] = sum(segment.samples for segment in segments)

@@ -23,7 +23,7 @@ def without_sensor(read: Iterable[sensors.Sensor]) -> list[str]:
     """
     told = {sensor.notes.get("pci") for sensor in read}
     return [
-        f"{vendor} device {address} has no sensor (AMD's need perun, and amdsmi, which ROCm brings)"
+        f"{vendor} device {address} has no sensor (AMD's need amdsmi, which ROCm brings)"
         f"; where nothing runs on it, say --no-gpu, or {may_leave_out(address)}"
         for address, vendor in kernel.training_devices().items()
         if vendor != "NVIDIA" and address not in told
@@ -98,15 +98,18 @@ def differences(parts: list[list]) -> list[str]:
     return [refusal("D", text) for text in reasons]
 
 
-def overlaps(parts: Iterable[list]) -> list[str]:
+def overlaps(parts: list[list], segments: list) -> list[str]:
     """D: two starts at once. Within one boot the monotonic clock tells, without boot ids the wall
     clock.
+
+    segments: the ``account.Segment`` of each part.
     """
-    for one, later in pairwise(parts):
+    starts = zip(parts, segments, strict=True)
+    for (one, first), (later, second) in pairwise(starts):
         ends = {host.boot_id: host.end_s for host in one}
         if "" in ends or any(not host.boot_id for host in later):
-            apart_ns = _start_ns(later) - _start_ns(one)
-            is_over = apart_ns >= max(host.time_s for host in one) * 1e9
+            apart_ns = second.start_wall_ns - first.start_wall_ns
+            is_over = apart_ns >= first.training_time_s * 1e9
         else:
             is_over = all(
                 host.end_s - host.time_s >= ends.get(host.boot_id, -1) for host in later
@@ -114,7 +117,3 @@ def overlaps(parts: Iterable[list]) -> list[str]:
         if not is_over:
             return [refusal("D", "two segments overlap: their energy counts twice")]
     return []
-
-
-def _start_ns(hosts: list) -> float:
-    return min(host.start_wall_ns for host in hosts)

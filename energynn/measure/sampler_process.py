@@ -17,7 +17,7 @@ from energynn.host.launchers import ranks_of_this_host, write_whole_lines
 from energynn.host.processes import OWN_PYTHON, end_marked, own_environment
 from energynn.host.reading import json_table
 from energynn.measure import devices, kernel, sensors
-from energynn.measure.perun_backends import add_amd
+from energynn.measure.amd import add_amd
 from energynn.measure.samples import has_begun
 
 STOPPING_S = 30.0
