@@ -90,7 +90,7 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
     starts = enumerate(events.items(), start=1)
     parts = [_read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
-    trained = [part for part in parts if _time_s(part)]
+    trained = [part for part in parts if any(host.time_s for host in part)]
     segments = list(map(_segment, trained))
     sensors = [sensor for host in hosts for sensor in host.sensors]
     doubts = [text for host in hosts for text in host.doubts]
@@ -116,15 +116,11 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
     return result
 
 
-def _time_s(hosts: list[Host]) -> float:
-    return max((host.time_s for host in hosts), default=0.0)
-
-
 def _segment(hosts: list[Host]) -> Segment:
     primary = [sensor for host in hosts for sensor in host.primary]
     return Segment(
         int(min(host.start_wall_ns for host in hosts)),
-        _time_s(hosts),
+        max(host.time_s for host in hosts),
         min((sensor.samples for sensor in primary), default=0),
         min((sensor.coverage for sensor in primary), default=0.0),
         energy.totals(primary, 1.0).get("energy_total_J"),

@@ -84,8 +84,6 @@ def sample(folder: str, ranks: int) -> None:
     A fork of the parent may live on, and hold the pipe open.
     """
     parent = os.getppid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     write_whole_lines()
     sampler = begin(Path(folder), ranks)
     while os.getppid() == parent:
@@ -102,6 +100,9 @@ def begin(folder: Path, ranks: int) -> sensors.Sampler:
     ``ranks``: of this host. One rank has the GPUs of CUDA_VISIBLE_DEVICES; of several, each may see
     its own only, so that all are read. Those that no rank names as its own enter no sum.
     """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        # this process must not end before its ranks
+        signal.signal(number, signal.SIG_IGN)
     path = folder / "run.json"
     intent = json_table(path if path.exists() else folder.parent / "run.json")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if ranks == 1 else None
