@@ -178,20 +178,19 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     history = _history(events)
     result = {name: intent[name] for name in Intent.__struct_fields__ if name in intent}
     result |= given | account(by_segment, intent.get("thresholds", {}))
-    result |= {"history": history, "metrics": {}, "valid": False, "invalid_reasons": []}
+    ends = events_of_kind(events, "training_end") or [{}]
+    result |= {"history": history, "metrics": ends[0].get("metrics", {})}
+    result |= {"valid": False, "invalid_reasons": []}
     result |= _counts(events, history)
-    ends = events_of_kind(events, "training_end")
-    if ends:
-        result["metrics"] = ends[0].get("metrics", {})
-    if ends and "exit_status" in ends[0]:
+    if "exit_status" in ends[0]:
         # of a measured command, the highest of its hosts
         last = events_of_kind(list(by_segment.values())[-1], "training_end")
         statuses = [shell_status(end["exit_status"]) for end in last]
         result["exit_status"] = max(statuses, default=128 + signal.SIGKILL)
-    used = [sensor for sensor in result["sensors"] if sensor.primary]
-    gpus = [sensor for sensor in used if sensor.component == "gpu"]
+    sensors = result["sensors"]
+    gpus = [one.notes for one in sensors if one.primary and one.component == "gpu"]
     for when in ("", "_end"):
-        limits_W = [gpu.notes.get(f"limit{when}_W") for gpu in gpus]
+        limits_W = [notes.get(f"limit{when}_W") for notes in gpus]
         if any(limits_W):
             result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
     for event in events_of_kind(events, "outlived"):

@@ -42,7 +42,7 @@ WORKERS = 2
 
 def sample_until_told(folder: str, period_s: float, stop) -> None:
     """The sampler in a process of its own, as perun has it."""
-    found = sampler_process.find(machine.CPU_MODEL, None)
+    found = sampler_process.find({"cpu_model": machine.CPU_MODEL}, None)
     sampler = sensors.Sampler(Path(folder) / "samples.jsonl", found, period_s)
     sampler.start()
     stop.wait()

@@ -89,9 +89,7 @@ def test_training_and_analysis_meet_on_disk_only(path):
             "cli imports lazily"
         )
     if "perun" in tops(names):
-        assert path.name in ("perun_adapter.py", "perun_backends.py"), (
-            "two modules know perun"
-        )
+        assert path.name == "perun_adapter.py", "one module knows perun"
 
 
 def test_nothing_heavy_is_loaded_by_the_analysis(tmp_path):

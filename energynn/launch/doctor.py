@@ -71,7 +71,7 @@ def _sensor_findings() -> list[Finding]:
     path = machine.system_file()
     system = machine.load(path)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    inventory = find(system["cpu_model"], visible, left_out=system["left_out"])
+    inventory = find(system, visible)
     with tempfile.TemporaryDirectory() as folder:
         sampler = sensors.Sampler(
             Path(folder) / "samples-doctor.jsonl", inventory, PERIOD_S

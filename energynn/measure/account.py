@@ -73,6 +73,11 @@ class Host(msgspec.Struct):
     def primary(self) -> list[SensorEnergy]:
         return [sensor for sensor in self.sensors if sensor.primary]
 
+    @property
+    def numbers(self) -> Counter[str]:
+        """Count its primary sensors by component."""
+        return Counter(sensor.component for sensor in self.primary)
+
 
 def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dict:
     """Give times and energies of a run, all its segments added up, also of one that died.
@@ -85,7 +90,7 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
     starts = enumerate(events.items(), start=1)
     parts = [_read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
-    trained = [part for part in parts if _time_s(part)]
+    trained = [part for part in parts if any(host.time_s for host in part)]
     segments = list(map(_segment, trained))
     sensors = [sensor for host in hosts for sensor in host.sensors]
     doubts = [text for host in hosts for text in host.doubts]
@@ -100,8 +105,7 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
         result["sampling_period_s"] = max(host.period_s for host in hosts)
     if not trained:
         return result
-    doubts += _absences(list(chain.from_iterable(trained)))
-    doubts += devices.differences(trained) + devices.overlaps(trained)
+    doubts += devices.differences(trained) + devices.overlaps(trained, segments)
     time_s = sum(segment.training_time_s for segment in segments)
     result["training_time_s"] = time_s
     result["samples_in_training"] = sum(segment.samples for segment in segments)
@@ -112,33 +116,15 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
     return result
 
 
-def _time_s(hosts: list[Host]) -> float:
-    return max((host.time_s for host in hosts), default=0.0)
-
-
 def _segment(hosts: list[Host]) -> Segment:
     primary = [sensor for host in hosts for sensor in host.primary]
     return Segment(
         int(min(host.start_wall_ns for host in hosts)),
-        _time_s(hosts),
+        max(host.time_s for host in hosts),
         min((sensor.samples for sensor in primary), default=0),
         min((sensor.coverage for sensor in primary), default=0.0),
         energy.totals(primary, 1.0).get("energy_total_J"),
     )
-
-
-def _absences(hosts: list[Host]) -> list[str]:
-    """D: a component that another host or segment has."""
-    everywhere = {sensor.component for host in hosts for sensor in host.primary}
-    reasons = []
-    for host in hosts:
-        own = {sensor.component for sensor in host.primary}
-        where = f"{host.name} in segment {host.segment}"
-        reasons += [
-            refusal("D", f"{where} has no sensor of {each}")
-            for each in sorted(everywhere - own)
-        ]
-    return reasons
 
 
 # ----------------------------------------------------------------------------------- one segment

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain, pairwise, product
 
 from energynn.measure import kernel, sensors
 from energynn.measure.energy import COMPONENTS, may_leave_out, refusal
@@ -21,12 +21,10 @@ def without_sensor(read: Iterable[sensors.Sensor]) -> list[str]:
 
     NVIDIA's are held against NVML.
     """
-    known = [sensor.notes for sensor in read if sensor.notes.get("vendor") == "AMD"]
-    told = {notes.get("pci") for notes in known}
-    mends = {"AMD": "install amdsmi, which ROCm brings, and perun; "}
+    told = {sensor.notes.get("pci") for sensor in read}
     return [
-        f"{vendor} device {address} has no sensor; {mends.get(vendor, '')}"
-        f"where nothing runs on it, say --no-gpu, or {may_leave_out(address)}"
+        f"{vendor} device {address} has no sensor (AMD's need amdsmi, which ROCm brings)"
+        f"; where nothing runs on it, say --no-gpu, or {may_leave_out(address)}"
         for address, vendor in kernel.training_devices().items()
         if vendor != "NVIDIA" and address not in told
     ]
@@ -49,11 +47,10 @@ def visible(intent: dict) -> dict[str, list[str]]:
     sensors.leave_out(inventory, intent.get("left_out", []))
     found: set = {one.notes.get("uuid") for one in inventory.sensors}
     is_told = found or value in sensors.NOTHING_VISIBLE
-    if not is_told or None in found or inventory.unaccounted:
+    vendors = kernel.training_devices().values()
+    if not is_told or None in found or inventory.unaccounted or "AMD" in vendors:
         return {}
-    return (
-        {} if "AMD" in kernel.training_devices().values() else {"gpus": sorted(found)}
-    )
+    return {"gpus": sorted(found)}
 
 
 def used(events: list[dict]) -> set[str] | None:
@@ -75,52 +72,44 @@ def plain(uuid: str | None) -> str:
 def differences(parts: list[list]) -> list[str]:
     """D: hosts of a segment that are one machine, and what one start or host has and others lack.
 
-    parts: the ``account.Host`` of each segment. GPUs that ranks name one by one are those that
-    there should be; else each host has as many as any.
+    parts: the ``account.Host`` of each segment. What any has, all have; and each start of a host
+    has as many sensors of CPU and RAM, each host as many GPUs, but where ranks name theirs.
     """
-    hosts = [host for part in parts for host in part]
+    hosts = list(chain.from_iterable(parts))
     reasons = []
     for part in parts:
-        for names in (
-            Counter(host.name for host in part),
-            Counter(host.boot_id for host in part),
-        ):
-            twice = [name for name, count in names.items() if name and count > 1]
-            reasons += [
-                f"two samples files of one machine ({name}): its energy counts twice"
-                for name in twice
-            ]
-    for component in COMPONENTS:
-        for host in hosts:
-            peers = [one for one in hosts if component != "gpu" or not one.is_named]
-            if component != "gpu":
-                peers = [one for one in peers if one.name == host.name]
-            elif host.is_named:
-                continue
-            most = max((_number(one, component) for one in peers), default=0)
-            number = _number(host, component)
-            if 0 < number < most:
-                where = f"{host.name} in segment {host.segment}"
-                text = f"{where} has {number} {component} sensors, another start or host {most}"
-                reasons.append(text)
-    return [refusal("D", text) for text in dict.fromkeys(reasons)]
+        machines = Counter(host.boot_id or host.name for host in part)
+        reasons += [
+            f"two samples files of one machine ({name}): its energy counts twice"
+            for name, count in machines.items()
+            if count > 1
+        ]
+    for host, component in product(hosts, COMPONENTS):
+        number, alike = host.numbers[component], hosts
+        if number and component == "gpu":
+            alike = [one for one in hosts if not (one.is_named or host.is_named)]
+        elif number:
+            alike = [one for one in hosts if one.name == host.name]
+        most = max((one.numbers[component] for one in alike), default=0)
+        if number < most:
+            where = f"{host.name} in segment {host.segment}"
+            text = f"{where} has {number} {component} sensors, another start or host {most}"
+            reasons.append(text)
+    return [refusal("D", text) for text in reasons]
 
 
-def _number(host, component: str) -> float:
-    own = [sensor for sensor in host.primary if sensor.component == component]
-    is_estimate = any(sensor.kind == "busy" for sensor in own)
-    return 0 if is_estimate else len(own)
-
-
-def overlaps(parts: Iterable[list]) -> list[str]:
+def overlaps(parts: list[list], segments: list) -> list[str]:
     """D: two starts at once. Within one boot the monotonic clock tells, without boot ids the wall
     clock.
+
+    segments: the ``account.Segment`` of each part.
     """
-    for one, later in pairwise(parts):
+    starts = zip(parts, segments, strict=True)
+    for (one, first), (later, second) in pairwise(starts):
         ends = {host.boot_id: host.end_s for host in one}
         if "" in ends or any(not host.boot_id for host in later):
-            apart_ns = _start_ns(later) - _start_ns(one)
-            is_over = apart_ns >= max(host.time_s for host in one) * 1e9
+            apart_ns = second.start_wall_ns - first.start_wall_ns
+            is_over = apart_ns >= first.training_time_s * 1e9
         else:
             is_over = all(
                 host.end_s - host.time_s >= ends.get(host.boot_id, -1) for host in later
@@ -128,7 +117,3 @@ def overlaps(parts: Iterable[list]) -> list[str]:
         if not is_over:
             return [refusal("D", "two segments overlap: their energy counts twice")]
     return []
-
-
-def _start_ns(hosts: list) -> float:
-    return min(host.start_wall_ns for host in hosts)

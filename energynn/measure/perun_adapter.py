@@ -10,7 +10,6 @@ import contextlib
 import multiprocessing
 import os
 import platform
-import signal
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -124,11 +123,7 @@ def processor() -> dict[str, str]:
 
 def _start_sampler():
     """Start sampling in perun's sampler process before that reports ready, and so before a rank."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        # it must not end before its rank
-        signal.signal(number, signal.SIG_IGN)
-    folder = Path(os.environ[RUN_DIR_VARIABLE])
-    sampler = begin(folder, ranks_of_this_host())
+    sampler = begin(Path(os.environ[RUN_DIR_VARIABLE]), ranks_of_this_host())
     multiprocessing.util.Finalize(None, sampler.stop, exitpriority=1)
     return lambda values: None
 

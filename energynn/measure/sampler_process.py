@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from energynn.host.files import lock
@@ -17,7 +17,7 @@ from energynn.host.launchers import ranks_of_this_host, write_whole_lines
 from energynn.host.processes import OWN_PYTHON, end_marked, own_environment
 from energynn.host.reading import json_table
 from energynn.measure import devices, kernel, sensors
-from energynn.measure.perun_backends import add_amd
+from energynn.measure.amd import add_amd
 from energynn.measure.samples import has_begun
 
 STOPPING_S = 30.0
@@ -84,8 +84,6 @@ def sample(folder: str, ranks: int) -> None:
     A fork of the parent may live on, and hold the pipe open.
     """
     parent = os.getppid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     write_whole_lines()
     sampler = begin(Path(folder), ranks)
     while os.getppid() == parent:
@@ -102,11 +100,13 @@ def begin(folder: Path, ranks: int) -> sensors.Sampler:
     ``ranks``: of this host. One rank has the GPUs of CUDA_VISIBLE_DEVICES; of several, each may see
     its own only, so that all are read. Those that no rank names as its own enter no sum.
     """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        # this process must not end before its ranks
+        signal.signal(number, signal.SIG_IGN)
     path = folder / "run.json"
     intent = json_table(path if path.exists() else folder.parent / "run.json")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if ranks == 1 else None
-    uses_gpus, left_out = intent.get("uses_gpus", True), intent.get("left_out", ())
-    inventory = find(intent["cpu_model"], visible, uses_gpus, left_out)
+    inventory = find(intent, visible)
     path = folder / f"samples-{os.uname().nodename}.jsonl"
     sampler = sensors.Sampler(path, inventory, intent["config"]["sampling_period_s"])
     sampler.start()
@@ -115,27 +115,22 @@ def begin(folder: Path, ranks: int) -> sensors.Sampler:
     return sampler
 
 
-def find(
-    cpu_model: dict,
-    visible: str | None,
-    gpus: bool = True,
-    left_out: Collection[str] = (),
-) -> sensors.Inventory:
+def find(intent: dict, visible: str | None) -> sensors.Inventory:
     """List the sensors that this host may have; the sampler finds out which of them work.
 
-    ``visible`` is a value of CUDA_VISIBLE_DEVICES, None for all GPUs. Without ``gpus`` GPUs are
-    left out. The CPU's estimate comes last: it counts where nothing else does. ``left_out``: names
-    of what is not read.
+    ``intent`` is of a run, or a system as ``machine.load`` gives it; ``visible`` a value of
+    CUDA_VISIBLE_DEVICES, None for all GPUs. The CPU's estimate comes last: it counts where nothing
+    else does.
     """
     inventory = sensors.Inventory(sensors.rapl_sensors() + sensors.grace_sensors())
-    if gpus:
+    if intent.get("uses_gpus", True):
         sensors.add_nvidia(inventory, visible)
         add_amd(inventory)
         inventory.unaccounted += devices.without_sensor(inventory.sensors)
     elif kernel.training_devices():
         inventory.problems.append("the GPUs of this host are left out, as asked for")
-    inventory.sensors.append(sensors.cpu_estimate(cpu_model))
-    sensors.leave_out(inventory, left_out)
+    inventory.sensors.append(sensors.cpu_estimate(intent["cpu_model"]))
+    sensors.leave_out(inventory, intent.get("left_out", []))
     return inventory
 
 

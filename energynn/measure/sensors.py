@@ -25,7 +25,7 @@ from energynn.measure.samples import Channel, DeviceState, Header
 
 HWMON = Path("/sys/class/hwmon")
 PCI_ADDRESS = re.compile(r"[\da-f]+:[\da-f]{2}:[\da-f]{2}\.[\da-f]")
-LOOKED_S, TOLD_S = 1.0, 10.0  # between looks at what devices tell, and lines of it
+LOOKED_S = 1.0  # between looks at what devices tell
 GRACE = re.compile(r"\bG[BH]\d")  # NVIDIA GH200, GB200
 MODULE_SHARE = 1.1  # of a GPU's power, that a counter of more than the GPU shows
 WATCH_S = 1.0  # before the first sample, to see which sensors work
@@ -233,11 +233,8 @@ SPLIT = (
 )
 NOT_WHOLE = (
     "CUDA_VISIBLE_DEVICES names {entry}, no whole GPU of this host, or one that it names twice; "
-    "write a number, or a UUID of `nvidia-smi -L`, once"
-)
-PART = (
-    "CUDA_VISIBLE_DEVICES names {entry}, a part of a GPU, which has no energy of its own; "
-    "`sudo nvidia-smi -mig 0` makes all GPUs whole again"
+    "write a number, or a UUID of `nvidia-smi -L`, once; a part of a GPU (MIG) has no energy of "
+    "its own: `sudo nvidia-smi -mig 0` makes all GPUs whole again"
 )
 NOTHING_VISIBLE = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES
 
@@ -269,9 +266,7 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
     if not pynvml:
         return
     chosen, unknown = visible_devices(notes, visible)
-    for entry in unknown:
-        sentence = PART if entry.startswith("MIG-") else NOT_WHOLE
-        inventory.unaccounted.append(sentence.format(entry=entry))
+    inventory.unaccounted += [NOT_WHOLE.format(entry=entry) for entry in unknown]
     split = [notes[index]["fault"] for index in chosen if "fault" in notes[index]]
     # beside a whole GPU they count as wholes, too
     is_none_whole = len(split) == len(chosen)
@@ -291,7 +286,6 @@ def list_gpus():
         with suppress(Exception):  # a lost GPU says nothing, a laptop's knows no limit
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             notes["uuid"] = pynvml.nvmlDeviceGetUUID(gpu)
-            notes["vendor"] = "NVIDIA"
             notes["name"] = pynvml.nvmlDeviceGetName(gpu)
             notes["power"] = power_semantics(notes["name"])
             notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
@@ -388,8 +382,7 @@ class Sampler:
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.asked = ""  # the sensor that is being read; a driver may never answer
         self.faults: dict[str, str] = {}  # by sensor, the first in words
-        self.busy: dict[str, bool | None] = {}  # as told last
-        self.looked_s = self.told_s = -math.inf
+        self.looked_s = -math.inf
         self.file = open(path, "ab", buffering=0)
 
     def start(self) -> None:
@@ -447,18 +440,13 @@ class Sampler:
         self._tell(at_end=True)
 
     def _tell(self, at_end: bool = False) -> None:
-        """Write limits and whether devices are busy: every ``TOLD_S``, and when one is or ends."""
+        """Write limits and whether devices are busy: every ``LOOKED_S``, and at the end."""
         now_s = time.monotonic()
         if now_s - self.looked_s < LOOKED_S and not at_end:
             return
         self.looked_s = now_s
-        told = {each.id: each.tell() for each in self.inventory.sensors if each.tell}
-        unknown = DeviceState()
-        states = {name: state for name, state in told.items() if state != unknown}
-        busy = {name: state.is_busy for name, state in states.items()}
-        has_changed = busy != self.busy
-        if states and (at_end or has_changed or now_s - self.told_s >= TOLD_S):
-            self.busy, self.told_s = busy, now_s
+        states = {one.id: one.tell() for one in self.inventory.sensors if one.tell}
+        if states:
             self._write({"t": time.monotonic_ns(), "states": states})
 
     def _watch(self) -> None:

@@ -265,9 +265,9 @@ def of_a_start_that_counts_twice(run_dir):
     [
         (of_an_unread_gpu, "no sensor of GPU 7"),
         (of_a_gpu_that_the_sampler_misses, "GPU 2"),
-        (of_a_second_start_without_gpus, "segment 2 has no sensor of gpu"),
+        (of_a_second_start_without_gpus, "segment 2 has 0 gpu sensors"),
         (of_a_second_start_that_lacks_a_gpu, "segment 2 has 1 gpu sensors"),
-        (of_a_host_without_gpus, "g in segment 1 has no sensor of gpu"),
+        (of_a_host_without_gpus, "g in segment 1 has 0 gpu sensors"),
         (of_a_host_without_samples, "no samples of g"),
         (of_a_machine_of_two_names, "(b): its energy counts twice"),
         (of_a_start_that_counts_twice, "two segments overlap"),

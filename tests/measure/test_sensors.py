@@ -16,11 +16,11 @@ import pytest
 
 from energynn.launch import doctor
 from energynn.measure import (
+    amd,
     devices,
     energy,
     kernel,
     machine,
-    perun_backends,
     sampler_process,
     sensors,
 )
@@ -39,7 +39,7 @@ def no_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel, "NVIDIA_DRIVER", tmp_path / "driver")
     monkeypatch.setattr(kernel, "PCI_DEVICES", tmp_path / "pci")
     monkeypatch.setattr(sensors, "HWMON", tmp_path / "hwmon")
-    monkeypatch.setattr(perun_backends, "AMD_DRIVER", tmp_path / "amdgpu")
+    monkeypatch.setattr(amd, "AMD_DRIVER", tmp_path / "amdgpu")
     monkeypatch.setattr(sensors, "WATCH_S", 0.3)
     monkeypatch.setattr(kernel, "POWERCAP", tmp_path / "powercap")
     monkeypatch.chdir(tmp_path)
@@ -67,7 +67,8 @@ def nvml(monkeypatch):
 
 def look(visible=None, gpus=True, left_out=()):
     """What counts on this machine, found by its sampler."""
-    inventory = sampler_process.find(MODEL, visible, gpus, left_out)
+    intent = {"cpu_model": MODEL, "uses_gpus": gpus, "left_out": left_out}
+    inventory = sampler_process.find(intent, visible)
     sampler = sensors.Sampler(Path("samples"), inventory, 0.05)
     sampler.start()
     sampler.stop()
@@ -145,9 +146,9 @@ def test_a_foreign_value_is_the_fault_of_its_zone_alone(
 def test_a_zone_that_does_not_count_may_be_broken(tmp_path, name):
     powercap.zone(tmp_path / "powercap" / "intel-rapl:1", name)
     (tmp_path / "powercap" / "intel-rapl:1" / "max_energy_range_uj").unlink()
-    assert [one.id for one in sampler_process.find(MODEL, None).sensors] == [
-        "cpu_estimate"
-    ]
+    assert [
+        one.id for one in sampler_process.find({"cpu_model": MODEL}, None).sensors
+    ] == ["cpu_estimate"]
 
 
 def test_a_counter_that_only_root_may_read_names_the_command(tmp_path, monkeypatch):
@@ -268,11 +269,19 @@ def test_a_module_of_gpu_and_cpu_counts_once(
     assert said in inventory.problems[0]
 
 
-class Amdsmi:
+class Amdsmi(types.SimpleNamespace):
     """Two modules, of which each second half tells nothing, or one that tells its own."""
 
-    def __init__(self, powers):
-        self.powers = powers
+    AmdSmiInitFlags = types.SimpleNamespace(INIT_AMD_GPUS=2)
+
+    def amdsmi_init(self, flags):
+        pass
+
+    def amdsmi_get_processor_handles(self):
+        return range(len(self.powers))
+
+    def amdsmi_get_gpu_device_uuid(self, handle):
+        return "abcd"[handle]
 
     def amdsmi_get_gpu_board_info(self, handle):
         return {"product_name": "AMD INSTINCT MI250X"}
@@ -299,16 +308,8 @@ def test_a_half_without_a_power_is_in_the_other_s(
     for handle in range(len(powers)):
         pci(tmp_path, f"0000:0{handle}:00.0", vendor="0x1002", kind="0x038000")
     (tmp_path / "amdgpu").touch()
-    backend = types.ModuleType("perun.backend.rocmsmi")
-    facts = {
-        "_uuid_map": {
-            name: number for number, name in enumerate("abcd"[: len(powers)])
-        },
-        "amdsmi": Amdsmi(powers),
-    }
-    backend.ROCMBackend = lambda: types.SimpleNamespace(**facts)
-    monkeypatch.setitem(sys.modules, "perun.backend.rocmsmi", backend)
-    monkeypatch.setattr(perun_backends, "find_spec", lambda name: True)
+    monkeypatch.setitem(sys.modules, "amdsmi", Amdsmi(powers=powers))
+    monkeypatch.setattr(amd, "find_spec", lambda name: True)
     inventory = look()
     if counts is None:
         assert "a failed reading: 0" in inventory.unaccounted[0]

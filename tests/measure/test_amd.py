@@ -1,4 +1,4 @@
-"""AMD GPUs through perun's own back end, with a fake amdsmi of known power."""
+"""AMD GPUs through a fake amdsmi of known power."""
 
 import subprocess
 import sys
@@ -6,29 +6,20 @@ import sys
 import pytest
 
 from energynn.host.files import REPOSITORY
-from energynn.measure import perun_backends
+from energynn.measure import amd
 from energynn.measure.sensors import Inventory
 
-pytest.importorskip("perun")
-from perun.util import Singleton  # noqa: E402
-
-# As perun imports it: three GPUs; the power of each is `watts[gpu]`, by the names that its
+# Three GPUs; the power of each is `watts[gpu]`, by the names that its
 # generation has.
 AMDSMI = """
 class AmdSmiException(Exception): pass
 class AmdSmiInitFlags: INIT_AMD_GPUS = 2
-class AmdSmiMemoryType: VRAM = 0
 initialized, watts, fields = True, [100, 200, 300], ["average_socket_power"] * 3
 def amdsmi_init(flags):
     if not initialized: raise AmdSmiException("driver not loaded")
-def amdsmi_shut_down(): pass
-def amdsmi_get_lib_version(): return {"major": 25}
 def amdsmi_get_processor_handles(): return [0, 1, 2]
 def amdsmi_get_gpu_device_uuid(handle): return f"{handle}aff74a0-0000-1000-80de-{handle}bc"
-def amdsmi_get_gpu_asic_info(handle): return {"asic_serial": f"0xDEAD{handle}"}
 def amdsmi_get_gpu_board_info(handle): return {"product_name": "MI210"}
-def amdsmi_get_gpu_memory_usage(handle, kind): return 1
-def amdsmi_get_gpu_memory_total(handle, kind): return 2
 def amdsmi_get_power_info(handle):
     power = watts[handle]() if callable(watts[handle]) else watts[handle]
     if power is None: raise AmdSmiException("busy")
@@ -40,8 +31,7 @@ def amdsmi_get_power_info(handle):
 @pytest.fixture
 def amdsmi(tmp_path, monkeypatch):
     (tmp_path / "amdsmi.py").write_text(AMDSMI)
-    monkeypatch.setattr(Singleton, "_instances", {})
-    monkeypatch.setattr(perun_backends, "AMD_DRIVER", tmp_path)
+    monkeypatch.setattr(amd, "AMD_DRIVER", tmp_path)
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     import amdsmi
@@ -52,15 +42,15 @@ def amdsmi(tmp_path, monkeypatch):
 
 def found() -> Inventory:
     inventory = Inventory()
-    perun_backends.add_amd(inventory)
+    amd.add_amd(inventory)
     return inventory
 
 
 def test_a_host_without_them_starts_nothing():
-    """In a process of its own: neither perun's back ends nor its libraries are loaded."""
+    """In a process of its own: no library of theirs is loaded."""
     program = (
-        "import sys; from energynn.measure import perun_backends, sensors\n"
-        "inventory = sensors.Inventory(); perun_backends.add_amd(inventory)\n"
+        "import sys; from energynn.measure import amd, sensors\n"
+        "inventory = sensors.Inventory(); amd.add_amd(inventory)\n"
         "assert inventory.sensors == inventory.unaccounted == []\n"
         "assert not {'perun', 'cpuinfo', 'amdsmi'} & set(sys.modules)"
     )

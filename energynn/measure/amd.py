@@ -1,8 +1,7 @@
-"""AMD GPUs through perun's own back end, which is imported only where there are some."""
+"""AMD GPUs through their own library, which is imported only where there are some."""
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -19,25 +18,24 @@ def add_amd(inventory: Inventory) -> None:
 
     https://rocm.docs.amd.com/projects/amdsmi/en/latest/
     """
-    if not (AMD_DRIVER.exists() and find_spec("amdsmi") and find_spec("perun")):
+    if not (AMD_DRIVER.exists() and find_spec("amdsmi")):
         return
-    # perun would log a traceback for each failed read; ours is a gap in the samples.
-    logging.getLogger("perun.backend").setLevel(logging.CRITICAL)
     try:
-        from perun.backend.rocmsmi import ROCMBackend
+        import amdsmi
 
-        backend = ROCMBackend()
-        for number, (uuid, handle) in enumerate(backend._uuid_map.items()):
-            board = backend.amdsmi.amdsmi_get_gpu_board_info(handle)
+        amdsmi.amdsmi_init(amdsmi.AmdSmiInitFlags.INIT_AMD_GPUS)
+        for number, handle in enumerate(amdsmi.amdsmi_get_processor_handles()):
+            uuid = amdsmi.amdsmi_get_gpu_device_uuid(handle)
+            board = amdsmi.amdsmi_get_gpu_board_info(handle)
             name = f"ROCM:{uuid}_POWER"
-            read = partial(_power_W, backend.amdsmi, handle)
+            read = partial(_power_W, amdsmi, handle)
             sensor = Sensor(name, "gpu", str(number), "power", "measured", read=read)
             if number % 2 and "MI250" in board["product_name"] and not _tells(read):
                 sensor.device = str(number - 1)  # whose power is that of both halves
             sensor.notes = {"uuid": uuid, "name": board["product_name"]}
             with suppress(Exception):  # an old amdsmi
-                address = backend.amdsmi.amdsmi_get_gpu_device_bdf(handle)
-                sensor.notes |= {"vendor": "AMD", "pci": address.lower()}
+                address = amdsmi.amdsmi_get_gpu_device_bdf(handle)
+                sensor.notes["pci"] = address.lower()
             inventory.sensors.append(sensor)
     except Exception as error:  # whatever a vendor's library throws
         fault = f"AMD GPUs cannot be read: {type(error).__name__}; see `amd-smi list`"
