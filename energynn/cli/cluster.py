@@ -1,7 +1,5 @@
 """Commands for batch jobs: submit, status, cancel."""
 
-from __future__ import annotations
-
 from itertools import chain
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Commands that verify, describe and prepare data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

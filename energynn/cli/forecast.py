@@ -1,7 +1,5 @@
 """Commands that forecast time and energy of a training: predict, plan, probe, fit, simulate."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What several commands share: typed options, answers as text or JSON, and runs by their name."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

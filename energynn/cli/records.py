@@ -1,7 +1,5 @@
 """Commands on records: show, compare, export, check, import-perun, claims."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Commands that make or measure a run on this machine: run, study, measure, doctor."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import sys

@@ -1,7 +1,5 @@
 """The complete description of one training run: frozen, typed, hashable, stored with the result."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import functools

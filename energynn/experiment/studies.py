@@ -1,7 +1,5 @@
 """Studies as code: functions that return the runs of an experiment; series select runs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

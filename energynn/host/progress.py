@@ -1,7 +1,5 @@
 """Lines for a person: how far something long is, what a run took, how much energy that is."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import textwrap
@@ -63,22 +61,26 @@ def sentence(record) -> str:
     return ", ".join(parts)
 
 
-def meter(label: str, total: int, unit: str) -> Callable[[int], None]:
-    """A function to call with each number done; at most every two seconds it tells how it goes."""
-    begun = last = time.monotonic()
-    done = 0
+def meter(label: str, total: int, unit: str, done: int = 0) -> Callable[..., str]:
+    """A function to call with each number done; at most every two seconds it tells how it goes,
+    and returns that.
 
-    def advance(number: int) -> None:
+    done: before. What ``more`` returns is told, too; it is called only where a line is due.
+    """
+    begun = last = time.monotonic()
+    first = done
+
+    def advance(number: int, more: Callable[[], str] = str) -> str:
         nonlocal done, last
         done += number
         now = time.monotonic()
-        if now - last < PERIOD_S:
-            return
-        last, rate = now, done / (now - begun)
+        # Later lines are rarer, so that weeks have a few thousand of them.
+        if now - last < max(PERIOD_S, 0.005 * (now - begun)):
+            return ""
+        last, rate = now, (done - first) / (now - begun)
         left_s = (total - done) / rate
-        print(
-            f"{label}: {done} of {total} {unit}, "
-            f"{rate:.3g} {unit}/s, {left_s:.0f} s left"
-        )
+        told = f"{done} of {total} {unit}, {rate:.3g} {unit}/s, {left_s:.0f} s left"
+        print(f"{label}: {told}{more()}", flush=True)
+        return told
 
     return advance

@@ -4,8 +4,6 @@ Under mpirun, srun or torchrun every rank starts its own `energynn measure`, the
 host starts the sampler there, and rank 0 writes the record.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

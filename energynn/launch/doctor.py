@@ -2,8 +2,6 @@
 the rest.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess

@@ -4,8 +4,6 @@
 Slurm's signals reach it. COMMAND executes the run's notebook (energynn/launch/job.sh).
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Make a study on this machine: the launch notebook under papermill, one measured run at a time."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

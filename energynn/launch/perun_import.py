@@ -2,8 +2,6 @@
 result beside them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Ask Slurm by its own commands, each with a time limit: its controller may be down."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Make one measured run: prepare it, start its supervisor, and report its record."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -4,8 +4,6 @@ draws, has used and has left to do while it goes on, from any shell.
 A run's record decides, then the queue, then the last start of its job.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 import shutil
@@ -292,25 +290,14 @@ def look(run_dir: Path) -> str:
             together += used
             name = f"{host}:{one.sensor.id}"
             lines.append(_line(name, used, one.sensor.provenance))
-    return "\n".join([*lines, _line("together", together), *_progress(events)])
+    lines.append(_line("together", together))
+    told = events_of_kind(events, "progress")[-1:]
+    return "\n".join([*lines, *(f"  {event['told']}" for event in told)])
 
 
 def _line(name: str, used: np.ndarray, provenance: str = "") -> str:
     power_W, energy_J = used
     return f"  {name:28}{power_W:10.1f} W {energy_J:14.1f} J  {provenance}".rstrip()
-
-
-def _progress(events: list[dict]) -> list[str]:
-    """Say how far it is; nothing before rank 0's first word."""
-    told = [event for event in events if "samples_to_train" in event]
-    if not told:
-        return []
-    (start, *_), last = events_of_kind(events, "training_start"), told[-1]
-    done, aim = last["samples_trained"], last["samples_to_train"]
-    here = max(1, done - start.get("samples_done", 0))  # in this segment
-    elapsed_s = (last["t_mono_ns"] - start["t_mono_ns"]) / 1e9
-    left_s = elapsed_s * (aim - done) / here
-    return [f"  {done} of {aim} samples, {left_s:.0f} s left"]
 
 
 def follow(run_dir: Path) -> None:

@@ -1,7 +1,5 @@
 """Submit the missing runs of studies as job arrays."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -4,8 +4,6 @@
 takes from here what it needs, too: its host for itself, signals heard, a verdict from its ranks.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
