@@ -10,12 +10,13 @@ from energynn.cli.options import (
     Json,
     Parameters,
     RunsDir,
+    System,
     find_run,
     folder_of_runs,
     parameters_of,
     reply,
-    tell,
 )
+from energynn.host.progress import tell
 
 Studies = Annotated[
     list[str] | None,
@@ -24,10 +25,7 @@ Studies = Annotated[
 
 
 def submit(
-    system: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="of systems/, or a file of your own (.toml)"),
-    ],
+    system: System,
     studies: Annotated[
         list[str] | None,
         typer.Argument(

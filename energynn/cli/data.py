@@ -5,13 +5,17 @@ from typing import Annotated
 
 import typer
 
-from energynn.cli.options import group, tell
+from energynn.cli.options import group
+from energynn.experiment.config import parse_years
+from energynn.host.progress import tell
+from energynn.host.reading import one_fault
 
 data = group("Verify, describe and prepare data sets.")
 Root = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="where imagenet or the store of era5 lies"),
 ]
+Store = Annotated[Path, typer.Option(metavar="DIR", help="folder of the store")]
 
 
 @data.command()
@@ -24,7 +28,6 @@ def verify(
 ) -> int:
     """Compare every byte of data sets with their checksums."""
     from energynn.data import manifests
-    from energynn.host.reading import one_fault
 
     for dataset in datasets or manifests.DATASETS:
         with one_fault(dataset):
@@ -42,7 +45,6 @@ def describe(
 ) -> int:
     """Write the checksums and the manifest of a data set."""
     from energynn.data import describe
-    from energynn.host.reading import one_fault
 
     with one_fault(dataset):
         found = describe.build(dataset, root)
@@ -56,7 +58,7 @@ def imagenet(
     root: Annotated[
         Path, typer.Option(metavar="DIR", help="folder tree or official archives")
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the store")],
+    out: Store,
 ) -> int:
     """Write ImageNet as uint8 pixels, 256 on the shorter side: training decodes no JPEG."""
     from energynn.data import imagenet
@@ -72,14 +74,13 @@ def era5(
         str,
         typer.Option(help="FourCastNet's HDF5 folder, a Zarr store or NetCDF files"),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the store")],
+    out: Store,
     years: Annotated[
         str, typer.Option(help="those of the paper by default")
     ] = "1979-2017,2019",
 ) -> int:
     """Write the store that FourCastNet trains on at full size; resumable."""
     from energynn.data import era5_store
-    from energynn.experiment.config import parse_years
 
     remarks = era5_store.prepare(source, out, parse_years(years))
     for remark in remarks:

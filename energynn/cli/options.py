@@ -10,6 +10,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from energynn.host.files import default_runs_dir
+from energynn.host.progress import tell
+
 RunsDir = Annotated[
     Path | None,
     typer.Option(
@@ -32,6 +35,13 @@ Name = Annotated[
     str, typer.Option(help="to find the run by; several runs may share a name")
 ]
 Note = Annotated[str, typer.Option(metavar="TEXT", help="free text, kept with the run")]
+System = Annotated[
+    str, typer.Option(metavar="NAME", help="of systems/, or a file of your own (.toml)")
+]
+Study = Annotated[
+    str, typer.Argument(metavar="STUDY", help="a name, or a file of your own")
+]
+Factor = Annotated[float | None, typer.Option(min=0)]
 Parameters = Annotated[
     list[str] | None,
     typer.Option(
@@ -45,13 +55,6 @@ def group(help: str) -> typer.Typer:
     return typer.Typer(
         help=help, no_args_is_help=True, rich_markup_mode=None, add_completion=False
     )
-
-
-def tell(text: str) -> None:
-    """Print an answer for a person, on a terminal in lines of 80 columns."""
-    from energynn.host import progress
-
-    progress.tell(text)
 
 
 def reply(as_json: bool, table: dict | msgspec.Struct, text: str) -> None:
@@ -75,8 +78,6 @@ def unread():
 
 def folder_of_runs(runs_dir: Path | None, must_exist: bool = False) -> Path:
     """The folder that was given, else the default; raises ValueError where it must exist."""
-    from energynn.host.files import default_runs_dir
-
     folder = runs_dir or default_runs_dir()
     if must_exist and not folder.is_dir():
         raise ValueError(f"runs_dir: {folder} is no folder")

@@ -7,14 +7,16 @@ import typer
 
 from energynn.cli.options import (
     Details,
+    Factor,
     Json,
     Run,
     RunsDir,
     find_run,
     folder_of_runs,
     reply,
-    tell,
 )
+from energynn.host.progress import tell
+from energynn.host.reading import one_fault
 
 BUILD = Path("build")  # where the paper lies
 
@@ -33,8 +35,6 @@ def show(
 ) -> int:
     """Show one run: energy, time, error, and whether they are valid."""
     from energynn import records
-    from energynn.host import texts
-    from energynn.host.reading import one_fault
     from energynn.launch import command
 
     run_dir = find_run(run, runs_dir)
@@ -44,13 +44,8 @@ def show(
 
             one_run.save(run_dir, plot)
         record = records.read_record(run_dir)
-        lines = [command.report(record, details, run_dir.parent.parent)]
-    lines += [
-        f"  {texts.printable(text)}" for text in (record.name, record.note) if text
-    ]
-    lines.append(f"  {run_dir}")
-    lines += [f"  wrote {plot}"] if plot else []
-    reply(as_json, record, "\n".join(lines))
+        text = command.report(record, run_dir, details)
+    reply(as_json, record, f"{text}\n  wrote {plot}" if plot else text)
     return 0
 
 
@@ -86,8 +81,8 @@ def _side_by_side(table) -> str:
 
 def export(
     csv: Annotated[Path, typer.Option(metavar="FILE")],
-    carbon: Annotated[float | None, typer.Option("--gco2-per-kwh", min=0)] = None,
-    price: Annotated[float | None, typer.Option("--price-per-kwh", min=0)] = None,
+    gco2_per_kwh: Factor = None,
+    price_per_kwh: Factor = None,
     own: Annotated[
         bool, typer.Option("--own", help="own runs alone, failed ones too, in J and s")
     ] = False,
@@ -97,7 +92,7 @@ def export(
     from energynn.analysis import interface
 
     folder = folder_of_runs(runs_dir, must_exist=True)
-    number = interface.export(folder, csv, carbon, price, own)
+    number = interface.export(folder, csv, gco2_per_kwh, price_per_kwh, own)
     tell(f"{csv}: {number} runs; each says how good its energy is")
     return 0
 
@@ -146,7 +141,6 @@ def check(
 
 def _reference(folder: Path) -> int:
     from energynn.analysis import reference
-    from energynn.host.reading import one_fault
 
     with one_fault(BUILD):
         lines, passed = reference.compare(folder, BUILD)
@@ -165,7 +159,7 @@ def import_perun(
     faults: list[str] = []
     for folder in perun_import.import_file(file, folder_of_runs(runs_dir), faults):
         record = records.read_record(folder)
-        tell(f"{command.report(record)}\n  record: {folder}")
+        tell(command.report(record, folder))
     for fault in faults:
         tell(f"not imported: {fault}")
     return 1 if faults else 0

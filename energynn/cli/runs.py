@@ -14,18 +14,15 @@ from energynn.cli.options import (
     Note,
     Parameters,
     RunsDir,
+    Study,
     folder_of_runs,
     group,
     parameters_of,
     reply,
-    tell,
     unread,
 )
-
-Study = Annotated[
-    str, typer.Argument(metavar="STUDY", help="a name, or a file of your own")
-]
-
+from energynn.host import launchers
+from energynn.host.progress import entry, tell
 
 Told = Annotated[
     int | None,
@@ -49,7 +46,6 @@ def run(
     """Make one run, as notebooks/run_training.ipynb does; a,b are two values, of a run each."""
     from energynn import records
     from energynn.experiment import config, studies
-    from energynn.host import launchers
     from energynn.launch import local, start
 
     if list_parameters:
@@ -100,7 +96,6 @@ def study_run(
 def study_list() -> int:
     """List all studies; `energynn study show NAME` has the cost of one."""
     from energynn.experiment import studies
-    from energynn.host.progress import entry
 
     for name, runs in studies.find(list(studies.STUDIES)).items():
         about = inspect.getdoc(studies.STUDIES[name]).splitlines()[0]
@@ -145,10 +140,7 @@ def measure(
     local_batch_size: Told = None,
     name: Name = "",
     note: Note = "",
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="the record; the command's output goes to stderr"),
-    ] = False,
+    as_json: Json = False,
 ) -> int:
     """Measure any command as our own trainers are measured."""
     from energynn import records
@@ -168,11 +160,7 @@ def measure(
     if record:
         folder = out or folder_of_runs(None) / "measured" / record.run_id
         with unread():
-            reply(
-                as_json,
-                record,
-                f"{launch.report(record)}\n  record: {folder}",
-            )
+            reply(as_json, record, launch.report(record, folder))
     return status
 
 
@@ -196,6 +184,5 @@ def doctor(
     from energynn.launch import doctor
 
     findings = doctor.examine(devices)
-    table = {"findings": [finding._asdict() for finding in findings]}
-    reply(as_json, table, doctor.report(findings))
+    reply(as_json, {"findings": findings}, doctor.report(findings))
     return doctor.exit_status(findings)

@@ -25,7 +25,6 @@ from energynn.measure import devices, energy, machine
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
 
-ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
 FINEST_S = 0.01  # a period that sensors can be read with
 CANNOT_START = 126  # as shells say it
@@ -68,7 +67,7 @@ def measure(
             _say(f"  as rank 0 of {size} ({launcher()}); all of them have to end")
     else:
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"
-        until(lambda: is_locked(segments(run_dir)[-1] / ALIVE), where)
+        until(lambda: is_locked(run_dir / "run.json"), where)
     folder = segments(run_dir)[-1]
     stop_sampler, _ = start_sampler(folder, size, stopped, supervise.take_host)
     try:
@@ -154,9 +153,10 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     starts = records.hold(run_dir, records.START_LOCK)
     if is_new:
         write_json(run_dir / "run.json", intent)
-    held = records.hold(run_dir)
-    folder = run_dir if is_new else supervise.next_segment(run_dir)
-    return [starts, held, lock(folder / ALIVE, wait=True)]
+    else:
+        supervise.next_segment(run_dir)
+    # last: the other ranks wait for this
+    return [starts, records.hold(run_dir)]
 
 
 def _intent(
@@ -248,24 +248,22 @@ def _verdict(
 # ------------------------------------------------------------------------------------- for people
 
 
-def report(
-    record: records.Record, details: bool = False, runs_dir: Path | None = None
-) -> str:
-    """Tell what a run took: in one sentence; with ``details`` also a line for each component.
-
-    runs_dir: where its system is described, if not in the usual folder.
-    """
+def report(record: records.Record, run_dir: Path, details: bool = False) -> str:
+    """Tell what a run took: in one sentence; with ``details`` also a line for each component."""
     name = record.config.get("command", record.run_id)
     status = ", ".join(filter(None, [record.status, record.status_reason]))
     lines = [f"energynn: {name}: {status}", f"  {sentence(record)}"]
     if not record.valid:
         lines.append(f"  NOT valid as evidence: {'; '.join(record.invalid_reasons)}")
-    lines += [f"  {line}" for line in records.remarks(record, runs_dir)]
+    remarks = records.remarks(record, run_dir.parent.parent)
     samples = record.samples_in_training
     if record.status == "finished" and 0 < samples < records.FEWEST_SAMPLES:
-        lines.append(f"  {_more_samples(record, samples)}")
+        remarks.append(_more_samples(record, samples))
+    lines += [f"  {line}" for line in remarks]
     if details:
         lines += _details(record)
+    about = record.name, record.note, f"record: {run_dir}"
+    lines += [f"  {text}" for text in about if text]
     return "\n".join(map(texts.printable, lines))
 
 

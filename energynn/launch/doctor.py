@@ -9,7 +9,8 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from energynn.host import launchers
 from energynn.host.files import INSTALL
@@ -32,7 +33,7 @@ MPI_RANK = (
 )
 
 
-class Finding(NamedTuple):
+class Finding(Struct):
     """One thing that was looked at: its state, what was found, and the command that mends it."""
 
     subject: str

@@ -1,7 +1,7 @@
 """Make one run in a batch job, and queue the job again until the run is finished.
 
-``python -m energynn.launch.job RUN_DIR COMMAND...`` takes the place of the batch shell, so that
-Slurm's signals reach it. COMMAND executes the run's notebook (energynn/launch/job.sh).
+``python -m energynn.launch.job RUN_DIR`` takes the place of the batch shell, so that Slurm's
+signals reach it (energynn/launch/job.sh).
 """
 
 import signal
@@ -13,6 +13,7 @@ from energynn import records
 from energynn.host import files
 from energynn.host.launchers import CAN_GO_ON
 from energynn.host.progress import tell
+from energynn.host.reading import json_table
 from energynn.launch import local, slurm, status, supervise
 from energynn.measure.samples import segments
 
@@ -20,7 +21,7 @@ MOST_FAILURES = 3  # in a row, without a new checkpoint in between
 CANCELLED = 128 + signal.SIGTERM
 
 
-def main(run_dir: Path, command: list[str]) -> int:
+def main(run_dir: Path) -> int:
     """Start the run's notebook once, and wait for its record.
 
     Returns the exit status, CAN_GO_ON to be queued again.
@@ -28,22 +29,23 @@ def main(run_dir: Path, command: list[str]) -> int:
     if records.is_running(run_dir):
         tell(f"energynn: {run_dir.name}: another job makes it")
         return 1
-    number = 1 + len(status.read_starts(run_dir))
+    name = f"start-{1 + len(status.read_starts(run_dir))}"
     start = status.Start(
         files.utc_now(),
         status.read_submission(run_dir).submitted_at,
         _newest_checkpoint(run_dir),
     )
-    status.write_start(run_dir, number, start)
+    status.write(run_dir, name, start)
     signals, ended = supervise.hear_signals(), threading.Event()
     threading.Thread(
         target=_pass_on, args=(run_dir, signals, ended), daemon=True
     ).start()
-    _, last_line = local.execute(command, run_dir)
+    parameters = json_table(run_dir / "job" / "parameters.json")
+    _, last_line = local.execute(parameters, run_dir)
     ended.set()
     start.exit_status, start.outcome = _judge(run_dir, start, signals, last_line)
     start.ended_at = files.utc_now()
-    status.write_start(run_dir, number, start)
+    status.write(run_dir, name, start)
     tell(f"energynn: {run_dir.name}: {start.outcome}")
     if start.exit_status == CAN_GO_ON and slurm.this_task():
         _queue_again(run_dir)
@@ -113,4 +115,4 @@ def _queue_again(run_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1])))

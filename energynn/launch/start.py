@@ -40,7 +40,7 @@ def run(
     if not str(runs_dir):
         raise ValueError("runs_dir: is empty; give a folder, as runs")
     runs_dir = Path(runs_dir).absolute()
-    run_dir = runs_dir / config.system / configuration.run_id(config)
+    run_dir = configuration.folder(config, runs_dir)
     until_s = time.monotonic() + PATIENCE_S
     while is_locked(run_dir / records.START_LOCK) and time.monotonic() < until_s:
         tell(f"{run_dir.name}: waits for the end of another start")
@@ -60,7 +60,7 @@ def run(
     if not record:
         remedy = f"`energynn check --recover {runs_dir}` says more"
         raise RuntimeError(f"{run_dir.name}: the supervisor died; {remedy}")
-    tell(command.report(record, runs_dir=runs_dir))
+    tell(command.report(record, run_dir))
     reason = f"{run_dir.name}: {record.status}: {record.status_reason}"
     if record.status == "interrupted":
         raise InterruptedError(reason)

@@ -93,14 +93,9 @@ def read_submission(folder: Path) -> Submission:
     return _read(folder / "job" / "submission.json", Submission)
 
 
-def write_submission(folder: Path, submission: Submission) -> None:
-    """Write beside a run how it was submitted."""
-    write_json(folder / "job" / "submission.json", msgspec.to_builtins(submission))
-
-
-def write_start(folder: Path, number: int, start: Start) -> None:
-    """Write beside a run how a start of its job goes."""
-    write_json(folder / "job" / f"start-{number}.json", msgspec.to_builtins(start))
+def write(folder: Path, name: str, told: Submission | Start) -> None:
+    """Write beside a run, as "submission" or "start-1", what its job is told or tells."""
+    write_json(folder / "job" / f"{name}.json", msgspec.to_builtins(told))
 
 
 def read_starts(folder: Path) -> list[Start]:
@@ -133,7 +128,7 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
         elif name in studies.STUDIES | studies.GROUPS or name.endswith(".py"):
             for system in systems:
                 for runs in studies.find([name], system).values():
-                    wanted |= {runs_dir / system / config.run_id(run) for run in runs}
+                    wanted |= {config.folder(run, runs_dir) for run in runs}
         else:
             wanted.add(records.find(name, runs_dir).resolve())
     return [path for path in known if path in wanted or not names]

@@ -27,7 +27,6 @@ from energynn.host.processes import own_environment
 from energynn.host.progress import tell
 from energynn.host.reading import one_fault
 from energynn.launch import slurm, status
-from energynn.launch.local import NOTEBOOK
 from energynn.launch.status import Submission
 
 MARGIN = 1.3  # of the time limit over the high end of the forecast
@@ -210,7 +209,6 @@ def script(
         "setup": "\n".join(_setup(site)),
         "repository": quote(REPOSITORY),
         "python": quote(sys.executable),
-        "notebook": quote(NOTEBOOK),
     }
     return JobScript((Path(__file__).parent / "job.sh").read_text()).substitute(values)
 
@@ -253,11 +251,9 @@ def submit(
     for folder, run in job.runs.items():  # all before the job, which may start at once
         (folder / "job").mkdir(parents=True, exist_ok=True)
         (folder / "job" / "job.sh").write_text(text)
-        parameters = configuration.to_dict(run) | {
-            "runs_dir": str(folder.parent.parent)
-        }
+        parameters = configuration.to_dict(run)
         files.write_json(folder / "job" / "parameters.json", parameters)
-        status.write_submission(folder, submission)
+        status.write(folder, "submission", submission)
     options = []
     if job.after:
         waits_for = status.read_submission(job.after).job_id
@@ -265,7 +261,7 @@ def submit(
     number = slurm.submit(folders[0] / "job" / "job.sh", *options)
     for task, folder in enumerate(folders):
         submission.job_id = f"{number}_{task}"
-        status.write_submission(folder, submission)
+        status.write(folder, "submission", submission)
     return f"job {number}: {len(folders)} x {folders[0].name}"
 
 
@@ -292,7 +288,7 @@ def check(system: str) -> int:
         step_period_s=2.0,  # eight seconds
     )
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
-    folder = runs_dir / site.name / configuration.run_id(run)
+    folder = configuration.folder(run, runs_dir)
     print(submit(Job({folder: run}, 10), site, "doctor"), flush=True)
     while status.rows([folder])[0][0]["state"] in status.UNFINISHED:
         time.sleep(2)

@@ -115,4 +115,6 @@ def test_progress_prints_at_most_every_two_seconds(monkeypatch, capsys, tmp_path
     lines = capsys.readouterr().out.splitlines()
     first = "resnet50: 560 of 1200 samples, 80 samples/s, 8 s left"
     assert len(lines) == 5 and lines[0] == f"{first}, epoch 2/3, step 20, loss 0.5"
-    assert f"resnet50: {read_lines(tmp_path / 'events-rank0.jsonl')[0]['told']}" == first
+    assert (
+        f"resnet50: {read_lines(tmp_path / 'events-rank0.jsonl')[0]['told']}" == first
+    )
