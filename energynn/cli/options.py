@@ -34,7 +34,7 @@ Run = Annotated[
 Name = Annotated[
     str, typer.Option(help="to find the run by; several runs may share a name")
 ]
-Note = Annotated[str, typer.Option(metavar="TEXT", help="free text, kept with the run")]
+Note = Annotated[str, typer.Option(help="free text, kept with the run")]
 System = Annotated[
     str, typer.Option(metavar="NAME", help="of systems/, or a file of your own (.toml)")
 ]

@@ -65,18 +65,14 @@ def compare(
     rows = json.loads(
         table.reset_index().to_json(orient="records", double_precision=15)
     )
-    reply(as_json, {"rows": rows}, _side_by_side(table))
-    return 0
-
-
-def _side_by_side(table) -> str:
-    runs = [name for name in table if not name.startswith("ratio")]
-    numbers = {run: f"run {number}" for number, run in enumerate(runs, start=1)}
-    lines = [f"{number}  {run}" for run, number in numbers.items()]
-    rows = table.rename(columns=numbers).to_string(
+    names = [name for name in table if not name.startswith("ratio")]
+    numbers = {name: f"run {number}" for number, name in enumerate(names, start=1)}
+    lines = [f"{number}  {name}" for name, number in numbers.items()]
+    side_by_side = table.rename(columns=numbers).to_string(
         float_format="{:.4g}".format, na_rep="", line_width=80, max_colwidth=24
     )
-    return "\n".join([*lines, rows])
+    reply(as_json, {"rows": rows}, "\n".join([*lines, side_by_side]))
+    return 0
 
 
 def export(
@@ -121,7 +117,12 @@ def check(
     if not folder.is_dir():
         folder = find_run(runs, None)
     if reference:
-        return _reference(folder)
+        from energynn.analysis import reference
+
+        with one_fault(BUILD):
+            lines, passed = reference.compare(folder, BUILD)
+        tell("\n".join(lines))
+        return 0 if passed else 1
     for line in records.recover(folder) if recover else []:
         tell(line)
     faults = records.check(folder)
@@ -137,15 +138,6 @@ def check(
         f"records below {folder}: {len(readable)}, valid: {valid}, faults: {len(faults)}"
     )
     return 1 if faults else 0
-
-
-def _reference(folder: Path) -> int:
-    from energynn.analysis import reference
-
-    with one_fault(BUILD):
-        lines, passed = reference.compare(folder, BUILD)
-    tell("\n".join(lines))
-    return 0 if passed else 1
 
 
 def import_perun(

@@ -35,9 +35,9 @@ def measure(
     out: Path | None,
     period_s: float,
     quiet: bool,
-    gpus: bool = True,
-    labels: dict | None = None,
-    told: dict | None = None,
+    gpus: bool,
+    labels: dict,
+    told: dict,
 ) -> tuple[records.Record | None, int]:
     """Run a command and measure it; return its record (rank 0 only) and the status to pass on.
 
@@ -53,10 +53,9 @@ def measure(
     run_dir = _run_dir(command, out, size)
     if rank == 0:
         supervise.take_host().close()
-        intent = _intent(run_dir, command, period_s, size, gpus, told or {})
-        intent |= labels or {}
+        intent = _intent(run_dir, command, period_s, size, gpus, told)
         # arguments and folders may have any bytes
-        intent = texts.each(intent, texts.unicode)
+        intent = texts.each(intent | labels, texts.unicode)
         shown = intent["config"]["command"]
         _held = _open_segment(run_dir, intent)
         _say(
@@ -76,11 +75,12 @@ def measure(
         host, pid = os.uname().nodename, os.getpid()
         events.mark("rank_start", rank=rank, host=host, pid=pid, **seen)
         stdout = sys.stderr if quiet else None
-        exit_status, fault = _run(command, folder, events, children, stopped, stdout)
+        exit_status, word, reason = _run(
+            command, folder, events, children, stopped, stdout
+        )
         stop_sampler()
         # when all ranks have ended, no sampler writes any more
-        word, reason = _status(exit_status)
-        events.mark("rank_end", status=word, reason=fault or reason)
+        events.mark("rank_end", status=word, reason=reason)
         passed_on = records.shell_status(exit_status)
         if rank > 0:
             return None, passed_on
@@ -188,9 +188,9 @@ def _run(
     children,
     stopped,
     stdout,
-) -> tuple[int, str]:
+) -> tuple[int, str, str]:
     """Idle, command, idle, with their marks; returns the exit status, minus a signal's number,
-    and why it is not 0.
+    that in a word, and why it is not 0.
     """
     events.be_idle("before", IDLE_S)
     # CUDA's numbers are NVML's
@@ -203,7 +203,8 @@ def _run(
         child = supervise.start(command, folder, environment, signal.SIGTERM, **options)
     except OSError as error:
         events.mark("training_end", exit_status=CANNOT_START)
-        return CANNOT_START, f"the command cannot be started: {error.strerror}"
+        fault = f"the command cannot be started: {error.strerror}"
+        return CANNOT_START, "failed", fault
     children.append(child)
     for number in stopped:  # they came before there was a process to pass them on to
         child.send_signal(number)
@@ -217,15 +218,11 @@ def _run(
     if left := [f"{each.name()} ({each.pid})" for each in processes.descendants(known)]:
         events.mark("outlived", processes=left)
         _say(f"energynn: {records.outlived(left)}")
-    return status, ""
-
-
-def _status(exit_status: int) -> tuple[str, str]:
-    if exit_status < 0:
-        return "killed", f"the command was ended by signal {-exit_status}"
-    if exit_status > 0:
-        return "failed", f"the command ended with status {exit_status}"
-    return "finished", ""
+    if status < 0:
+        return status, "killed", f"the command was ended by signal {-status}"
+    if status > 0:
+        return status, "failed", f"the command ended with status {status}"
+    return status, "finished", ""
 
 
 def _verdict(
@@ -268,11 +265,11 @@ def report(record: records.Record, run_dir: Path, details: bool = False) -> str:
 
 
 def _details(record: records.Record) -> list[str]:
-    components = [*energy.COMPONENTS, "total"]
-    known = [
-        one for one in components if getattr(record, f"energy_{one}_J") is not None
+    lines = [
+        _energy_line(record, component)
+        for component in [*energy.COMPONENTS, "total"]
+        if getattr(record, f"energy_{component}_J") is not None
     ]
-    lines = [_energy_line(record, component) for component in known]
     lines.append(f"  {record.samples_in_training} power samples")
     lines += [f"  {name}: {value:.6g}" for name, value in record.metrics.items()]
     return [*lines, *(f"  flag: {flag}" for flag in record.flags)]
@@ -293,9 +290,9 @@ def _energy_line(record: records.Record, component: str) -> str:
     bound_J = getattr(record, f"{name}_bound_J") or 0.0  # a record of before has none
     provenance = getattr(record, f"{name}_provenance")
     energy_J = getattr(record, f"{name}_J")
+    systematic_J = getattr(record, f"{name}_systematic_J")
     power_W = getattr(record, f"mean_power_{component}_W")
-    line = (
-        f"  {component.upper():6}{energy_J:12.2f} J  {provenance:9} +- {bound_J:.2f} J"
+    return (
+        f"  {component.upper():6}{energy_J:12.2f} J  {provenance:9} +- {bound_J:.2f} J "
+        f"+- {systematic_J:.2f} J (sensor), {power_W:.1f} W"
     )
-    line += f" +- {getattr(record, f'{name}_systematic_J'):.2f} J (sensor)"
-    return f"{line}, {power_W:.1f} W"

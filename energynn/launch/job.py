@@ -48,7 +48,12 @@ def main(run_dir: Path) -> int:
     status.write(run_dir, name, start)
     tell(f"energynn: {run_dir.name}: {start.outcome}")
     if start.exit_status == CAN_GO_ON and slurm.this_task():
-        _queue_again(run_dir)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            slurm.queue_again(slurm.this_task())
+        except ValueError as error:
+            remedy = "`energynn submit` goes on from its checkpoint"
+            tell(f"energynn: {run_dir.name}: not queued again ({error}); {remedy}")
     return start.exit_status
 
 
@@ -70,7 +75,13 @@ def _judge(
         return CANCELLED, "asked to stop"
     if record and record.status == "finished":  # the same would happen again
         return 1, f"failed: not valid: {reason}"
-    if _failures_in_a_row(run_dir, start.submission) >= MOST_FAILURES:
+    # the starts of this submission from the newest checkpoint, but those cancelled
+    here = start.submission, _newest_checkpoint(run_dir)
+    failures = sum(
+        (each.submission, each.checkpoint) == here and each.exit_status != CANCELLED
+        for each in status.read_starts(run_dir)
+    )
+    if failures >= MOST_FAILURES:
         starts = f"{MOST_FAILURES} starts in a row came to no new checkpoint"
         return 1, f"failed: {starts}, the last with: {reason}"
     if signal.SIGUSR1 in signals:
@@ -83,17 +94,6 @@ def _newest_checkpoint(run_dir: Path) -> str:
     return max((path.stem for path in marks), default="")
 
 
-def _failures_in_a_row(run_dir: Path, submitted_at: str) -> int:
-    """Count the starts of this submission from the newest checkpoint, but those cancelled."""
-    here = submitted_at, _newest_checkpoint(run_dir)
-    starts = [
-        start
-        for start in status.read_starts(run_dir)
-        if (start.submission, start.checkpoint) == here
-    ]
-    return sum(start.exit_status != CANCELLED for start in starts)
-
-
 def _pass_on(
     run_dir: Path,
     signals: list[int],
@@ -103,15 +103,6 @@ def _pass_on(
     while not ended.wait(0.2):
         if signals and (run_dir / "run.json").exists():
             (segments(run_dir)[-1] / ".stop").touch()
-
-
-def _queue_again(run_dir: Path) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        slurm.queue_again(slurm.this_task())
-    except ValueError as error:
-        remedy = "`energynn submit` goes on from its checkpoint"
-        tell(f"energynn: {run_dir.name}: not queued again ({error}); {remedy}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from energynn.host.files import write_json
 from energynn.host.progress import energy_words, tell
 from energynn.host.reading import one_fault
 from energynn.launch import slurm
-from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.measure.samples import (
     events_of_kind,
     events_of_segments,
@@ -220,7 +219,7 @@ def text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
         lines = [line[:columns] for line in lines]
     counts = Counter(row["state"] for row in rows)
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    total = energy_words(sum(row["energy_total_J"] for row in rows) / SECOND_PER_HOUR)
+    total = energy_words(sum(row["energy_total_J"] for row in rows))
     lines.append(f"runs: {len(rows)}; {states or 'none'}; {total}")
     return "\n".join([*lines, *(f"energynn: {note}" for note in notes)])
 
@@ -234,7 +233,7 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         if isinstance(error, float)
     ]
     energy_J, provenance = row["energy_total_J"], row["energy_total_provenance"]
-    energy = f"{energy_words(energy_J / SECOND_PER_HOUR)} {provenance}"
+    energy = f"{energy_words(energy_J)} {provenance}"
     earlier = [
         each["config"]
         for each in rows[1 + rows.index(row) :]

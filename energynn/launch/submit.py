@@ -8,8 +8,8 @@ import string
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,8 +36,7 @@ WARNING_S = 300  # before the time limit: for a step, a checkpoint and the recor
 GIVEN = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A job array: configurations by folder of runs that need the same nodes and time.
 
     after: folder of the run that has to end well first.
@@ -168,17 +167,14 @@ def plan(
             raise ValueError(
                 f"initial_run: {initial} is not made yet; submit its study as well"
             )
+        cost, limit_h = costs.expect(run, site.file), site.default_hours
+        if cost:
+            limit_h = MARGIN * cost["longest_h"] + SPARE_H
         # A run that needs longer than the longest job continues in the next.
-        limit = math.ceil(60 * min(_limit_h(run, site), site.max_hours))
+        limit = math.ceil(60 * min(limit_h, site.max_hours))
         job = jobs.setdefault((after, run.devices, limit), Job({}, limit, after))
         job.runs[folder] = run
     return sorted(jobs.values(), key=lambda job: job.after is not None)
-
-
-def _limit_h(run: RunConfig, site: Site) -> float:
-    """Allow more than the high end of the forecast; of an unknown cost the system's default."""
-    cost = costs.expect(run, site.file)
-    return MARGIN * cost["longest_h"] + SPARE_H if cost else site.default_hours
 
 
 def script(

@@ -47,7 +47,7 @@ class PhaseTimer:
         self, device: torch.device, run_dir: Path, rank: int, synchronous: bool = False
     ):
         self.on_gpu = device.type == "cuda"
-        self.synchronous = synchronous and device.type == "cuda"
+        self.synchronous = synchronous and self.on_gpu
         # (phase, begin, end): ns, or events of the GPU's queue
         self.pending: list[tuple] = []
         self.file = open(Path(run_dir) / f"phases-rank{rank}.jsonl", "a", buffering=1)
