@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from energynn import __version__
 from energynn.cli import cluster, data, forecast, records, runs
-from energynn.host.texts import printable
 
 app = typer.Typer(
     help="What does it cost, in energy, time and accuracy, to train on more GPUs?",
@@ -27,6 +25,8 @@ def energynn(
         bool, typer.Option("--version", help="show the version")
     ] = False,
 ) -> None:
+    from energynn import __version__
+
     if version:
         print(f"energynn {__version__}")
     elif context.invoked_subcommand is None:
@@ -104,6 +104,8 @@ def _open_what_is_closed() -> None:
 
 
 def _say(message: str) -> int:
+    from energynn.host.texts import printable
+
     print(f"energynn: {printable(' '.join(message.split()))}", file=sys.stderr)
     return 2
 

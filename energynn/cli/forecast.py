@@ -20,7 +20,6 @@ from energynn.cli.options import (
     parameters_of,
     reply,
 )
-from energynn.host.files import require_place
 
 forecast = group("Forecast time and energy of a training before it is made.")
 Workload = Annotated[
@@ -166,6 +165,7 @@ def fit(
     from energynn.experiment import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import runs, wording
+    from energynn.host.files import require_place
 
     require_place(out)
     site = systems.site(system)

@@ -19,10 +19,9 @@ from energynn.cli.options import (
     group,
     parameters_of,
     reply,
+    tell,
     unread,
 )
-from energynn.host import launchers
-from energynn.host.progress import entry, tell
 
 Told = Annotated[
     int | None,
@@ -46,6 +45,7 @@ def run(
     """Make one run, as notebooks/run_training.ipynb does; a,b are two values, of a run each."""
     from energynn import records
     from energynn.experiment import config, studies
+    from energynn.host import launchers
     from energynn.launch import local, start
 
     if list_parameters:
@@ -96,6 +96,7 @@ def study_run(
 def study_list() -> int:
     """List all studies; `energynn study show NAME` has the cost of one."""
     from energynn.experiment import studies
+    from energynn.host.progress import entry
 
     for name, runs in studies.find(list(studies.STUDIES)).items():
         about = inspect.getdoc(studies.STUDIES[name]).splitlines()[0]
