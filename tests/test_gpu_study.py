@@ -77,7 +77,8 @@ def clock(monkeypatch):
     """Runs of which only the time is true: ``clock(seconds)`` returns the list of those made."""
     now, made = [0.0], []
 
-    def execute(run, run_dir):
+    def execute(parameters, run_dir):
+        run = config.from_dict(parameters)
         made.append(run)
         now[0] += clock.seconds(run, len(made))
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -88,7 +89,6 @@ def clock(monkeypatch):
         made.clear()
         return made
 
-    monkeypatch.setattr(local, "command", lambda run, *_: run)
     monkeypatch.setattr(local, "execute", execute)
     monkeypatch.setattr(local.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(start, "prepare", lambda *_: {})
@@ -162,7 +162,8 @@ def test_valid_records_are_counted_and_the_exit_status_tells_of_failures(
     }
     outcomes[second] |= {"status_reason": "no network"}
 
-    def execute(run, run_dir):
+    def execute(parameters, run_dir):
+        run = config.from_dict(parameters)
         run_dir.mkdir(parents=True, exist_ok=True)
         files.write_json(run_dir / "record.json", minimal_record(**outcomes[run]))
         return int(run == second), ""

@@ -1,7 +1,5 @@
 """The command line: thin, lazy, and one line for a person's mistake."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """Commands for batch jobs: submit, status, cancel."""
 
-from __future__ import annotations
-
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +10,7 @@ from energynn.cli.options import (
     Json,
     Parameters,
     RunsDir,
+    System,
     find_run,
     folder_of_runs,
     parameters_of,
@@ -26,10 +25,7 @@ Studies = Annotated[
 
 
 def submit(
-    system: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="of systems/, or a file of your own (.toml)"),
-    ],
+    system: System,
     studies: Annotated[
         list[str] | None,
         typer.Argument(

@@ -1,7 +1,5 @@
 """Commands that verify, describe and prepare data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +12,7 @@ Root = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="where imagenet or the store of era5 lies"),
 ]
+Store = Annotated[Path, typer.Option(metavar="DIR", help="folder of the store")]
 
 
 @data.command()
@@ -58,7 +57,7 @@ def imagenet(
     root: Annotated[
         Path, typer.Option(metavar="DIR", help="folder tree or official archives")
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the store")],
+    out: Store,
 ) -> int:
     """Write ImageNet as uint8 pixels, 256 on the shorter side: training decodes no JPEG."""
     from energynn.data import imagenet
@@ -74,7 +73,7 @@ def era5(
         str,
         typer.Option(help="FourCastNet's HDF5 folder, a Zarr store or NetCDF files"),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the store")],
+    out: Store,
     years: Annotated[
         str, typer.Option(help="those of the paper by default")
     ] = "1979-2017,2019",

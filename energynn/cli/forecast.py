@@ -1,7 +1,5 @@
 """Commands that forecast time and energy of a training: predict, plan, probe, fit, simulate."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path
@@ -11,9 +9,12 @@ import typer
 
 from energynn.cli.options import (
     Details,
+    Factor,
     Json,
     Parameters,
     RunsDir,
+    Study,
+    System,
     folder_of_runs,
     group,
     parameters_of,
@@ -27,12 +28,8 @@ Workload = Annotated[
 Named = Annotated[
     str, typer.Option("--workload", metavar="W", help="your own: of --fit, of runs")
 ]
-System = Annotated[
-    str, typer.Option(metavar="S", help="of systems/, or a file (.toml)")
-]
 Limit = Annotated[float | None, typer.Option(min=1e-9, help="the most of it")]
 Size = Annotated[int | None, typer.Option(min=1)]
-Factor = Annotated[float | None, typer.Option(min=0)]
 Fit = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="of `energynn forecast fit`"),
@@ -41,9 +38,7 @@ Fit = Annotated[
 
 @forecast.command()
 def predict(
-    study: Annotated[
-        str | None, typer.Argument(metavar="STUDY", help="whose runs to forecast")
-    ] = None,
+    study: Study = "",
     fit: Fit = None,
     p: Parameters = None,
     held_out: Annotated[
@@ -188,7 +183,7 @@ def fit(
 
 @forecast.command()
 def simulate(
-    study: Annotated[str, typer.Argument(metavar="STUDY")],
+    study: Study,
     fit: Fit,
     out: Annotated[Path, typer.Option(metavar="DIR", help="where the run folders go")],
     workload: Named = "",

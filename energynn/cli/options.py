@@ -1,7 +1,5 @@
 """What several commands share: typed options, answers as text or JSON, and runs by their name."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -33,7 +31,14 @@ Run = Annotated[
 Name = Annotated[
     str, typer.Option(help="to find the run by; several runs may share a name")
 ]
-Note = Annotated[str, typer.Option(metavar="TEXT", help="free text, kept with the run")]
+Note = Annotated[str, typer.Option(help="free text, kept with the run")]
+System = Annotated[
+    str, typer.Option(metavar="NAME", help="of systems/, or a file of your own (.toml)")
+]
+Study = Annotated[
+    str, typer.Argument(metavar="STUDY", help="a name, or a file of your own")
+]
+Factor = Annotated[float | None, typer.Option(min=0)]
 Parameters = Annotated[
     list[str] | None,
     typer.Option(

@@ -1,7 +1,5 @@
 """Commands on records: show, compare, export, check, import-perun, claims."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +7,7 @@ import typer
 
 from energynn.cli.options import (
     Details,
+    Factor,
     Json,
     Run,
     RunsDir,
@@ -35,7 +34,6 @@ def show(
 ) -> int:
     """Show one run: energy, time, error, and whether they are valid."""
     from energynn import records
-    from energynn.host import texts
     from energynn.host.reading import one_fault
     from energynn.launch import command
 
@@ -46,13 +44,8 @@ def show(
 
             one_run.save(run_dir, plot)
         record = records.read_record(run_dir)
-        lines = [command.report(record, details, run_dir.parent.parent)]
-    lines += [
-        f"  {texts.printable(text)}" for text in (record.name, record.note) if text
-    ]
-    lines.append(f"  {run_dir}")
-    lines += [f"  wrote {plot}"] if plot else []
-    reply(as_json, record, "\n".join(lines))
+        text = command.report(record, run_dir, details)
+    reply(as_json, record, f"{text}\n  wrote {plot}" if plot else text)
     return 0
 
 
@@ -72,24 +65,20 @@ def compare(
     rows = json.loads(
         table.reset_index().to_json(orient="records", double_precision=15)
     )
-    reply(as_json, {"rows": rows}, _side_by_side(table))
-    return 0
-
-
-def _side_by_side(table) -> str:
-    runs = [name for name in table if not name.startswith("ratio")]
-    numbers = {run: f"run {number}" for number, run in enumerate(runs, start=1)}
-    lines = [f"{number}  {run}" for run, number in numbers.items()]
-    rows = table.rename(columns=numbers).to_string(
+    names = [name for name in table if not name.startswith("ratio")]
+    numbers = {name: f"run {number}" for number, name in enumerate(names, start=1)}
+    lines = [f"{number}  {name}" for name, number in numbers.items()]
+    side_by_side = table.rename(columns=numbers).to_string(
         float_format="{:.4g}".format, na_rep="", line_width=80, max_colwidth=24
     )
-    return "\n".join([*lines, rows])
+    reply(as_json, {"rows": rows}, "\n".join([*lines, side_by_side]))
+    return 0
 
 
 def export(
     csv: Annotated[Path, typer.Option(metavar="FILE")],
-    carbon: Annotated[float | None, typer.Option("--gco2-per-kwh", min=0)] = None,
-    price: Annotated[float | None, typer.Option("--price-per-kwh", min=0)] = None,
+    gco2_per_kwh: Factor = None,
+    price_per_kwh: Factor = None,
     own: Annotated[
         bool, typer.Option("--own", help="own runs alone, failed ones too, in J and s")
     ] = False,
@@ -99,7 +88,7 @@ def export(
     from energynn.analysis import interface
 
     folder = folder_of_runs(runs_dir, must_exist=True)
-    number = interface.export(folder, csv, carbon, price, own)
+    number = interface.export(folder, csv, gco2_per_kwh, price_per_kwh, own)
     tell(f"{csv}: {number} runs; each says how good its energy is")
     return 0
 
@@ -128,7 +117,13 @@ def check(
     if not folder.is_dir():
         folder = find_run(runs, None)
     if reference:
-        return _reference(folder)
+        from energynn.analysis import reference
+        from energynn.host.reading import one_fault
+
+        with one_fault(BUILD):
+            lines, passed = reference.compare(folder, BUILD)
+        tell("\n".join(lines))
+        return 0 if passed else 1
     for line in records.recover(folder) if recover else []:
         tell(line)
     faults = records.check(folder)
@@ -146,16 +141,6 @@ def check(
     return 1 if faults else 0
 
 
-def _reference(folder: Path) -> int:
-    from energynn.analysis import reference
-    from energynn.host.reading import one_fault
-
-    with one_fault(BUILD):
-        lines, passed = reference.compare(folder, BUILD)
-    tell("\n".join(lines))
-    return 0 if passed else 1
-
-
 def import_perun(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="perun's .hdf5")],
     runs_dir: RunsDir = None,
@@ -167,7 +152,7 @@ def import_perun(
     faults: list[str] = []
     for folder in perun_import.import_file(file, folder_of_runs(runs_dir), faults):
         record = records.read_record(folder)
-        tell(f"{command.report(record)}\n  record: {folder}")
+        tell(command.report(record, folder))
     for fault in faults:
         tell(f"not imported: {fault}")
     return 1 if faults else 0

@@ -1,7 +1,5 @@
 """Commands that make or measure a run on this machine: run, study, measure, doctor."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import sys
@@ -16,6 +14,7 @@ from energynn.cli.options import (
     Note,
     Parameters,
     RunsDir,
+    Study,
     folder_of_runs,
     group,
     parameters_of,
@@ -23,11 +22,6 @@ from energynn.cli.options import (
     tell,
     unread,
 )
-
-Study = Annotated[
-    str, typer.Argument(metavar="STUDY", help="a name, or a file of your own")
-]
-
 
 Told = Annotated[
     int | None,
@@ -147,10 +141,7 @@ def measure(
     local_batch_size: Told = None,
     name: Name = "",
     note: Note = "",
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="the record; the command's output goes to stderr"),
-    ] = False,
+    as_json: Json = False,
 ) -> int:
     """Measure any command as our own trainers are measured."""
     from energynn import records
@@ -170,11 +161,7 @@ def measure(
     if record:
         folder = out or folder_of_runs(None) / "measured" / record.run_id
         with unread():
-            reply(
-                as_json,
-                record,
-                f"{launch.report(record)}\n  record: {folder}",
-            )
+            reply(as_json, record, launch.report(record, folder))
     return status
 
 
@@ -198,6 +185,5 @@ def doctor(
     from energynn.launch import doctor
 
     findings = doctor.examine(devices)
-    table = {"findings": [finding._asdict() for finding in findings]}
-    reply(as_json, table, doctor.report(findings))
+    reply(as_json, {"findings": findings}, doctor.report(findings))
     return doctor.exit_status(findings)

@@ -1,8 +1,5 @@
 """The complete description of one training run: frozen, typed, hashable, stored with the result."""
 
-from __future__ import annotations
-
-import ast
 import difflib
 import functools
 import hashlib
@@ -13,6 +10,7 @@ import math
 import os
 import re
 import reprlib
+import symtable
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict, fields, replace
 
-from energynn.host.files import DATA_MANIFESTS
+from energynn.host.files import DATA_MANIFESTS, sha256
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
 RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
@@ -658,7 +656,7 @@ def manifest_digest(dataset: str) -> str | None:
     None without a list: such a run can be planned, but not made.
     """
     path = DATA_MANIFESTS / dataset / "SHA256SUMS"
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    return sha256(path) if path.is_file() else None
 
 
 def named_values(config: RunConfig) -> dict:
@@ -688,6 +686,11 @@ def run_id(config: RunConfig) -> str:
         f"{config.workload}{stage}{preset}-{config.dataset}-{sizes}-s{config.seed}"
         f"-r{config.repeat}-{digest(named)[:8]}"
     )
+
+
+def folder(config: RunConfig, runs_dir: Path) -> Path:
+    """Say where a run lies."""
+    return runs_dir / config.system / run_id(config)
 
 
 def from_notebook(namespace: dict) -> dict:
@@ -738,11 +741,10 @@ def _assigned(namespace: dict) -> tuple[dict, dict]:
 def _names(cell: str) -> dict:
     """Return the names that a cell assigns, in their order."""
     try:
-        nodes = list(ast.walk(ast.parse(cell)))
+        symbols = symtable.symtable(cell, "cell", "exec").get_symbols()
     except SyntaxError:  # it had no effect
         return {}
-    names = [node for node in nodes if isinstance(node, ast.Name)]
-    return {node.id: None for node in names if isinstance(node.ctx, ast.Store)}
+    return {each.get_name(): None for each in symbols if each.is_assigned()}
 
 
 def help_text() -> str:

@@ -1,7 +1,5 @@
 """The tables of runs/published as text: what the study printed, read once, without pandas."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import math

@@ -1,7 +1,5 @@
 """Studies as code: functions that return the runs of an experiment; series select runs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -427,12 +425,8 @@ def fluctuation(system: str) -> Runs:
     horeka-a100`.
     Expected: a spread of about 4 %.
     """
-    runs = []
-    for repeat in range(3):
-        runs += _fourcastnet(
-            system, (64,), local_batch_size=1, epochs=20, repeat=repeat
-        )
-    return runs
+    make = partial(_make, "fourcastnet", system=system, devices=64)
+    return [make(local_batch_size=1, epochs=20, repeat=repeat) for repeat in range(3)]
 
 
 PAPER = {
@@ -491,11 +485,6 @@ def sweep(parameters: dict[str, str]) -> Runs:
     return runs
 
 
-OWN_STUDY = (
-    "a file must define `def study(system)`, which returns runs of config.make(...)"
-)
-
-
 def find(names: list[str], system: str = "local") -> dict[str, Runs]:
     """Make the runs of each study on a system, by the study's name.
 
@@ -504,18 +493,18 @@ def find(names: list[str], system: str = "local") -> dict[str, Runs]:
     cannot be made.
     """
     members = [study for name in names for study in GROUPS.get(name, [name])]
-    return {study: _runs(study, system) for study in members}
-
-
-def _runs(name: str, system: str) -> Runs:
-    if name.endswith(".py"):
-        return _own_runs(name, system)
-    if name not in STUDIES:
-        known = [*STUDIES, *GROUPS]
-        near = suggestion(name, known)
-        remedy = f"choose one of {', '.join(known)}, or a file of your own (.py)"
-        raise ValueError(f"study: {name!r} is not known{near}; {remedy}")
-    return STUDIES[name](system)
+    found = {}
+    for name in members:
+        if name.endswith(".py"):
+            found[name] = _own_runs(name, system)
+        elif name in STUDIES:
+            found[name] = STUDIES[name](system)
+        else:
+            known = [*STUDIES, *GROUPS]
+            near = suggestion(name, known)
+            remedy = f"choose one of {', '.join(known)}, or a file of your own (.py)"
+            raise ValueError(f"study: {name!r} is not known{near}; {remedy}")
+    return found
 
 
 def _own_runs(path: str, system: str) -> Runs:
@@ -527,4 +516,7 @@ def _own_runs(path: str, system: str) -> Runs:
         return runs
     except (Exception, SystemExit) as error:
         kind = type(error).__name__
-        raise ValueError(f"study: {path}: {kind}: {error}; {OWN_STUDY}") from error
+        raise ValueError(
+            f"study: {path}: {kind}: {error}; a file must define `def study(system)`, which "
+            "returns runs of config.make(...)"
+        ) from error

@@ -1,7 +1,5 @@
 """Read the systems that runs are made on: systems/NAME.toml, and over it runs/NAME/system.toml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

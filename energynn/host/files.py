@@ -1,7 +1,5 @@
 """Where this project's own files lie, and files that are written whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import errno

@@ -2,8 +2,6 @@
 them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -11,8 +9,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from energynn.host.files import INSTALL
 from energynn.host.processes import own_environment
@@ -31,8 +29,7 @@ AFTER_A_LOSS = "its own last lines, or its host's log, say why; the run goes on 
 # -------------------------------------------------------------------------- what a rank is told
 
 
-@dataclass(frozen=True)
-class Variables:
+class Variables(NamedTuple):
     """Names the variables in which one launcher tells a process of its place; empty where it has
     none.
     """
@@ -43,7 +40,10 @@ class Variables:
 
     def are_set(self) -> bool:
         """Tell whether this launcher has started this process as one of several, or says so."""
-        if self.size == SRUN.size and _is_alone():
+        tasks = os.environ.get("SLURM_STEP_NUM_TASKS")
+        # one process: a batch script, or a step of one task
+        is_alone = "SLURM_STEP_ID" not in os.environ or tasks == "1"
+        if self.size == SRUN.size and is_alone:
             return False  # the number is the job's
         return {self.rank, self.size} <= os.environ.keys()
 
@@ -81,12 +81,6 @@ TOLD = re.compile(
     r"|(TORCHELASTIC|PET|PMI|HYDI)_.*|(PMIX|OMPI|PRTE)_(?!MCA_).*)"
 )
 INTERACTIVE_STEP = "4294967290"  # of salloc: a shell, not a task
-
-
-def _is_alone() -> bool:
-    """Whether Slurm has started one process here: a batch script, or a step of one task."""
-    tasks = os.environ.get("SLURM_STEP_NUM_TASKS")
-    return "SLURM_STEP_ID" not in os.environ or tasks == "1"
 
 
 def started_by_mpi() -> bool:

@@ -1,7 +1,5 @@
 """How processes end with the one that they work for, and how a foreign file is read by another."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Lines for a person: how far something long is, what a run took, how much energy that is."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import textwrap
@@ -11,7 +9,6 @@ from collections.abc import Callable
 from energynn.host.texts import printable
 
 PERIOD_S = 2.0  # between two lines
-CLASSES = {"photographs": 10, "imagenet": 1000}  # by data set
 
 
 def entry(state: str, name: str, words: str) -> str:
@@ -34,10 +31,10 @@ def tell(text: str) -> None:
     print(text, flush=True)
 
 
-def energy_words(energy_Wh: float) -> str:
+def energy_words(energy_J: float) -> str:
     """An energy in Wh, or from 1 kWh on in kWh, with three digits."""
-    unit, size = ("kWh", 1000.0) if abs(energy_Wh) >= 999.5 else ("Wh", 1.0)
-    three_digits = float(f"{energy_Wh / size:.3g}")
+    unit, size_J = ("kWh", 3.6e6) if abs(energy_J) >= 0.9995 * 3.6e6 else ("Wh", 3600)
+    three_digits = float(f"{energy_J / size_J:.3g}")
     return f"{three_digits:,.12g} {unit}"
 
 
@@ -50,35 +47,37 @@ def sentence(record) -> str:
         percent = 100 * (wrong_J + record.energy_total_systematic_J) / energy_J
         sure = f"good to within {percent:.{0 if percent >= 1 else 2}f} %"
         parts[:0] = [
-            energy_words(energy_J / 3600),
+            energy_words(energy_J),
             record.energy_total_provenance,
             sure,
         ]
     metrics = [each for each in record.metrics.items() if isinstance(each[1], float)]
     for name, value in metrics[:1]:
         share = f"{1 - value:.0%} of the images right"
-        if classes := CLASSES.get(record.config.get("dataset")):
-            share += f" (chance {100 / classes:.3g}%)"
         parts.append(share if name == "top1_error" else f"{name} {value:.4g}")
     return ", ".join(parts)
 
 
-def meter(label: str, total: int, unit: str) -> Callable[[int], None]:
-    """A function to call with each number done; at most every two seconds it tells how it goes."""
-    begun = last = time.monotonic()
-    done = 0
+def meter(label: str, total: int, unit: str, done: int = 0) -> Callable[..., str]:
+    """A function to call with each number done; at most every two seconds it tells how it goes,
+    and returns that.
 
-    def advance(number: int) -> None:
+    done: before. What ``more`` returns is told, too; it is called only where a line is due.
+    """
+    begun = last = time.monotonic()
+    first = done
+
+    def advance(number: int, more: Callable[[], str] = str) -> str:
         nonlocal done, last
         done += number
         now = time.monotonic()
-        if now - last < PERIOD_S:
-            return
-        last, rate = now, done / (now - begun)
+        # Later lines are rarer, so that weeks have a few thousand of them.
+        if now - last < max(PERIOD_S, 0.005 * (now - begun)):
+            return ""
+        last, rate = now, (done - first) / (now - begun)
         left_s = (total - done) / rate
-        print(
-            f"{label}: {done} of {total} {unit}, "
-            f"{rate:.3g} {unit}/s, {left_s:.0f} s left"
-        )
+        told = f"{done} of {total} {unit}, {rate:.3g} {unit}/s, {left_s:.0f} s left"
+        print(f"{label}: {told}{more()}", flush=True)
+        return told
 
     return advance

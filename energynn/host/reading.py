@@ -1,7 +1,5 @@
 """Read files that anybody may have written or changed, within bounds; a bad one is a ValueError."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Texts of others on their way out: to a file, a terminal, the script of a page, a spreadsheet."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Under mpirun, srun or torchrun every rank starts its own `energynn measure`, the
 host starts the sampler there, and rank 0 writes the record.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex
@@ -27,7 +25,6 @@ from energynn.measure import devices, energy, machine
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
 
-ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
 FINEST_S = 0.01  # a period that sensors can be read with
 CANNOT_START = 126  # as shells say it
@@ -38,9 +35,9 @@ def measure(
     out: Path | None,
     period_s: float,
     quiet: bool,
-    gpus: bool = True,
-    labels: dict | None = None,
-    told: dict | None = None,
+    gpus: bool,
+    labels: dict,
+    told: dict,
 ) -> tuple[records.Record | None, int]:
     """Run a command and measure it; return its record (rank 0 only) and the status to pass on.
 
@@ -56,10 +53,9 @@ def measure(
     run_dir = _run_dir(command, out, size)
     if rank == 0:
         supervise.take_host().close()
-        intent = _intent(run_dir, command, period_s, size, gpus, told or {})
-        intent |= labels or {}
+        intent = _intent(run_dir, command, period_s, size, gpus, told)
         # arguments and folders may have any bytes
-        intent = texts.each(intent, texts.unicode)
+        intent = texts.each(intent | labels, texts.unicode)
         shown = intent["config"]["command"]
         _held = _open_segment(run_dir, intent)
         _say(
@@ -70,7 +66,7 @@ def measure(
             _say(f"  as rank 0 of {size} ({launcher()}); all of them have to end")
     else:
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"
-        until(lambda: is_locked(segments(run_dir)[-1] / ALIVE), where)
+        until(lambda: is_locked(run_dir / "run.json"), where)
     folder = segments(run_dir)[-1]
     stop_sampler, _ = start_sampler(folder, size, stopped, supervise.take_host)
     try:
@@ -79,11 +75,12 @@ def measure(
         host, pid = os.uname().nodename, os.getpid()
         events.mark("rank_start", rank=rank, host=host, pid=pid, **seen)
         stdout = sys.stderr if quiet else None
-        exit_status, fault = _run(command, folder, events, children, stopped, stdout)
+        exit_status, word, reason = _run(
+            command, folder, events, children, stopped, stdout
+        )
         stop_sampler()
         # when all ranks have ended, no sampler writes any more
-        word, reason = _status(exit_status)
-        events.mark("rank_end", status=word, reason=fault or reason)
+        events.mark("rank_end", status=word, reason=reason)
         passed_on = records.shell_status(exit_status)
         if rank > 0:
             return None, passed_on
@@ -156,9 +153,10 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     starts = records.hold(run_dir, records.START_LOCK)
     if is_new:
         write_json(run_dir / "run.json", intent)
-    held = records.hold(run_dir)
-    folder = run_dir if is_new else supervise.next_segment(run_dir)
-    return [starts, held, lock(folder / ALIVE, wait=True)]
+    else:
+        supervise.next_segment(run_dir)
+    # last: the other ranks wait for this
+    return [starts, records.hold(run_dir)]
 
 
 def _intent(
@@ -190,9 +188,9 @@ def _run(
     children,
     stopped,
     stdout,
-) -> tuple[int, str]:
+) -> tuple[int, str, str]:
     """Idle, command, idle, with their marks; returns the exit status, minus a signal's number,
-    and why it is not 0.
+    that in a word, and why it is not 0.
     """
     events.be_idle("before", IDLE_S)
     # CUDA's numbers are NVML's
@@ -205,7 +203,8 @@ def _run(
         child = supervise.start(command, folder, environment, signal.SIGTERM, **options)
     except OSError as error:
         events.mark("training_end", exit_status=CANNOT_START)
-        return CANNOT_START, f"the command cannot be started: {error.strerror}"
+        fault = f"the command cannot be started: {error.strerror}"
+        return CANNOT_START, "failed", fault
     children.append(child)
     for number in stopped:  # they came before there was a process to pass them on to
         child.send_signal(number)
@@ -219,15 +218,11 @@ def _run(
     if left := [f"{each.name()} ({each.pid})" for each in processes.descendants(known)]:
         events.mark("outlived", processes=left)
         _say(f"energynn: {records.outlived(left)}")
-    return status, ""
-
-
-def _status(exit_status: int) -> tuple[str, str]:
-    if exit_status < 0:
-        return "killed", f"the command was ended by signal {-exit_status}"
-    if exit_status > 0:
-        return "failed", f"the command ended with status {exit_status}"
-    return "finished", ""
+    if status < 0:
+        return status, "killed", f"the command was ended by signal {-status}"
+    if status > 0:
+        return status, "failed", f"the command ended with status {status}"
+    return status, "finished", ""
 
 
 def _verdict(
@@ -250,33 +245,31 @@ def _verdict(
 # ------------------------------------------------------------------------------------- for people
 
 
-def report(
-    record: records.Record, details: bool = False, runs_dir: Path | None = None
-) -> str:
-    """Tell what a run took: in one sentence; with ``details`` also a line for each component.
-
-    runs_dir: where its system is described, if not in the usual folder.
-    """
+def report(record: records.Record, run_dir: Path, details: bool = False) -> str:
+    """Tell what a run took: in one sentence; with ``details`` also a line for each component."""
     name = record.config.get("command", record.run_id)
     status = ", ".join(filter(None, [record.status, record.status_reason]))
     lines = [f"energynn: {name}: {status}", f"  {sentence(record)}"]
     if not record.valid:
         lines.append(f"  NOT valid as evidence: {'; '.join(record.invalid_reasons)}")
-    lines += [f"  {line}" for line in records.remarks(record, runs_dir)]
+    remarks = records.remarks(record, run_dir.parent.parent)
     samples = record.samples_in_training
     if record.status == "finished" and 0 < samples < records.FEWEST_SAMPLES:
-        lines.append(f"  {_more_samples(record, samples)}")
+        remarks.append(_more_samples(record, samples))
+    lines += [f"  {line}" for line in remarks]
     if details:
         lines += _details(record)
+    about = record.name, record.note, f"record: {run_dir}"
+    lines += [f"  {text}" for text in about if text]
     return "\n".join(map(texts.printable, lines))
 
 
 def _details(record: records.Record) -> list[str]:
-    components = [*energy.COMPONENTS, "total"]
-    known = [
-        one for one in components if getattr(record, f"energy_{one}_J") is not None
+    lines = [
+        _energy_line(record, component)
+        for component in [*energy.COMPONENTS, "total"]
+        if getattr(record, f"energy_{component}_J") is not None
     ]
-    lines = [_energy_line(record, component) for component in known]
     lines.append(f"  {record.samples_in_training} power samples")
     lines += [f"  {name}: {value:.6g}" for name, value in record.metrics.items()]
     return [*lines, *(f"  flag: {flag}" for flag in record.flags)]
@@ -297,9 +290,9 @@ def _energy_line(record: records.Record, component: str) -> str:
     bound_J = getattr(record, f"{name}_bound_J") or 0.0  # a record of before has none
     provenance = getattr(record, f"{name}_provenance")
     energy_J = getattr(record, f"{name}_J")
+    systematic_J = getattr(record, f"{name}_systematic_J")
     power_W = getattr(record, f"mean_power_{component}_W")
-    line = (
-        f"  {component.upper():6}{energy_J:12.2f} J  {provenance:9} +- {bound_J:.2f} J"
+    return (
+        f"  {component.upper():6}{energy_J:12.2f} J  {provenance:9} +- {bound_J:.2f} J "
+        f"+- {systematic_J:.2f} J (sensor), {power_W:.1f} W"
     )
-    line += f" +- {getattr(record, f'{name}_systematic_J'):.2f} J (sensor)"
-    return f"{line}, {power_W:.1f} W"

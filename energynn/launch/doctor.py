@@ -2,8 +2,6 @@
 the rest.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess
@@ -11,7 +9,8 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from energynn.host import launchers
 from energynn.host.files import INSTALL
@@ -34,7 +33,7 @@ MPI_RANK = (
 )
 
 
-class Finding(NamedTuple):
+class Finding(Struct):
     """One thing that was looked at: its state, what was found, and the command that mends it."""
 
     subject: str

@@ -1,10 +1,8 @@
 """Make one run in a batch job, and queue the job again until the run is finished.
 
-``python -m energynn.launch.job RUN_DIR COMMAND...`` takes the place of the batch shell, so that
-Slurm's signals reach it. COMMAND executes the run's notebook (energynn/launch/job.sh).
+``python -m energynn.launch.job RUN_DIR`` takes the place of the batch shell, so that Slurm's
+signals reach it (energynn/launch/job.sh).
 """
-
-from __future__ import annotations
 
 import signal
 import sys
@@ -15,6 +13,7 @@ from energynn import records
 from energynn.host import files
 from energynn.host.launchers import CAN_GO_ON
 from energynn.host.progress import tell
+from energynn.host.reading import json_table
 from energynn.launch import local, slurm, status, supervise
 from energynn.measure.samples import segments
 
@@ -22,7 +21,7 @@ MOST_FAILURES = 3  # in a row, without a new checkpoint in between
 CANCELLED = 128 + signal.SIGTERM
 
 
-def main(run_dir: Path, command: list[str]) -> int:
+def main(run_dir: Path) -> int:
     """Start the run's notebook once, and wait for its record.
 
     Returns the exit status, CAN_GO_ON to be queued again.
@@ -30,25 +29,31 @@ def main(run_dir: Path, command: list[str]) -> int:
     if records.is_running(run_dir):
         tell(f"energynn: {run_dir.name}: another job makes it")
         return 1
-    number = 1 + len(status.read_starts(run_dir))
+    name = f"start-{1 + len(status.read_starts(run_dir))}"
     start = status.Start(
         files.utc_now(),
         status.read_submission(run_dir).submitted_at,
         _newest_checkpoint(run_dir),
     )
-    status.write_start(run_dir, number, start)
+    status.write(run_dir, name, start)
     signals, ended = supervise.hear_signals(), threading.Event()
     threading.Thread(
         target=_pass_on, args=(run_dir, signals, ended), daemon=True
     ).start()
-    _, last_line = local.execute(command, run_dir)
+    parameters = json_table(run_dir / "job" / "parameters.json")
+    _, last_line = local.execute(parameters, run_dir)
     ended.set()
     start.exit_status, start.outcome = _judge(run_dir, start, signals, last_line)
     start.ended_at = files.utc_now()
-    status.write_start(run_dir, number, start)
+    status.write(run_dir, name, start)
     tell(f"energynn: {run_dir.name}: {start.outcome}")
     if start.exit_status == CAN_GO_ON and slurm.this_task():
-        _queue_again(run_dir)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            slurm.queue_again(slurm.this_task())
+        except ValueError as error:
+            remedy = "`energynn submit` goes on from its checkpoint"
+            tell(f"energynn: {run_dir.name}: not queued again ({error}); {remedy}")
     return start.exit_status
 
 
@@ -70,7 +75,13 @@ def _judge(
         return CANCELLED, "asked to stop"
     if record and record.status == "finished":  # the same would happen again
         return 1, f"failed: not valid: {reason}"
-    if _failures_in_a_row(run_dir, start.submission) >= MOST_FAILURES:
+    # the starts of this submission from the newest checkpoint, but those cancelled
+    here = start.submission, _newest_checkpoint(run_dir)
+    failures = sum(
+        (each.submission, each.checkpoint) == here and each.exit_status != CANCELLED
+        for each in status.read_starts(run_dir)
+    )
+    if failures >= MOST_FAILURES:
         starts = f"{MOST_FAILURES} starts in a row came to no new checkpoint"
         return 1, f"failed: {starts}, the last with: {reason}"
     if signal.SIGUSR1 in signals:
@@ -81,17 +92,6 @@ def _judge(
 def _newest_checkpoint(run_dir: Path) -> str:
     marks = files.checkpoint_folder(run_dir).glob("*.sha256")
     return max((path.stem for path in marks), default="")
-
-
-def _failures_in_a_row(run_dir: Path, submitted_at: str) -> int:
-    """Count the starts of this submission from the newest checkpoint, but those cancelled."""
-    here = submitted_at, _newest_checkpoint(run_dir)
-    starts = [
-        start
-        for start in status.read_starts(run_dir)
-        if (start.submission, start.checkpoint) == here
-    ]
-    return sum(start.exit_status != CANCELLED for start in starts)
 
 
 def _pass_on(
@@ -105,14 +105,5 @@ def _pass_on(
             (segments(run_dir)[-1] / ".stop").touch()
 
 
-def _queue_again(run_dir: Path) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        slurm.queue_again(slurm.this_task())
-    except ValueError as error:
-        remedy = "`energynn submit` goes on from its checkpoint"
-        tell(f"energynn: {run_dir.name}: not queued again ({error}); {remedy}")
-
-
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1])))

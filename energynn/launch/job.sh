@@ -1,7 +1,7 @@
 #!/bin/bash
 # Written by `energynn submit` from energynn/launch/job.sh, which you may change: each task of the array makes one run
-# by executing notebooks/run_training.ipynb on the first node, whose srun starts the ranks. energynn.launch.job starts
-# the command that follows it; warned of the time limit (SIGUSR1) it asks for a checkpoint and queues the task again.
+# by energynn.launch.job, which executes notebooks/run_training.ipynb on the first node, whose srun starts the ranks;
+# warned of the time limit (SIGUSR1) it asks for a checkpoint and queues the task again.
 #SBATCH --job-name=@name
 #SBATCH --nodes=@nodes
 #SBATCH --ntasks=@devices
@@ -21,6 +21,4 @@ run=${runs[${SLURM_ARRAY_TASK_ID:-${1:-0}}]}
 exec >> "$run/job/log.txt" 2>&1
 @setup
 cd @repository || exit
-exec @python -P -m energynn.launch.job "$run" \
-  @python -P -m papermill --no-progress-bar --log-level WARNING --cwd @repository \
-  --parameters_file "$run/job/parameters.json" @notebook "$run/notebook.ipynb"
+exec @python -P -m energynn.launch.job "$run"

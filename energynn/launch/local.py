@@ -1,7 +1,5 @@
 """Make a study on this machine: the launch notebook under papermill, one measured run at a time."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math
@@ -44,21 +42,23 @@ def run_study(
     # one of each kind, so that none is refused after hours
     kinds = {(run.dataset, run.device, run.devices): run for run in missing}
     for run in kinds.values():
-        start.warnings_of(start.prepare(run, _folder(run, runs_dir)))
+        start.warnings_of(start.prepare(run, configuration.folder(run, runs_dir)))
     if warm_up and len(missing) == len(runs):
         tell("\n--- to warm up: the first run, which does not count")
         with tempfile.TemporaryDirectory() as name:
-            elsewhere = Path(name)
-            execute(command(runs[0], elsewhere), _folder(runs[0], elsewhere))
+            elsewhere = configuration.folder(runs[0], Path(name))
+            execute(configuration.to_dict(runs[0]), elsewhere)
     failed, made = [], []
     for number, run in enumerate(missing, 1):
-        elapsed_s, run_dir = time.monotonic() - begun, _folder(run, runs_dir)
+        elapsed_s = time.monotonic() - begun
+        run_dir = configuration.folder(run, runs_dir)
         # The first of all may be cold, and says least of the others.
         if elapsed_s + max(made[1:] or made, default=0.0) > 60 * minutes:
             failed.append(f"{run_dir.name}: left out for lack of time")
             continue
         tell(f"\n--- run {number} of {len(missing)}: {run_dir.name}")
-        status, last_line = execute(command(run, runs_dir, labels), run_dir)
+        parameters = configuration.to_dict(run) | (labels or {})
+        status, last_line = execute(parameters, run_dir)
         made.append(time.monotonic() - begun - elapsed_s)
         record = records.read(run_dir)
         if record:
@@ -74,28 +74,25 @@ def run_study(
     return failed
 
 
-def command(
-    run: RunConfig,
-    runs_dir: Path,
-    labels: dict | None = None,
-) -> list[str]:
+def _command(parameters: dict, run_dir: Path) -> list[str]:
     """Write the command that executes the launch notebook for a run, in the run's folder."""
-    parameters = configuration.to_dict(run)
-    labels = labels or {}
+    runs_dir = str(run_dir.parent.parent)
     if importlib.util.find_spec("papermill"):
-        executed = _folder(run, runs_dir) / "notebook.ipynb"
+        executed = run_dir / "notebook.ipynb"
         words = ["papermill", str(NOTEBOOK), str(executed), "--cwd", str(REPOSITORY)]
         words += ["--no-progress-bar", "--log-level", "WARNING", "--parameters_yaml"]
-        words.append(json.dumps(parameters | labels | {"runs_dir": str(runs_dir)}))
+        words.append(json.dumps(parameters | {"runs_dir": runs_dir}))
     else:  # a machine with a torch of its own and little else
-        words = ["energynn.cli", "run", "--runs-dir", str(runs_dir)]
-        words += [f"--{name}={text}" for name, text in labels.items()]
-        words += [f"{name}={value}" for name, value in parameters.items()]
+        words = ["energynn.cli", "run", "--runs-dir", runs_dir]
+        for name, value in parameters.items():
+            option = "--" if name in configuration.OF_NOTEBOOK[1:] else ""
+            words.append(f"{option}{name}={value}")
     return [*OWN_PYTHON, "-m", *words]
 
 
-def execute(command: list[str], run_dir: Path) -> tuple[int, str]:
-    """Execute a command that makes a run; returns its exit status and last line.
+def execute(parameters: dict, run_dir: Path) -> tuple[int, str]:
+    """Make the run of some parameters and labels in a process of its own; returns its exit status
+    and last line.
 
     A notebook is executed by this Python, whatever kernels are installed.
     """
@@ -103,7 +100,7 @@ def execute(command: list[str], run_dir: Path) -> tuple[int, str]:
     last_line, in_traceback = "", False
     with tempfile.TemporaryDirectory(prefix="energynn-") as folder:
         child = subprocess.Popen(
-            command,
+            _command(parameters, run_dir),
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
@@ -139,9 +136,5 @@ def _kernel(folder: Path) -> dict[str, str]:
     return {"JUPYTER_PATH": os.pathsep.join(places)}
 
 
-def _folder(run: RunConfig, runs_dir: Path) -> Path:
-    return runs_dir / run.system / configuration.run_id(run)
-
-
 def _is_done(run: RunConfig, runs_dir: Path) -> bool:
-    return records.is_made(_folder(run, runs_dir))
+    return records.is_made(configuration.folder(run, runs_dir))

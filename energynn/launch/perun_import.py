@@ -2,8 +2,6 @@
 result beside them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil
@@ -60,9 +58,9 @@ def import_file(
 def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
     """Write the folder of one run, unless it is there already; return it."""
     suffix = hashlib.sha256(f"{digest} {run.name}".encode()).hexdigest()[:8]
-    folder = (
-        runs_dir / "imported" / _file_name(f"{run.application}-{run.name}-{suffix}")
-    )
+    # Not every file system takes the colons of a time, and hidden folders are no runs.
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{run.application}-{run.name}-{suffix}")
+    folder = runs_dir / "imported" / name.lstrip(".")
     if folder.exists():
         return folder
     # A folder that bears its name is whole: an import that is cut off leaves only a hidden one.
@@ -160,9 +158,3 @@ def _intent(path: Path, digest: str, run: PerunRun) -> dict:
         "devices": components.count("gpu") or 1,
         "method": METHOD,
     }
-
-
-def _file_name(text: str) -> str:
-    """Replace what not every file system takes in a name, as the colons of a time."""
-    # hidden folders are no runs
-    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip(".")

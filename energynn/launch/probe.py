@@ -2,8 +2,6 @@
 and one whose devices mostly wait.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from energynn import records

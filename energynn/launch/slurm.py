@@ -1,7 +1,5 @@
 """Ask Slurm by its own commands, each with a time limit: its controller may be down."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -39,7 +37,10 @@ def submit(script: Path, *options: str) -> str:
     What its comments ask for is given as options, too: a variable beats a comment. Raises
     ValueError where sbatch refuses it, and where its answer has no number.
     """
-    answer = call("sbatch", "--parsable", *_asked(script), *options, str(script))
+    lines = script.read_text().splitlines()
+    comments = [line for line in lines if line.startswith("#SBATCH ")]
+    asked = [word for line in comments for word in shlex.split(line)[1:]]
+    answer = call("sbatch", "--parsable", *asked, *options, str(script))
     fits = map(SUBMITTED.fullmatch, map(str.strip, answer.splitlines()))
     numbers = [found[1] for found in fits if found]
     if not numbers:
@@ -48,13 +49,6 @@ def submit(script: Path, *options: str) -> str:
             "shows the job, end it by scancel"
         )
     return numbers[-1]
-
-
-def _asked(script: Path) -> list[str]:
-    """List the options in the comments of a script."""
-    lines = script.read_text().splitlines()
-    asked = [line for line in lines if line.startswith("#SBATCH ")]
-    return [word for line in asked for word in shlex.split(line)[1:]]
 
 
 def queue(jobs: Iterable[str]) -> dict[str, Queued]:

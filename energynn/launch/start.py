@@ -1,7 +1,5 @@
 """Make one measured run: prepare it, start its supervisor, and report its record."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -42,7 +40,7 @@ def run(
     if not str(runs_dir):
         raise ValueError("runs_dir: is empty; give a folder, as runs")
     runs_dir = Path(runs_dir).absolute()
-    run_dir = runs_dir / config.system / configuration.run_id(config)
+    run_dir = configuration.folder(config, runs_dir)
     until_s = time.monotonic() + PATIENCE_S
     while is_locked(run_dir / records.START_LOCK) and time.monotonic() < until_s:
         tell(f"{run_dir.name}: waits for the end of another start")
@@ -62,7 +60,7 @@ def run(
     if not record:
         remedy = f"`energynn check --recover {runs_dir}` says more"
         raise RuntimeError(f"{run_dir.name}: the supervisor died; {remedy}")
-    tell(command.report(record, runs_dir=runs_dir))
+    tell(command.report(record, run_dir))
     reason = f"{run_dir.name}: {record.status}: {record.status_reason}"
     if record.status == "interrupted":
         raise InterruptedError(reason)
@@ -115,7 +113,15 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         config.device == "auto" and bool(described["gpus"])
     )
     if on_gpu:
-        _require_gpus(config.devices, described["gpus"])
+        known = launchers.nodes() * len(described["gpus"])
+        if config.devices > known:
+            raise ValueError(
+                f"devices: {config.devices} GPUs, this machine or job has {known}; ask for fewer, "
+                "or device cpu"
+            )
+        for gpu in described["gpus"][: config.devices]:
+            if "fault" in gpu:
+                raise ValueError(f"device: {gpu['fault']}")
     data_root = manifests.root(config.dataset).absolute()
     if data_root.is_relative_to(REPOSITORY):
         data_root = data_root.relative_to(REPOSITORY)
@@ -178,18 +184,6 @@ def require_room_for_workers(config: RunConfig) -> None:
         )
 
 
-def _require_gpus(devices: int, gpus: list[dict]) -> None:
-    known = launchers.nodes() * len(gpus)
-    if devices > known:
-        less = "ask for fewer, or device cpu"
-        raise ValueError(
-            f"devices: {devices} GPUs, this machine or job has {known}; {less}"
-        )
-    for gpu in gpus[:devices]:
-        if "fault" in gpu:
-            raise ValueError(f"device: {gpu['fault']}")
-
-
 def begin(intent: dict, run_dir: Path) -> None:
     """Write run.json; an earlier attempt is moved aside, never overwritten.
 
@@ -206,16 +200,12 @@ def begin(intent: dict, run_dir: Path) -> None:
             return
         if not (run_dir / "record.json").exists():  # its launcher was killed
             tell(records.recover_one(run_dir))
-        _move_aside(run_dir)
+        superseded = run_dir.parent / "superseded"
+        attempts = list(superseded.glob(f"{run_dir.name}.*"))
+        aside = superseded / f"{run_dir.name}.{len(attempts) + 1}"
+        aside.mkdir(parents=True)
+        # not the folder itself: papermill may be writing its notebook there
+        for path in run_dir.iterdir():
+            if path.name not in ("notebook.ipynb", "job", records.START_LOCK):
+                path.rename(aside / path.name)
     write_json(run_dir / "run.json", intent)
-
-
-def _move_aside(run_dir: Path) -> None:
-    """Move an earlier attempt, but not its folder: papermill may be writing its notebook there."""
-    superseded = run_dir.parent / "superseded"
-    attempts = list(superseded.glob(f"{run_dir.name}.*"))
-    aside = superseded / f"{run_dir.name}.{len(attempts) + 1}"
-    aside.mkdir(parents=True)
-    for path in run_dir.iterdir():
-        if path.name not in ("notebook.ipynb", "job", records.START_LOCK):
-            path.rename(aside / path.name)

@@ -4,8 +4,6 @@ draws, has used and has left to do while it goes on, from any shell.
 A run's record decides, then the queue, then the last start of its job.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 import shutil
@@ -26,7 +24,6 @@ from energynn.host.files import write_json
 from energynn.host.progress import energy_words, tell
 from energynn.host.reading import one_fault
 from energynn.launch import slurm
-from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.measure.samples import (
     events_of_kind,
     events_of_segments,
@@ -95,14 +92,9 @@ def read_submission(folder: Path) -> Submission:
     return _read(folder / "job" / "submission.json", Submission)
 
 
-def write_submission(folder: Path, submission: Submission) -> None:
-    """Write beside a run how it was submitted."""
-    write_json(folder / "job" / "submission.json", msgspec.to_builtins(submission))
-
-
-def write_start(folder: Path, number: int, start: Start) -> None:
-    """Write beside a run how a start of its job goes."""
-    write_json(folder / "job" / f"start-{number}.json", msgspec.to_builtins(start))
+def write(folder: Path, name: str, told: Submission | Start) -> None:
+    """Write beside a run, as "submission" or "start-1", what its job is told or tells."""
+    write_json(folder / "job" / f"{name}.json", msgspec.to_builtins(told))
 
 
 def read_starts(folder: Path) -> list[Start]:
@@ -135,7 +127,7 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
         elif name in studies.STUDIES | studies.GROUPS or name.endswith(".py"):
             for system in systems:
                 for runs in studies.find([name], system).values():
-                    wanted |= {runs_dir / system / config.run_id(run) for run in runs}
+                    wanted |= {config.folder(run, runs_dir) for run in runs}
         else:
             wanted.add(records.find(name, runs_dir).resolve())
     return [path for path in known if path in wanted or not names]
@@ -227,7 +219,7 @@ def text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
         lines = [line[:columns] for line in lines]
     counts = Counter(row["state"] for row in rows)
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    total = energy_words(sum(row["energy_total_J"] for row in rows) / SECOND_PER_HOUR)
+    total = energy_words(sum(row["energy_total_J"] for row in rows))
     lines.append(f"runs: {len(rows)}; {states or 'none'}; {total}")
     return "\n".join([*lines, *(f"energynn: {note}" for note in notes)])
 
@@ -241,7 +233,7 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         if isinstance(error, float)
     ]
     energy_J, provenance = row["energy_total_J"], row["energy_total_provenance"]
-    energy = f"{energy_words(energy_J / SECOND_PER_HOUR)} {provenance}"
+    energy = f"{energy_words(energy_J)} {provenance}"
     earlier = [
         each["config"]
         for each in rows[1 + rows.index(row) :]
@@ -292,25 +284,14 @@ def look(run_dir: Path) -> str:
             together += used
             name = f"{host}:{one.sensor.id}"
             lines.append(_line(name, used, one.sensor.provenance))
-    return "\n".join([*lines, _line("together", together), *_progress(events)])
+    lines.append(_line("together", together))
+    told = events_of_kind(events, "progress")[-1:]
+    return "\n".join([*lines, *(f"  {event['told']}" for event in told)])
 
 
 def _line(name: str, used: np.ndarray, provenance: str = "") -> str:
     power_W, energy_J = used
     return f"  {name:28}{power_W:10.1f} W {energy_J:14.1f} J  {provenance}".rstrip()
-
-
-def _progress(events: list[dict]) -> list[str]:
-    """Say how far it is; nothing before rank 0's first word."""
-    told = [event for event in events if "samples_to_train" in event]
-    if not told:
-        return []
-    (start, *_), last = events_of_kind(events, "training_start"), told[-1]
-    done, aim = last["samples_trained"], last["samples_to_train"]
-    here = max(1, done - start.get("samples_done", 0))  # in this segment
-    elapsed_s = (last["t_mono_ns"] - start["t_mono_ns"]) / 1e9
-    left_s = elapsed_s * (aim - done) / here
-    return [f"  {done} of {aim} samples, {left_s:.0f} s left"]
 
 
 def follow(run_dir: Path) -> None:

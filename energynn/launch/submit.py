@@ -1,7 +1,5 @@
 """Submit the missing runs of studies as job arrays."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -10,8 +8,8 @@ import string
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,7 +27,6 @@ from energynn.host.processes import own_environment
 from energynn.host.progress import tell
 from energynn.host.reading import one_fault
 from energynn.launch import slurm, status
-from energynn.launch.local import NOTEBOOK
 from energynn.launch.status import Submission
 
 MARGIN = 1.3  # of the time limit over the high end of the forecast
@@ -39,8 +36,7 @@ WARNING_S = 300  # before the time limit: for a step, a checkpoint and the recor
 GIVEN = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A job array: configurations by folder of runs that need the same nodes and time.
 
     after: folder of the run that has to end well first.
@@ -171,17 +167,14 @@ def plan(
             raise ValueError(
                 f"initial_run: {initial} is not made yet; submit its study as well"
             )
+        cost, limit_h = costs.expect(run, site.file), site.default_hours
+        if cost:
+            limit_h = MARGIN * cost["longest_h"] + SPARE_H
         # A run that needs longer than the longest job continues in the next.
-        limit = math.ceil(60 * min(_limit_h(run, site), site.max_hours))
+        limit = math.ceil(60 * min(limit_h, site.max_hours))
         job = jobs.setdefault((after, run.devices, limit), Job({}, limit, after))
         job.runs[folder] = run
     return sorted(jobs.values(), key=lambda job: job.after is not None)
-
-
-def _limit_h(run: RunConfig, site: Site) -> float:
-    """Allow more than the high end of the forecast; of an unknown cost the system's default."""
-    cost = costs.expect(run, site.file)
-    return MARGIN * cost["longest_h"] + SPARE_H if cost else site.default_hours
 
 
 def script(
@@ -212,7 +205,6 @@ def script(
         "setup": "\n".join(_setup(site)),
         "repository": quote(REPOSITORY),
         "python": quote(sys.executable),
-        "notebook": quote(NOTEBOOK),
     }
     return JobScript((Path(__file__).parent / "job.sh").read_text()).substitute(values)
 
@@ -255,11 +247,9 @@ def submit(
     for folder, run in job.runs.items():  # all before the job, which may start at once
         (folder / "job").mkdir(parents=True, exist_ok=True)
         (folder / "job" / "job.sh").write_text(text)
-        parameters = configuration.to_dict(run) | {
-            "runs_dir": str(folder.parent.parent)
-        }
+        parameters = configuration.to_dict(run)
         files.write_json(folder / "job" / "parameters.json", parameters)
-        status.write_submission(folder, submission)
+        status.write(folder, "submission", submission)
     options = []
     if job.after:
         waits_for = status.read_submission(job.after).job_id
@@ -267,7 +257,7 @@ def submit(
     number = slurm.submit(folders[0] / "job" / "job.sh", *options)
     for task, folder in enumerate(folders):
         submission.job_id = f"{number}_{task}"
-        status.write_submission(folder, submission)
+        status.write(folder, "submission", submission)
     return f"job {number}: {len(folders)} x {folders[0].name}"
 
 
@@ -294,7 +284,7 @@ def check(system: str) -> int:
         step_period_s=2.0,  # eight seconds
     )
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
-    folder = runs_dir / site.name / configuration.run_id(run)
+    folder = configuration.folder(run, runs_dir)
     print(submit(Job({folder: run}, 10), site, "doctor"), flush=True)
     while status.rows([folder])[0][0]["state"] in status.UNFINISHED:
         time.sleep(2)

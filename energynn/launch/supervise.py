@@ -4,8 +4,6 @@
 takes from here what it needs, too: its host for itself, signals heard, a verdict from its ranks.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
@@ -184,8 +182,7 @@ def start(words: list[str], folder: Path, environment: dict, ends_by: int, **pip
 def no_record(run_dir: Path, error: Exception) -> str:
     """Say that the record of a run could not be written, and what to do."""
     remedy = f"mend that, then `energynn check --recover {run_dir.parent}`"
-    why = getattr(error, "strerror", None) or error
-    return f"energynn: {run_dir.name}: no record written ({why}); {remedy}"
+    return f"energynn: {run_dir.name}: no record written ({error}); {remedy}"
 
 
 def stop_reason(stopped: list[int]) -> str:

@@ -2,8 +2,6 @@
 waits.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -14,6 +12,7 @@ from pathlib import Path
 import torch
 
 from energynn.experiment.config import RunConfig
+from energynn.host.progress import meter
 from energynn.measure.samples import Events
 
 PHASES = (
@@ -25,7 +24,6 @@ PHASES = (
     "evaluation",
     "checkpoint",
 )
-PERIOD_S = 2.0  # between two lines for the person who waits
 
 
 class PhaseTimer:
@@ -49,7 +47,7 @@ class PhaseTimer:
         self, device: torch.device, run_dir: Path, rank: int, synchronous: bool = False
     ):
         self.on_gpu = device.type == "cuda"
-        self.synchronous = synchronous and device.type == "cuda"
+        self.synchronous = synchronous and self.on_gpu
         # (phase, begin, end): ns, or events of the GPU's queue
         self.pending: list[tuple] = []
         self.file = open(Path(run_dir) / f"phases-rank{rank}.jsonl", "a", buffering=1)
@@ -140,34 +138,23 @@ class Progress:
         self, config: RunConfig, steps: int, first_step: int, events: Events | None
     ):
         self.config = config
-        self.steps = steps
-        self.first = first_step
         self.events = events
-        self.begun = self.last = time.monotonic()
+        batch = config.global_batch_size
+        total = config.epochs * steps * batch
+        self.advance = meter(config.workload, total, "samples", first_step * batch)
 
     def step(self, epoch: int, step: int, loss: torch.Tensor) -> None:
         """Tell of a step, both counted from 0; the loss is read, which waits for the GPU, only
         if a line is due.
         """
-        now = time.monotonic()
-        # Later lines are rarer, so that a run of weeks has a few thousand of them.
-        pause_s = max(PERIOD_S, 0.005 * (now - self.begun))
-        if not self.events or now - self.last < pause_s:
+        if not self.events:
             return
-        self.last = now
-        done = epoch * self.steps + step + 1
-        total = self.config.epochs * self.steps
-        batch = self.config.global_batch_size
-        rate = (done - self.first) / (now - self.begun)
-        place = f"epoch {epoch + 1}/{self.config.epochs}, step {step + 1}/{self.steps}"
-        speed = f"{rate * batch:.1f} samples/s, {(total - done) / rate:.0f} s left"
-        print(
-            f"{self.config.workload}: {place}, loss {loss.item():.4g}, {speed}",
-            flush=True,
+        place = f", epoch {epoch + 1}/{self.config.epochs}, step {step + 1}, loss "
+        told = self.advance(
+            self.config.global_batch_size, lambda: f"{place}{loss.item():.4g}"
         )
-        self.events.mark(
-            "progress", samples_trained=done * batch, samples_to_train=total * batch
-        )
+        if told:
+            self.events.mark("progress", told=told)
 
     def end(self, metrics: dict[str, float]) -> None:
         """Print the metrics after the last epoch."""

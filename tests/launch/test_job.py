@@ -17,6 +17,7 @@ def start(tmp_path, monkeypatch):
     """Start the job of a run as Slurm would, with a notebook that does what it is told."""
     run_dir = tmp_path / "runs" / "local" / "run"
     (run_dir / "job").mkdir(parents=True)
+    files.write_json(run_dir / "job" / "parameters.json", {})
     (run_dir / "checkpoint").mkdir()
     kept = {number: signal.getsignal(number) for number in supervise.SIGNALS}
 
@@ -30,9 +31,9 @@ def start(tmp_path, monkeypatch):
                 files.write_json(run_dir / "record.json", minimal_record(**record))
             return 1, "RuntimeError: out of memory"
 
-        status.write_submission(run_dir, Submission(submitted_at))
+        status.write(run_dir, "submission", Submission(submitted_at))
         monkeypatch.setattr(local, "execute", execute)
-        return job.main(run_dir, ["papermill"])
+        return job.main(run_dir)
 
     begin.last = lambda: status.read_starts(run_dir)[-1].outcome
     yield begin

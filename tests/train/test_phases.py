@@ -7,6 +7,7 @@ from energynn.experiment import config
 from energynn.measure.samples import Events, read_phases
 from energynn.train import phases
 from energynn.train.phases import PhaseTimer, Progress
+from tests.run_files import read_lines
 from tests.train.conftest import phase_times
 
 
@@ -112,5 +113,8 @@ def test_progress_prints_at_most_every_two_seconds(monkeypatch, capsys, tmp_path
         now = (step - 49) * 0.1
         progress.step(step // 50, step % 50, torch.tensor(0.5))
     lines = capsys.readouterr().out.splitlines()
-    first = "resnet50: epoch 2/3, step 20/50, loss 0.5, 80.0 samples/s, 8 s left"
-    assert len(lines) == 5 and lines[0] == first
+    first = "resnet50: 560 of 1200 samples, 80 samples/s, 8 s left"
+    assert len(lines) == 5 and lines[0] == f"{first}, epoch 2/3, step 20, loss 0.5"
+    assert (
+        f"resnet50: {read_lines(tmp_path / 'events-rank0.jsonl')[0]['told']}" == first
+    )
