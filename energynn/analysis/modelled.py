@@ -4,8 +4,6 @@ evidence.
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pandas as pd
 
@@ -13,10 +11,6 @@ from energynn.analysis import published
 from energynn.experiment import studies
 from energynn.forecast import fit as fits
 from energynn.forecast import predict
-
-SYSTEMS = {"A100": "horeka-a100", "H100": "horeka-h100"}
-
-_fit = functools.cache(fits.published)
 
 
 def load(*workloads: str) -> pd.DataFrame:
@@ -38,7 +32,7 @@ def load(*workloads: str) -> pd.DataFrame:
 
 
 def _series(name: str, about: dict) -> pd.DataFrame:
-    fit = _fit(about["workload"], SYSTEMS[about["hardware"]])
+    fit = fits.published(about["workload"], f"horeka-{about['hardware'].lower()}")
     fewest, most = fit.runs.work.devices.min(), fit.runs.work.devices.max()
     stages = {getattr(config, "stage", "") for config in fit.runs.configs}
     configs = [
@@ -63,7 +57,7 @@ def _series(name: str, about: dict) -> pd.DataFrame:
     }
     parts = []
     for quantity, ends in (values | _derived(values, fit, work, base)).items():
-        part = pd.DataFrame(ends, columns=["value", "low", "high"])
+        part = pd.DataFrame(ends, columns=predict.ENDS)
         parts.append(part.assign(quantity=quantity, **sizes))
     return pd.concat(parts).dropna(subset="value")
 
