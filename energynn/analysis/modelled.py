@@ -46,7 +46,10 @@ def _series(name: str, about: dict) -> pd.DataFrame:
         return pd.DataFrame()
     work = fit.runs.works(configs)
     values = predict.quantities(fit, work)
-    base = _base(name, work.devices)
+    # speed-ups relate to the fewest devices that are published, else to the fewest
+    runs = published.runs().dropna(subset="gpu_hours")
+    known = runs[runs["series"].str.contains(name)]["devices"]
+    base = int(min(known if known.nunique() > 1 else work.devices))
     sizes = {
         "series": name,
         "name": f"{name}: {about['label']}",
@@ -60,13 +63,6 @@ def _series(name: str, about: dict) -> pd.DataFrame:
         part = pd.DataFrame(ends, columns=predict.ENDS)
         parts.append(part.assign(quantity=quantity, **sizes))
     return pd.concat(parts).dropna(subset="value")
-
-
-def _base(series: str, devices: np.ndarray) -> int:
-    """Choose the devices that a speed-up relates to: the fewest published ones, else the fewest."""
-    runs = published.runs().dropna(subset="gpu_hours")
-    known = runs[runs["series"].str.contains(series)]["devices"]
-    return int(min(known if known.nunique() > 1 else devices))
 
 
 def _derived(values: dict, fit, work, base: int) -> dict[str, np.ndarray]:

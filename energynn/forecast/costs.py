@@ -72,8 +72,9 @@ def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
 def in_words(costs: pd.DataFrame) -> str:
     """Show a table of costs to people, and where they are from."""
     whole = dict.fromkeys(["runs", "published runs"], "{:.0f}".format)
-    formats = {"float_format": "{:,.1f}".format, "na_rep": "unknown"}
-    text = costs.to_string(formatters=whole, **formats)
+    text = costs.to_string(
+        formatters=whole, float_format="{:,.1f}".format, na_rep="unknown"
+    )
     origin = ORIGIN if "kWh" in costs else UNKNOWN.format(costs["runs"].iloc[-1])
     return f"{text}\n{origin}"
 
