@@ -25,7 +25,6 @@ there the same statement is judged once more, in a column of its own.
 from __future__ import annotations
 
 import math
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +33,7 @@ from scipy import stats
 
 from energynn.analysis import observations, others, published
 from energynn.host.files import shipped
+from energynn.host.reading import toml_table
 
 CLAIMS = shipped("paper") / "claims.toml"
 VERDICTS = ("supported", "contradicted", "inconclusive", "no data")
@@ -104,7 +104,7 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
 
 def read(kind: str) -> list[dict]:
     """Read the entries of the ledger of one kind: "claim" or "restated"."""
-    return tomllib.loads(CLAIMS.read_text())[kind]
+    return toml_table(CLAIMS)[kind]
 
 
 def columns(claim: dict) -> list[tuple[str, dict]]:
@@ -118,11 +118,11 @@ def columns(claim: dict) -> list[tuple[str, dict]]:
 
 def counts(claims: list[dict]) -> dict[str, dict[str, int]]:
     """Count the statements by column and verdict."""
-    every = [
-        (one["verdict"], column) for claim in claims for column, one in columns(claim)
-    ]
-    number_of = pd.DataFrame(every).value_counts().unstack(fill_value=0)
-    return number_of.reindex(VERDICTS, columns=COLUMNS, fill_value=0).to_dict()
+    number_of = {column: dict.fromkeys(VERDICTS, 0) for column in COLUMNS}
+    for claim in claims:
+        for column, one in columns(claim):
+            number_of[column][one["verdict"]] += 1
+    return number_of
 
 
 def elsewhere(claim: dict, runs: pd.DataFrame) -> dict:

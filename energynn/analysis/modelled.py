@@ -4,8 +4,6 @@ evidence.
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pandas as pd
 
@@ -13,10 +11,6 @@ from energynn.analysis import published
 from energynn.experiment import studies
 from energynn.forecast import fit as fits
 from energynn.forecast import predict
-
-SYSTEMS = {"A100": "horeka-a100", "H100": "horeka-h100"}
-
-_fit = functools.cache(fits.published)
 
 
 def load(*workloads: str) -> pd.DataFrame:
@@ -38,7 +32,7 @@ def load(*workloads: str) -> pd.DataFrame:
 
 
 def _series(name: str, about: dict) -> pd.DataFrame:
-    fit = _fit(about["workload"], SYSTEMS[about["hardware"]])
+    fit = fits.published(about["workload"], f"horeka-{about['hardware'].lower()}")
     fewest, most = fit.runs.work.devices.min(), fit.runs.work.devices.max()
     stages = {getattr(config, "stage", "") for config in fit.runs.configs}
     configs = [
@@ -52,7 +46,10 @@ def _series(name: str, about: dict) -> pd.DataFrame:
         return pd.DataFrame()
     work = fit.runs.works(configs)
     values = predict.quantities(fit, work)
-    base = _base(name, work.devices)
+    # speed-ups relate to the fewest devices that are published, else to the fewest
+    runs = published.runs().dropna(subset="gpu_hours")
+    known = runs[runs["series"].str.contains(name)]["devices"]
+    base = int(min(known if known.nunique() > 1 else work.devices))
     sizes = {
         "series": name,
         "name": f"{name}: {about['label']}",
@@ -63,16 +60,9 @@ def _series(name: str, about: dict) -> pd.DataFrame:
     }
     parts = []
     for quantity, ends in (values | _derived(values, fit, work, base)).items():
-        part = pd.DataFrame(ends, columns=["value", "low", "high"])
+        part = pd.DataFrame(ends, columns=predict.ENDS)
         parts.append(part.assign(quantity=quantity, **sizes))
     return pd.concat(parts).dropna(subset="value")
-
-
-def _base(series: str, devices: np.ndarray) -> int:
-    """Choose the devices that a speed-up relates to: the fewest published ones, else the fewest."""
-    runs = published.runs().dropna(subset="gpu_hours")
-    known = runs[runs["series"].str.contains(series)]["devices"]
-    return int(min(known if known.nunique() > 1 else devices))
 
 
 def _derived(values: dict, fit, work, base: int) -> dict[str, np.ndarray]:

@@ -48,23 +48,19 @@ def save_tables(
         table = table.rename(index=str)
         for column, usual in common.items():
             table[column] = table[column].fillna(usual) if column in table else usual
-        _require_about(table, f"{notebook}, table {name}")
+        place = f"{notebook}, table {name}"
+        for column in ABOUT:
+            if column not in table or table[column].isna().any():
+                raise ValueError(f"{place}: a row has no {column}; add the column")
+        if unknown := ", ".join(set(table["provenance"]) - set(PROVENANCES)):
+            raise ValueError(
+                f"{place}: provenance {unknown} is unknown; give one of {PROVENANCES}"
+            )
         table = table.assign(notebook=notebook).astype(object)
         written[name] = table.where(table.notna(), None).to_dict("index")
     path = Path(build_dir, "numbers", f"{notebook}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, written)
-
-
-def _require_about(table: pd.DataFrame, place: str) -> None:
-    for column in ABOUT:
-        if column not in table or table[column].isna().any():
-            raise ValueError(f"{place}: a row has no {column}; add the column")
-    unknown = ", ".join(set(table["provenance"]) - set(PROVENANCES))
-    if unknown:
-        raise ValueError(
-            f"{place}: provenance {unknown} is unknown; give one of {PROVENANCES}"
-        )
 
 
 def weakest(provenances) -> str:
@@ -88,21 +84,21 @@ def filled(sentence: str, tables: dict) -> str:
     return re.sub(r"(?<!\w)-(?=\d)", "\N{MINUS SIGN}", sentence.format_map(tables))
 
 
-def merge(build_dir: str | Path = "build") -> None:
+def merge(build_dir: Path) -> None:
     """Join the tables of all notebooks into numbers.json: table -> row -> column -> value.
 
     Raises ValueError if two notebooks give one name.
     """
     merged = {}
-    for path in sorted(Path(build_dir, "numbers").glob("*.json")):
+    for path in sorted(build_dir.glob("numbers/*.json")):
         for name, table in json_table(path).items():
             if name in merged:
                 raise ValueError(f"{path}: {name} is another's table; rename one")
             merged[name] = table
-    write_json(Path(build_dir, "numbers.json"), dict(sorted(merged.items())))
+    write_json(build_dir / "numbers.json", dict(sorted(merged.items())))
 
 
-def colophon(build_dir: str | Path = "build") -> None:
+def colophon(build_dir: Path) -> None:
     """Write what made the paper as a table of its own: git commit and its date, machine,
     versions.
 

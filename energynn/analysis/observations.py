@@ -12,19 +12,10 @@ import pandas as pd
 
 from energynn.analysis import published, results
 from energynn.experiment import config
+from energynn.measure.energy import COMPONENTS
 
 STAGES = {"pretrain": "pre-training, ", "finetune": "fine-tuning, "}
-COUNTED = [
-    "devices",
-    "local_batch_size",
-    "global_batch_size",
-    "dataset_samples",
-    "epochs",
-    "seed",
-]
-ENERGIES = [
-    f"energy_{component}_kWh" for component in ("total", *results.COMPONENTS[:3])
-]
+ENERGIES = [f"energy_{component}_kWh" for component in ("total", *COMPONENTS)]
 # Quantities of both origins, the total first: the first of a run decides how good the run is said
 # to be, see ``wide``.
 QUANTITIES = [
@@ -63,7 +54,12 @@ WHAT = [
     "preset",
     "loader",
     "base_devices",
-    *COUNTED,
+    "devices",
+    "local_batch_size",
+    "global_batch_size",
+    "dataset_samples",
+    "epochs",
+    "seed",
 ]
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 PARTS = results.PROVENANCES[:3]
@@ -139,7 +135,7 @@ def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
     """
     known = rows[rows[quantity].notna()]
     value = known[quantity]
-    spread = known[f"{quantity}_std"].fillna(0.0) if f"{quantity}_std" in known else 0.0
+    spread = known.get(f"{quantity}_std", 0.0 * value).fillna(0.0)
     of_quantity = provenance(quantity, known)
     return known.assign(
         value=value, low=value - spread, high=value + spread, provenance=of_quantity
@@ -167,7 +163,7 @@ def provenance(quantity: str, runs: pd.DataFrame) -> pd.Series:
 def published_runs(name: str = "values") -> pd.DataFrame:
     """Make the published rows of ``load``, or ("derived") those that follow from them."""
     runs = published.runs(name)
-    runs = runs.reindex(columns=list(dict.fromkeys([*runs, *QUANTITIES])))
+    runs = runs.reindex(columns=runs.columns.union(QUANTITIES, sort=False))
     hours = runs["gpu_hours"]
     runs["training_time_h"] = (hours / runs["devices"]).fillna(runs["training_time_h"])
     assumed = runs["dataset"].map(published.data_set_samples)
@@ -270,7 +266,9 @@ def _belongs(runs: pd.DataFrame, conditions: dict) -> pd.Series:
 def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
     """Add what follows from energies and times of a run."""
     energy_kWh, hours = table["energy_total_kWh"], table["gpu_hours"]
-    table["hardware"] = _hardware(table)
+    # the GPU's model as the study calls it, else the kind of device
+    model = table["device_name"].str.extract(r"\b([ABHV]\d{2,3}[A-Z]?)\b")[0]
+    table["hardware"] = model.fillna(table["device_kind"])
     table["energy_per_gpu_hour_kW"] = energy_kWh / hours
     table["energy_per_dataset_sample_Wh"] = 1000 * energy_kWh / table["dataset_samples"]
     table["mean_power_gpu_W"] = 1000 * table["energy_gpu_kWh"] / hours
@@ -283,12 +281,6 @@ def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
                 100 * table[f"energy_{part}_kWh"] / energy_kWh
             )
     return table
-
-
-def _hardware(table: pd.DataFrame) -> pd.Series:
-    """The model of GPU as the study calls it, else the kind of device."""
-    model = table["device_name"].str.extract(r"\b([ABHV]\d{2,3}[A-Z]?)\b")[0]
-    return model.fillna(table["device_kind"])
 
 
 def _with_speed_up(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:

@@ -42,7 +42,9 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     record = records.read_record(run_dir)
     step_s = (record.training_time_s or 0.0) / STEPS
     step_s = max(step_s, record.sampling_period_s or 0.0)
-    power = _powers(run_dir, record, step_s)
+    power = profiles.load(run_dir, step_s)
+    power = power.rename(columns={"time_s": TIME, "power_W": POWER})
+    power = power.groupby([TIME, "component"], as_index=False)[POWER].sum()
     if power.empty:
         raise ValueError(f"plot: {run_dir} has no power samples of a training")
     energy = power.groupby(TIME, as_index=False)[POWER].sum()
@@ -51,6 +53,9 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     epochs, phases = _epochs_and_phases(run_dir, record)
     # shorter ones cannot be seen
     phases = phases[phases["end"] - phases[TIME] > step_s]
+    for name in set(power["component"]):
+        known = getattr(record, f"energy_{name}_provenance")
+        power = power.replace(name, f"{name}, {known}")
     component = alt.Color("component:N", title=None)
     watts = _curve(power, TIME, POWER).encode(component)
     # without phases, their chart would have no end
@@ -64,16 +69,12 @@ def draw(run_dir: Path) -> alt.HConcatChart:
         beside.append(_curve(epochs, ENERGY, reached[-1]))
     left = alt.vconcat(*over_time).resolve_scale(x="shared")
     right = alt.vconcat(*beside)
-    return alt.hconcat(left, right, title=_title(record))
-
-
-def _title(record: records.Record) -> alt.Title:
     said = f"Its energy is {record.energy_total_provenance}. "
     if record.invalid_reasons:
         reasons = "; ".join(record.invalid_reasons)
         said += f"Not valid as evidence: {reasons}"
     name = record.config.get("command", record.run_id)
-    return theme.titled(name, said)
+    return alt.hconcat(left, right, title=theme.titled(name, said))
 
 
 def _shades(phases: pd.DataFrame) -> alt.Chart:
@@ -89,17 +90,6 @@ def _curve(table: pd.DataFrame, x: str, y: str) -> alt.Chart:
     line = chart.mark_line(color=theme.COLOURS[0], point=is_sparse)
     height = alt.Y(f"{y}:Q", title=y.replace("_", " "))
     return line.encode(alt.X(f"{x}:Q"), height)
-
-
-def _powers(run_dir: Path, record: records.Record, step_s: float) -> pd.DataFrame:
-    """Tabulate the mean power of each component, with its provenance, in steps of time."""
-    power = profiles.load(run_dir, step_s)
-    power = power.rename(columns={"time_s": TIME, "power_W": POWER})
-    power = power.groupby([TIME, "component"], as_index=False)[POWER].sum()
-    for name in set(power["component"]):
-        known = getattr(record, f"energy_{name}_provenance")
-        power = power.replace(name, f"{name}, {known}")
-    return power
 
 
 def _epochs_and_phases(

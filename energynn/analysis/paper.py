@@ -19,14 +19,13 @@ MANUSCRIPTS = {
 }
 
 
-def compile(build_dir: str | Path = "build") -> list[Path]:
+def compile(build_dir: Path) -> list[Path]:
     """Compile paper and supplement into ``build_dir`` with the fonts that typst carries; returns
     their paths.
 
     Raises ValueError if there are no numbers, or one is missing that the manuscript asks for, or
     a figure.
     """
-    build_dir = Path(build_dir).resolve()
     manuscript = "".join(path.read_text() for path in MANUSCRIPTS.values())
     files = ["numbers.json", "claims.json", "artifact.json", "excluded.json"]
     files += [f"figures/{name}.pdf" for name in figures(manuscript)]

@@ -48,7 +48,7 @@ def load(run_dir: str | Path, period_s: float = 1.0) -> pd.DataFrame:
     return profile.dropna(subset="component")
 
 
-def thin(profile: pd.DataFrame, points: int = 1000) -> pd.DataFrame:
+def thin(profile: pd.DataFrame, points: int) -> pd.DataFrame:
     """At most ``points`` rows per device: the lowest and the highest of each stretch of time: no
     peak is lost.
     """

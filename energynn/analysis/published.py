@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import tomllib
-
 import numpy as np
 import pandas as pd
 
 from energynn.experiment import published_values
 from energynn.experiment.published_values import PUBLISHED
+from energynn.host.reading import toml_table
 
-NUMBERS = [
-    "devices",
-    "local_batch_size",
-    "global_batch_size",
-    "epochs",
-    "repeats",
-    "dataset_samples",
-    "low",
-    "high",
-    "decimals",
-    "spread",
-]
+SERIES = PUBLISHED / "series.toml"
 
 
-def values(
-    kind: str | None = None, quantity: str | None = None, name: str = "values"
-) -> pd.DataFrame:
-    """Select rows of ``name``.csv; ``value`` is text as printed, ``low`` and ``high`` numbers.
+def values(kind: str, quantity: str = "") -> pd.DataFrame:
+    """Select rows of values.csv; ``value`` is text as printed, ``low`` and ``high`` numbers.
 
     Kinds: measurement (of one configuration), statement (about several), setup (chosen), picture
     (not known).
     """
-    table = pd.DataFrame(published_values.rows(name))
-    table = table.mask(table == "")
-    table[NUMBERS] = table[NUMBERS].apply(pd.to_numeric)
-    for column, wanted in (("kind", kind), ("quantity", quantity)):
-        table = table if wanted is None else table[table[column] == wanted]
-    return table
+    table = pd.read_csv(PUBLISHED / "values.csv", dtype={"value": str})
+    table = table[table["kind"] == kind]
+    return table[table["quantity"] == quantity] if quantity else table
 
 
 def runs(name: str = "values") -> pd.DataFrame:
@@ -55,7 +38,7 @@ def runs(name: str = "values") -> pd.DataFrame:
 
 def series() -> dict[str, dict]:
     """The study's scaling series: the conditions by which runs belong to them."""
-    table = _toml("series")
+    table = toml_table(SERIES)
     del table["data_sets"]
     return table
 
@@ -64,13 +47,9 @@ def data_set_samples(dataset: str) -> float:
     """Samples of a data set where the paper does not state them; NaN for one that it does, or an
     unknown one.
     """
-    return _toml("series")["data_sets"].get(dataset, {}).get("samples", float("nan"))
+    return toml_table(SERIES)["data_sets"].get(dataset, {}).get("samples", float("nan"))
 
 
 def errata() -> list[dict]:
     """Where paper, table and repository contradict themselves or each other."""
-    return _toml("errata")["erratum"]
-
-
-def _toml(name: str) -> dict:
-    return tomllib.loads((PUBLISHED / f"{name}.toml").read_text())
+    return toml_table(PUBLISHED / "errata.toml")["erratum"]

@@ -12,8 +12,6 @@ from energynn.analysis.paper import PAPER, require
 from energynn.experiment import config, studies
 from energynn.host.reading import json_table
 
-REFERENCE = PAPER / "reference.json"
-
 
 def compare(
     runs_dir: Path = Path("runs"), build_dir: Path = Path("build")
@@ -30,7 +28,7 @@ def compare(
     values |= study_quantities(runs_dir)
     lines = ["", "Compared with the committed reference (paper/reference.json):"]
     passed = 0
-    bands = json.loads(REFERENCE.read_text())
+    bands = json.loads((PAPER / "reference.json").read_text())
     for band in bands:
         value = values.get(band["quantity"], math.nan)
         is_good = band["low"] <= value <= band["high"]

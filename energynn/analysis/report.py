@@ -18,12 +18,11 @@ from energynn.host.texts import ForScript
 MADE = "Made from commit {colophon[build][git_commit]}, {colophon[build][git_state]}."
 
 
-def build(build_dir: str | Path = "build") -> Path:
+def build(build_dir: Path) -> Path:
     """Write ``build_dir``/report.html from figures, numbers and claims.json; returns its path.
 
     Raises ValueError if the notebooks have not made them yet.
     """
-    build_dir = Path(build_dir)
     require(
         build_dir,
         ["claims.json", "numbers.json", "figures/plan.json", "figures/explore.json"],

@@ -12,9 +12,7 @@ import pandas as pd
 from energynn import records
 from energynn.experiment import config as run_config
 from energynn.host.reading import one_fault
-from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
-
-COMPONENTS = ("gpu", "cpu", "ram", "total")
+from energynn.measure.energy import COMPONENTS, JOULE_PER_KWH, SECOND_PER_HOUR
 
 # Quantities of a record that become columns; record_fields.toml has units and meanings.
 QUANTITIES = [
@@ -30,7 +28,7 @@ CONFIG_NUMBERS = [
     "seed",
     "repeat",
 ]
-PROVENANCES = [f"energy_{component}_provenance" for component in COMPONENTS]
+PROVENANCES = [f"energy_{component}_provenance" for component in (*COMPONENTS, "total")]
 TEXTS = [
     "run_id",
     "name",
@@ -75,9 +73,8 @@ def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
     commands and imported ones. Records left out stand with the reason in ``attrs["excluded"]``.
     """
     rows, excluded, seen = [], [], {}
-    for run_dir in (
-        path.parent for path in sorted(Path(runs_dir).glob("*/*/record.json"))
-    ):
+    for path in sorted(Path(runs_dir).glob("*/*/record.json")):
+        run_dir = path.parent
         with one_fault(run_dir, excluded):
             record = records.read_record(run_dir)
             if trained == (record.workload in records.NO_TRAINING):
@@ -164,13 +161,13 @@ def _table(rows: list[dict]) -> pd.DataFrame:
     energies_kWh = (
         energies_J.rename(columns=lambda name: f"{name[:-1]}kWh") / JOULE_PER_KWH
     )
-    more = {
-        "run": table["run_id"],
-        "provenance": table["energy_total_provenance"],
-        "training_time_h": table["training_time_s"] / SECOND_PER_HOUR,
-        "sockets_per_gpu": table["sockets"] / table["devices"],
-    }
-    return pd.concat([table, energies_kWh, pd.DataFrame(more)], axis=1).copy()
+    table = table.join(energies_kWh).assign(
+        run=table["run_id"],
+        provenance=table["energy_total_provenance"],
+        training_time_h=table["training_time_s"] / SECOND_PER_HOUR,
+        sockets_per_gpu=table["sockets"] / table["devices"],
+    )
+    return table.copy()
 
 
 def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
@@ -208,5 +205,5 @@ def phases(runs: pd.DataFrame) -> pd.DataFrame:
         of_run = {"run_id": record.run_id}
         rows += [of_run | entry for entry in record.energy_phases]
     return pd.DataFrame(
-        rows, columns=[*columns, *(f"energy_{c}_J" for c in COMPONENTS[:3])]
+        rows, columns=[*columns, *(f"energy_{c}_J" for c in COMPONENTS)]
     )

@@ -173,7 +173,7 @@ def fit(
         runs_dir = folder_of_runs(runs_dir, must_exist=True)
         seen = runs.checked(runs_dir, workload, site)
     else:
-        seen = runs.published(workload, site)
+        seen = runs.published(workload, system)
     fits.check(seen)
     made = fits.make(seen)
     words = wording.fitted(made, runs_dir, details)

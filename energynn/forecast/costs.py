@@ -12,7 +12,6 @@ from energynn.experiment.studies import GROUPS
 from energynn.experiment.systems import Site
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs
-from energynn.forecast.fit import Fit
 from energynn.measure.energy import SECOND_PER_HOUR
 
 ORIGIN = (
@@ -33,13 +32,16 @@ def expect(run: RunConfig, system: str) -> dict[str, float]:
     unknown: on a system of which nothing is published, with a recipe unlike the paper's, or on more
     devices than forecasts are validated for.
     """
-    printed, fit = _published(run.workload, system)
+    printed = runs.printed(run.workload, system)
     sizes = {"epochs": run.epochs, "local_batch_size": run.local_batch_size}
     recipe = config.PAPER.get(run.workload, {}) | sizes
     is_alike = recipe.items() <= config.asdict(run).items()
-    if not fit or not is_alike or run.devices > predict.most_devices(printed.site):
+    is_known = is_alike and run.devices <= predict.most_devices(printed.site)
+    if not printed.taken or not is_known:
         return {}
-    ends = predict.quantities(fit, fit.runs.works([run]))
+    ends = predict.quantities(
+        fits.published(run.workload, system), printed.works([run])
+    )
     costs = {unit: ends[name][0, 0] for name, unit in predict.PRICE.items()}
     once = config.replace(run, seed=0, repeat=0, system=printed.site.name)
     at = [each == once for each in printed.configs]
@@ -50,13 +52,6 @@ def expect(run: RunConfig, system: str) -> dict[str, float]:
         "published GPU hours": hours,
         "published kWh": hours * sum(printed.power_W[at]) / 1000,
     }
-
-
-@functools.cache
-def _published(workload: str, system: str) -> tuple[runs.Runs, Fit | None]:
-    """Read what is published of a workload on a system, and fit it; no fit where nothing is."""
-    printed = runs.printed(workload, systems.site(system))
-    return printed, fits.published(workload, system) if printed.taken else None
 
 
 def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
@@ -77,8 +72,9 @@ def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
 def in_words(costs: pd.DataFrame) -> str:
     """Show a table of costs to people, and where they are from."""
     whole = dict.fromkeys(["runs", "published runs"], "{:.0f}".format)
-    formats = {"float_format": "{:,.1f}".format, "na_rep": "unknown"}
-    text = costs.to_string(formatters=whole, **formats)
+    text = costs.to_string(
+        formatters=whole, float_format="{:,.1f}".format, na_rep="unknown"
+    )
     origin = ORIGIN if "kWh" in costs else UNKNOWN.format(costs["runs"].iloc[-1])
     return f"{text}\n{origin}"
 

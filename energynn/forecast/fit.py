@@ -7,6 +7,7 @@ and an error of the model that the residuals tell, with Student's t for the few 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,9 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
-from energynn.experiment import config, systems
+from energynn.experiment import config
 from energynn.forecast import model, runs
-from energynn.forecast.model import OF_POWER, OF_TIME, PARAMETERS
+from energynn.forecast.model import LINEAR, OF_POWER, OF_TIME
 from energynn.forecast.runs import Runs
 from energynn.host.files import write_json
 from energynn.host.reading import json_table
@@ -70,13 +71,8 @@ def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
     values = dict.fromkeys(OF_TIME, 0.0) | {"efficiency": 1.0, "evaluation": 1.0}
     values |= dict.fromkeys(OF_POWER, np.nan)
     for name, at in zip(names, point, strict=True):
-        values[name] = np.exp(at) if PARAMETERS[name].is_log else at
+        values[name] = at if name in LINEAR else np.exp(at)
     return values
-
-
-def logarithmic(names: tuple[str, ...]) -> list[bool]:
-    """Say which parameters are fitted as logarithms."""
-    return [PARAMETERS[name].is_log for name in names]
 
 
 def outcomes(
@@ -84,16 +80,6 @@ def outcomes(
 ) -> np.ndarray:
     """Logarithms of times in s and powers in W, (2, configurations)."""
     return np.log(np.stack(model.predict(to_values(names, point), work)))
-
-
-def jacobian(
-    names: tuple[str, ...], point: np.ndarray, work: np.recarray
-) -> np.ndarray:
-    """Derivatives of ``outcomes`` by the parameters, (2, configurations, parameters)."""
-    steps = 1e-20j * np.eye(len(point))
-    return np.stack(
-        [outcomes(names, point + step, work).imag / 1e-20 for step in steps], axis=-1
-    )
 
 
 # --------------------------------------------------------------------------------------- priors
@@ -150,13 +136,13 @@ def unfitted(seen: Runs, storage: bool = False) -> Fit:
         fit = _fit(seen.like, storage)
         names, point = fit.names, fit.point
         wider = np.array([HARDWARE.get(name, 0.0) for name in names])
-        scales = np.where(logarithmic(names), 1.0, point)
+        scales = np.where(np.isin(names, LINEAR), point, 1.0)
         covariance = fit.covariance + np.diag((wider * scales) ** 2)
     else:
         priors = usual_priors(seen, storage)
         names = tuple(priors)
         centres, spreads = np.array(list(priors.values())).T
-        point = np.where(logarithmic(names), np.log(centres), centres)
+        point = np.where(np.isin(names, LINEAR), centres, np.log(centres))
         covariance = np.diag(spreads**2)
     errors = np.full(2, ERROR if seen.site.gpu else ERROR_ON_CORES)
     freedom = np.full(2, ERROR_WEIGHT)
@@ -178,10 +164,7 @@ def _fit(seen: Runs, storage: bool) -> Fit:
     for row, (names, taken) in enumerate(
         ((OF_TIME, seen.time_s), (OF_POWER, seen.power_W))
     ):
-        moves, known = (
-            np.array([name in names for name in fit.names]),
-            np.isfinite(taken),
-        )
+        moves, known = np.isin(fit.names, list(names)), np.isfinite(taken)
         if moves.any() and known.any():
             fit = _with_row(fit, row, moves, seen.work[known], np.log(taken[known]))
     return fit
@@ -258,9 +241,11 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     Value, and low and high end of the 90 % interval; NaN: not known. The energy is the product of
     the others.
     """
-    middle, slopes = (
-        function(fit.names, fit.point, work) for function in (outcomes, jacobian)
-    )
+    middle = outcomes(fit.names, fit.point, work)
+    steps = fit.point + 1e-20j * np.eye(len(fit.point))
+    # derivatives by the parameters, (2, configurations, parameters)
+    slopes = [outcomes(fit.names, step, work).imag / 1e-20 for step in steps]
+    slopes = np.stack(slopes, axis=-1)
     is_single = all(run.repeats == 1 for run in fit.runs.taken)
     errors2 = np.maximum(fit.errors, SCATTER if is_single else 0.0) ** 2
     # How wide priors are is known; only what follows from the errors needs Student's t.
@@ -295,8 +280,8 @@ def describe(fit: Fit) -> dict[str, dict]:
     known = {end: to_values(fit.names, point) for end, point in points.items()}
     table = pd.DataFrame(known).loc[list(fit.names)]
     table["told_by_data"] = 1 - spreads**2 / np.diag(fit.prior_covariance)
-    about = pd.DataFrame(PARAMETERS.values(), PARAMETERS.keys())
-    return table.join(about[["unit", "meaning"]]).to_dict("index")
+    about = pd.DataFrame(OF_TIME | OF_POWER, index=["unit", "meaning"]).T
+    return table.join(about).to_dict("index")
 
 
 def gpu_power_W(fit: Fit, of_gpu: str = "idle") -> dict[str, float]:
@@ -341,6 +326,7 @@ def read(path: Path, workload: str = "", system: str = "") -> Fit:
     return make(seen)
 
 
+@functools.cache
 def published(workload: str, system: str) -> Fit:
     """The fit of all that is published of a workload on a system, made on the spot."""
-    return make(runs.published(workload, systems.site(system)))
+    return make(runs.published(workload, system))

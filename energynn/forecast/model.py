@@ -28,50 +28,27 @@ from one update to the next at least.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Parameter:
-    """A number that is learnt; ``is_log``: its logarithm is fitted."""
-
-    unit: str
-    meaning: str
-    is_log: bool = True
-
-
+# Parameters that are learnt: unit and meaning.
 OF_TIME = {
-    "tau": Parameter(
-        "s", "one trained sample, loaded and computed, where the node is not full"
-    ),
-    "evaluation": Parameter(
-        "1", "time of an evaluated sample, that of a trained one being 1"
-    ),
-    "t_start": Parameter("s", "a pass over data begins: the loader's workers start"),
-    "fill": Parameter(
-        "batches", "local batches that a GPU waits for until a pass flows"
-    ),
-    "t_update": Parameter("s", "one update of the weights, without the all-reduce"),
-    "efficiency": Parameter("1", "part of the bandwidth that the all-reduce reaches"),
-    "kappa": Parameter(
-        "1", "further time of a sample where all GPUs of a node are in use"
-    ),
-    "kappa_nodes": Parameter(
-        "1", "further time of a sample for each doubling of nodes", False
-    ),
-    "kappa_storage": Parameter(
-        "1/node", "further time of a sample for each further node"
-    ),
+    "tau": ("s", "one trained sample, loaded and computed, where the node is not full"),
+    "evaluation": ("1", "time of an evaluated sample, that of a trained one being 1"),
+    "t_start": ("s", "a pass over data begins: the loader's workers start"),
+    "fill": ("batches", "local batches that a GPU waits for until a pass flows"),
+    "t_update": ("s", "one update of the weights, without the all-reduce"),
+    "efficiency": ("1", "part of the bandwidth that the all-reduce reaches"),
+    "kappa": ("1", "further time of a sample where all GPUs of a node are in use"),
+    "kappa_nodes": ("1", "further time of a sample for each doubling of nodes"),
+    "kappa_storage": ("1/node", "further time of a sample for each further node"),
 }
 OF_POWER = {
-    "host": Parameter("W", "a node without its GPUs: CPUs and memory", False),
-    "fed": Parameter("W", "a GPU that has data, without image_J", False),
-    "idle": Parameter("W", "a GPU that waits for data", False),
-    "image_J": Parameter("J", "one trained sample", False),
+    "host": ("W", "a node without its GPUs: CPUs and memory"),
+    "fed": ("W", "a GPU that has data, without image_J"),
+    "idle": ("W", "a GPU that waits for data"),
+    "image_J": ("J", "one trained sample"),
 }
-PARAMETERS = OF_TIME | OF_POWER
+LINEAR = ["kappa_nodes", *OF_POWER]  # of the others the logarithm is fitted
 
 
 def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray]:

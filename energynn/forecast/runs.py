@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import defaultdict
-from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -71,11 +71,11 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
     def __len__(self) -> int:
         return len(self.taken)
 
-    @cached_property
+    @functools.cached_property
     def configs(self) -> list[RunConfig]:
         return [config.from_dict(run.config) for run in self.taken]
 
-    @cached_property
+    @functools.cached_property
     def work(self) -> np.recarray:
         return self.works(self.configs)
 
@@ -171,25 +171,27 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
 PUBLISHED_SYSTEMS = ("horeka-a100", "horeka-h100")
 
 
-def published(workload: str, site: Site) -> Runs:
+def published(workload: str, system: str) -> Runs:
     """Read the study's runs of full length on a system; those of another one give the priors.
 
     Raises ValueError where nothing is published.
     """
-    seen = _of_full_length(printed(workload, site))
+    seen = _of_full_length(printed(workload, system))
     if not len(seen):
         raise ValueError(
-            f"{workload} on {site.name}: nothing is published of it; fit runs of your own "
+            f"{workload} on {seen.site.name}: nothing is published of it; fit runs of your own "
             "(`energynn forecast fit --runs-dir`) and give --fit, or choose resnet50 or "
             "fourcastnet on horeka-a100, or fourcastnet on horeka-h100"
         )
-    others = [name for name in PUBLISHED_SYSTEMS if name != site.name]
-    likes = [_of_full_length(printed(workload, systems.site(name))) for name in others]
+    others = [name for name in PUBLISHED_SYSTEMS if name != seen.site.name]
+    likes = [_of_full_length(printed(workload, name)) for name in others]
     return msgspec.structs.replace(seen, like=next(filter(len, likes), None))
 
 
-def printed(workload: str, site: Site) -> Runs:
+@functools.cache
+def printed(workload: str, system: str) -> Runs:
     """Read the published runs on a system; there may be none."""
+    site = systems.site(system)
     asked = workload, site.published_as
     taken = [
         _of_study(row, site)
@@ -303,10 +305,9 @@ def fitted_recipe(values: dict) -> dict:
 
 def recipe(record: records.Record) -> frozenset[str]:
     """Say in words what runs share that one fit is made of: their recipe and devices."""
-    words = [record.device_name]
-    for name, value in fitted_recipe(record.config).items():
-        words.append(f"{name} {value}")
-    return frozenset(words)
+    shared = fitted_recipe(record.config).items()
+    words = [f"{name} {value}" for name, value in shared]
+    return frozenset([record.device_name, *words])
 
 
 def _config(record: records.Record, named: str) -> RunConfig:

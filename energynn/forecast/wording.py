@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from operator import itemgetter
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from energynn import records
@@ -34,14 +32,12 @@ def predicted(rows: list[dict]) -> str:
 def beside_facts(rows: list[dict]) -> str:
     """Show the forecasts beside the facts, simulated ones by that name."""
     sizes = ["workload", "devices", "local_batch_size"]
-    rows = sorted(rows, key=itemgetter(*sizes))
-    shown = pd.DataFrame(rows)[sizes]
-    shown.columns = ["", "GPUs", "LBS"]
+    table = pd.DataFrame(rows).sort_values(sizes, kind="stable")
+    shown = table[sizes].set_axis(["", "GPUs", "LBS"], axis="columns")
     for name in ("time_h", "energy_kWh"):
-        shown[f"estimated {UNITS[name]}"] = [span(row[name]) for row in rows]
-        facts = [row[name].get("fact") for row in rows]
-        shown[f"fact, {UNITS[name]}"] = np.array(facts, float)
-    shown["fact is"] = [row["fact_is"] for row in rows]
+        shown[f"estimated {UNITS[name]}"] = table[name].map(span)
+        shown[f"fact, {UNITS[name]}"] = table[name].str.get("fact").astype(float)
+    shown["fact is"] = table["fact_is"]
     return shown.to_string(
         index=False, na_rep="not known", float_format="{:.3g}".format
     )

@@ -5,7 +5,7 @@ the device.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -37,20 +37,16 @@ class Loader(DataLoader):
     """Load batches, and raise the fault of one as its own sentence."""
 
     def __iter__(self):
-        return _one_sentence(super().__iter__())
-
-
-def _one_sentence(batches: Iterator) -> Iterator:
-    """Give batches; of what a loader's worker raises torch makes a traceback, whose last line is
-    the fault.
-    """
-    try:
-        yield from batches
-    except (ValueError, OSError) as fault:
-        text = str(fault)
-        if not text.startswith("Caught "):
-            raise
-        raise type(fault)(text.splitlines()[-1].partition(": ")[2]) from fault
+        """Give batches; of what a worker raises torch makes a traceback, whose last line is the
+        fault.
+        """
+        try:
+            yield from super().__iter__()
+        except (ValueError, OSError) as fault:
+            text = str(fault)
+            if not text.startswith("Caught "):
+                raise
+            raise type(fault)(text.splitlines()[-1].partition(": ")[2]) from fault
 
 
 def make_loader(

@@ -84,31 +84,27 @@ class Checkpoints:
         return self.period_s > 0 and time.monotonic() - self.last_s > self.period_s
 
     def save(self, optimizer_steps: int, **own) -> None:
-        """Write the parts, and what each rank has of its own; return once it is on disk."""
-        everyone = distributed.of_all(
-            own | {"random": distributed.random_state()}, self.world
-        )
+        """Write the parts, and what each rank has of its own; return once it is on disk.
+
+        What is no longer needed is removed.
+        """
+        own["random"] = distributed.random_state()
+        ranks = distributed.of_all(own, self.world)
         if self.world.rank == 0:
-            self._write_newest(optimizer_steps, everyone)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / f"{optimizer_steps:012d}.pt"
+            parts = {name: part.state_dict() for name, part in self.parts.items()}
+            saved = {"optimizer_steps": optimizer_steps, "parts": parts, "ranks": ranks}
+            digest = _write(path, saved)
+            with whole(path.with_suffix(".sha256")) as file:
+                file.write(digest.encode() + b"\n")
+            # The run went on from an earlier checkpoint if there is a later one, so the later one
+            # is damaged.
+            marks = sorted(mark.stem for mark in self.folder.glob("*.sha256"))
+            usable = [steps for steps in marks if steps <= path.stem]
+            remove_named(self.folder, OURS, kept=usable[-GENERATIONS:])
         self.last_s = time.monotonic()
         distributed.barrier(self.world)
-
-    def _write_newest(self, optimizer_steps: int, ranks: list[dict]) -> None:
-        """Write a checkpoint and remove what is no longer needed."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{optimizer_steps:012d}.pt"
-        parts = {name: part.state_dict() for name, part in self.parts.items()}
-        digest = _write(
-            path, {"optimizer_steps": optimizer_steps, "parts": parts, "ranks": ranks}
-        )
-        with whole(path.with_suffix(".sha256")) as file:
-            file.write(digest.encode() + b"\n")
-        # The run went on from an earlier checkpoint if there is a later one, so the later one is
-        # damaged.
-        usable = sorted(
-            mark.stem for mark in self.folder.glob("*.sha256") if mark.stem <= path.stem
-        )
-        remove_named(self.folder, OURS, kept=usable[-GENERATIONS:])
 
     def load(self, most_steps: float = math.inf) -> tuple[int, dict] | None:
         """Put parts and random generators back as in the newest whole checkpoint; a warning

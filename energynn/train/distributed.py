@@ -84,7 +84,7 @@ def join(config: RunConfig) -> World:
         )
     device = _device(config, local_rank)
     torch.set_num_threads(config.threads_per_device)
-    be_deterministic(config.seed, algorithms=config.deterministic)
+    be_deterministic(config.seed, config.deterministic)
     launchers.stay_on_this_host(size)
     world = World(rank, size, local_rank, device, socket.gethostname())
     if device.type == "cuda":
@@ -129,7 +129,7 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
-def be_deterministic(seed: int, algorithms: bool = True) -> None:
+def be_deterministic(seed: int, algorithms: bool) -> None:
     """Seed torch's generators; choose deterministic ``algorithms`` where there are any, as the
     study did for cuDNN.
     """

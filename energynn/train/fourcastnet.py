@@ -263,21 +263,17 @@ def evaluate(
     means = np.reshape(
         distributed.total(sums.flatten().tolist(), world), sums.shape
     ) / len(test.sequences)
-    metrics: dict[str, float] = {}
+    metrics = {}
     z500_std = float(test.std[test.z500])
-    for step, (of_forecast, of_persistence) in zip(
-        test.scored_steps, means, strict=True
-    ):
+    for step, of_step in zip(test.scored_steps, means, strict=True):
         lead = f"{test.lead_h * step}h"
-        for (rmse, acc), kind in (
-            (of_forecast, lead),
-            (of_persistence, f"{lead}_persistence"),
-        ):
+        kinds = (lead, f"{lead}_persistence")
+        for (rmse, acc), kind in zip(of_step, kinds, strict=True):
             metrics[f"z500_rmse_{kind}_m"] = (
                 rmse[test.z500] * z500_std / era5.GRAVITY_M_S2
             )
             metrics[f"z500_acc_{kind}"] = acc[test.z500]
-        rmse, acc = of_forecast
+        rmse, acc = of_step[0]
         metrics[f"rmse_{lead}"] = rmse.mean()
         metrics[f"acc_{lead}"] = acc.mean()
     return {name: float(value) for name, value in metrics.items()}

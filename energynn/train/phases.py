@@ -70,9 +70,9 @@ class PhaseTimer:
 
     def loading(self, batches: Iterable) -> Iterator:
         """Give the same batches; the waiting for each counts as data loading."""
-        with self("data_loading"):
-            iterator = iter(batches)  # starts the loader's workers
+        iterator = iter(batches)
         while True:
+            # the first time, this starts the loader's workers
             with self("data_loading"):
                 batch = next(iterator, None)
             if batch is None:
