@@ -9,6 +9,7 @@ from collections.abc import Callable
 from energynn.host.texts import printable
 
 PERIOD_S = 2.0  # between two lines
+CLASSES = {"photographs": 10, "imagenet": 1000}  # by data set
 
 
 def entry(state: str, name: str, words: str) -> str:
@@ -54,6 +55,8 @@ def sentence(record) -> str:
     metrics = [each for each in record.metrics.items() if isinstance(each[1], float)]
     for name, value in metrics[:1]:
         share = f"{1 - value:.0%} of the images right"
+        if classes := CLASSES.get(record.config.get("dataset")):
+            share += f" (chance {100 / classes:.3g}%)"
         parts.append(share if name == "top1_error" else f"{name} {value:.4g}")
     return ", ".join(parts)
 
