@@ -12,6 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 from energynn import records
 from energynn.experiment import config
 from energynn.host import files
+from energynn.host.reading import json_table
 from tests import perun_files
 from tests.measure.worlds import sensor
 from tests.run_files import nanoseconds, write_lines, write_marks, write_samples
@@ -142,6 +143,21 @@ def write_perun_hdf5(path, watts, seconds):
 def run_dir(tmp_path):
     """A valid run of resnet50 on two devices; the caller breaks it and calls records.build."""
     return write_run_dir(tmp_path / "runs")
+
+
+def forge(path, **fields):
+    """Change a record and make its own digest right again, as somebody who knows how would."""
+    record = json_table(path) | fields
+    del record["record_sha256"]
+    files.write_json(path, record | {"record_sha256": config.digest(record)})
+
+
+def write_runs(runs_dir, *systems):
+    """Valid runs of these systems, with their records."""
+    folders = [write_run_dir(runs_dir, system) for system in systems]
+    for folder in folders:
+        assert records.build(folder, "finished", "").valid
+    return folders
 
 
 def write_run_dir(runs_dir, system="local"):

@@ -10,16 +10,25 @@ import time
 import psutil
 
 from energynn import cli
-from energynn.measure import perun_adapter
 
 ENERGYNN = [sys.executable, "-m", "energynn.cli"]
 
 
+def ended(*words, **more):
+    """Execute a program, and wait for its end."""
+    return subprocess.run(list(map(str, words)), capture_output=True, text=True, **more)
+
+
 def energynn(*words, **more):
     """Execute a command of ours in a process of its own, and wait for its end."""
-    return subprocess.run(
-        [*ENERGYNN, *map(str, words)], capture_output=True, text=True, **more
-    )
+    return ended(*ENERGYNN, *words, **more)
+
+
+def printed(*words, **more) -> str:
+    """Return what a program prints, which ends well."""
+    done = ended(*words, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def said(*words) -> tuple[int, str, str]:
@@ -28,6 +37,13 @@ def said(*words) -> tuple[int, str, str]:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         status = cli.main([str(word) for word in words])
     return status, out.getvalue(), errors.getvalue()
+
+
+def answer(*words, status=0) -> str:
+    """Return output and errors of a command, within this process, that ends with a status."""
+    found, out, errors = said(*words)
+    assert found == status, out + errors
+    return out + errors
 
 
 def wait_until(condition, timeout_s=180, what="", pause_s=0.05):
@@ -39,19 +55,15 @@ def wait_until(condition, timeout_s=180, what="", pause_s=0.05):
 
 
 def processes_of(folder):
-    """Everything that carries a folder in its command line or its run's variable, except this
-    test.
-    """
+    """Everything that carries a folder in its command line or its variables, except this test."""
     found = []
     for process in psutil.process_iter():
         try:
-            words = " ".join(process.cmdline()) + process.environ().get(
-                perun_adapter.RUN_DIR_VARIABLE, ""
-            )
+            words = [*process.cmdline(), *process.environ().values()]
             alive = process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             continue
-        if str(folder) in words and process.pid != os.getpid() and alive:
+        if str(folder) in " ".join(words) and process.pid != os.getpid() and alive:
             found.append(process)
     return found
 

@@ -18,6 +18,13 @@ def write_lines(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def edit(path, **fields):
+    """Change fields of a JSON file; returns what it had."""
+    had = json.loads(path.read_text())
+    path.write_text(json.dumps(had | fields))
+    return had
+
+
 def read_lines(path):
     return list(map(json.loads, path.read_text().splitlines()))
 

@@ -5,13 +5,13 @@ import graphlib
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from energynn.host.files import REPOSITORY
+from tests.processes import printed
 from tests.size import floors, imported, room_imports, sizes
 
 PACKAGE = REPOSITORY / "energynn"
@@ -109,14 +109,8 @@ def test_nothing_heavy_is_loaded_by_the_analysis(tmp_path):
         f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
     )
     program += f"print(sorted(set(sys.modules) & {TRAINING_LIBRARIES!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
-    )
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+    where = dict(cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
+    assert printed(sys.executable, "-c", program, **where) == "[]\n"
 
 
 # Code tokens (`make size`). They become fewer, or a whole idea goes for one that comes.
@@ -190,9 +184,7 @@ def test_notebooks_are_thin_and_clean(path):
 
 
 def test_make_help_lists_the_targets():
-    done = subprocess.run(
-        ["make", "help"], capture_output=True, text=True, cwd=REPOSITORY
-    )
+    said = printed("make", "help", cwd=REPOSITORY)
     for target in (
         "reproduce",
         "paper",
@@ -206,7 +198,7 @@ def test_make_help_lists_the_targets():
         "lock",
         "clean",
     ):
-        assert f"make {target} " in done.stdout
+        assert f"make {target} " in said
 
 
 def test_ci_calls_the_tests_that_contain_the_readmes():
@@ -220,5 +212,4 @@ def test_ruff_finds_nothing():
     """Format, lines of 100 characters, unused names: pyproject.toml has the rules."""
     for words in (["format", "--check"], ["check"]):
         command = [sys.executable, "-m", "ruff", *words, "energynn", "tests"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-        assert done.returncode == 0, done.stdout[-2000:]
+        printed(*command, cwd=REPOSITORY)
