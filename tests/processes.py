@@ -68,6 +68,13 @@ def processes_of(folder):
     return found
 
 
+def kill(folder):
+    """Let nothing be left that carries a folder."""
+    for process in processes_of(folder):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def lives(number):
     """Whether a process of this host has not ended."""
     try:
