@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 import psutil
 
 from energynn import cli
+from energynn.host.files import REPOSITORY
 
 ENERGYNN = [sys.executable, "-m", "energynn.cli"]
 
@@ -29,6 +31,22 @@ def printed(*words, **more) -> str:
     done = ended(*words, **more)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+FAKES = REPOSITORY / "tests/measure/fake_sensors"
+OF_OTHERS = ("PMI_", "CUDA_", "ENERGYNN_READY")
+
+
+def with_gpus(gpus, *folders, **more):
+    """The environment of a machine with these fake GPUs; modules in folders go before others."""
+    clean = {
+        name: word
+        for name, word in os.environ.items()
+        if not name.startswith(OF_OTHERS)
+    }
+    places = [*folders, FAKES, REPOSITORY, os.environ.get("PYTHONPATH", "")]
+    fake = {"FAKE_GPUS": json.dumps(list(gpus))}
+    return clean | fake | {"PYTHONPATH": os.pathsep.join(map(str, places))} | more
 
 
 def said(*words) -> tuple[int, str, str]:

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 
+from energynn.host.files import REPOSITORY
 from energynn.measure.account import account
 from energynn.measure.samples import events_of_segments
 
@@ -12,6 +13,11 @@ ZERO_NS = 10**15  # of the monotonic clock, at which the times of these files be
 
 def nanoseconds(t_s):
     return ZERO_NS + int(t_s * 1e9)
+
+
+def text_of(name):
+    """The text of a file of the repository."""
+    return (REPOSITORY / name).read_text()
 
 
 def write_lines(path, lines):

@@ -1,6 +1,5 @@
 """The first minute on the command line: what a person types before knowing how, and slips."""
 
-import json
 import os
 import shlex
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 from energynn import cli, records
 from energynn.host import files
 from energynn.host.files import REPOSITORY
+from energynn.host.reading import json_table
 from tests.conftest import write_perun_hdf5, write_runs
 from tests.processes import ENERGYNN, ended, printed, said
 from tests.run_files import edit
@@ -144,9 +144,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 
 def test_a_notebook_opened_in_jupyterlab_writes_where_the_others_read(monkeypatch):
-    cells = json.loads((REPOSITORY / "notebooks" / "run_training.ipynb").read_text())[
-        "cells"
-    ]
+    cells = json_table(REPOSITORY / "notebooks" / "run_training.ipynb")["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     monkeypatch.chdir(REPOSITORY / "notebooks")
     monkeypatch.setenv("ENERGYNN_RUNS", "/somewhere/runs")

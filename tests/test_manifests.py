@@ -1,6 +1,5 @@
 """Verification of the data sets, on copies that the tests may damage."""
 
-import json
 import shutil
 import subprocess
 
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 from energynn.data import describe, era5_sources, manifests, photographs
 from energynn.host import files
+from energynn.host.reading import json_table
 from tests.processes import answer
 
 
@@ -91,12 +91,12 @@ def test_another_jpeg_encoder_is_explained_and_can_be_described(copies, monkeypa
 def test_manifests_say_what_is_needed():
     for dataset in ("photographs", "era5_ensemble"):
         folder = files.DATA_MANIFESTS / dataset
-        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest = json_table(folder / "manifest.json")
         for key in ("license", "citeAs", "url", "energynn:rule", "energynn:split"):
             assert manifest[key], (dataset, key)
         listed = {entry["name"]: entry["sha256"] for entry in manifest["distribution"]}
         assert listed == manifests.checksums(dataset)
-    texts = json.loads(describe.DESCRIPTIONS.read_text())
+    texts = json_table(describe.DESCRIPTIONS)
     assert (
         f"JPEG quality {photographs.JPEG_QUALITY}"
         in texts["photographs"]["energynn:rule"]
@@ -138,7 +138,7 @@ def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch):
     answer("data", "describe", "imagenet", "--root", imagenet_tree)
     sums = copies / "data_manifests" / "imagenet" / "SHA256SUMS"
     subprocess.run(["sha256sum", "-c", "--quiet", sums], cwd=imagenet_tree, check=True)
-    manifest = json.loads(sums.with_name("manifest.json").read_text())
+    manifest = json_table(sums.with_name("manifest.json"))
     assert manifest["energynn:files"] == 11 + 3
 
     with pytest.raises(ValueError, match="set ENERGYNN_IMAGENET"):

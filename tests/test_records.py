@@ -17,7 +17,7 @@ from energynn.measure import account, perun_adapter
 from tests.conftest import forge, write_runs
 from tests.experiment.test_config import JSON
 from tests.processes import answer
-from tests.run_files import edit, rewrite
+from tests.run_files import edit, rewrite, text_of
 
 
 def test_every_number_of_a_record_is_the_known_one(run_dir):
@@ -228,13 +228,13 @@ def test_the_table_of_the_fields_says_what_the_record_has():
     fields = REPOSITORY / "energynn" / "record_fields.toml"
     for name, facts in tomllib.loads(fields.read_text()).items():
         lines.append(f"| `{name}` | {facts.get('unit', '')} | {facts['meaning']} |")
-    table = (REPOSITORY / "runs" / "README.md").read_text().splitlines()
+    table = text_of("runs/README.md").splitlines()
     begin = table.index(lines[0])
     assert table[begin : begin + len(lines)] == lines
 
 
 def test_each_field_of_the_record_has_a_meaning():
-    fields = tomllib.loads((REPOSITORY / "energynn/record_fields.toml").read_text())
+    fields = tomllib.loads(text_of("energynn/record_fields.toml"))
     names = set()
     for name in fields:
         names |= {name.replace("*", part) for part in ("gpu", "cpu", "ram", "total")}

@@ -18,7 +18,7 @@ from energynn.host.reading import json_table
 from tests import powercap
 from tests.conftest import POWER_W, TRAINING_S, write_runs
 from tests.processes import answer, printed
-from tests.run_files import edit
+from tests.run_files import edit, text_of
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def powered(tmp_path_factory):
 
 
 def test_the_examples_of_the_guide_run(two_runs, powered, tmp_path):
-    text = (REPOSITORY / "docs" / "own.md").read_text()
+    text = text_of("docs/own.md")
     blocks = re.findall(r"(?:^(?:    .*)?\n)+", text, flags=re.MULTILINE)
     code = [textwrap.dedent(block) for block in blocks if "energynn." in block]
     code = [block for block in code if ".venv/bin" not in block]
@@ -171,7 +171,7 @@ def test_the_examples_of_the_guide_run(two_runs, powered, tmp_path):
 @pytest.mark.slow
 def test_the_guide_forecasts_measured_commands(powered, tmp_path):
     """docs/own.md as it stands, from three measured commands to how many devices and kWh."""
-    text = (REPOSITORY / "docs" / "own.md").read_text()
+    text = text_of("docs/own.md")
     section = text.partition("## How many GPUs")[2].partition("\n## ")[0]
     lines = re.findall(r"^    (\S.*)$", section, flags=re.MULTILINE)
     assert len(lines) == 5
