@@ -35,7 +35,7 @@ SLOW := -n 3 --dist loadgroup --no-loadscope-reorder -m "slow and not nightly" $
 # With "=": pytest would take a separate file for a folder of tests, once it is there.
 RAN_TWICE := build/ran-twice.txt
 ONCE_MORE = { echo "energynn: once more, only what has failed"; \
-  $(PYTEST) --last-failed --last-failed-no-failures none --ran-twice=$(RAN_TWICE) --ran-twice-add; }
+  $(PYTEST) --last-failed --last-failed-no-failures none --ran-twice=$(RAN_TWICE); }
 
 help: ## this list
 	@echo "energynn: what does it cost, in energy, time and accuracy, to train on more GPUs?"

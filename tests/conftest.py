@@ -12,6 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 from energynn import records
 from energynn.experiment import config
 from energynn.host import files
+from energynn.host.reading import json_table
 from tests import perun_files
 from tests.measure.worlds import sensor
 from tests.run_files import nanoseconds, write_lines, write_marks, write_samples
@@ -21,17 +22,10 @@ TRAINING_S = 20.0
 
 
 def pytest_addoption(parser):
-    group = parser.getgroup("energynn")
-    group.addoption(
-        "--ran-twice",
-        metavar="FILE",
-        help="say at the very end which tests this file names",
+    words = (
+        "say at the very end which tests this file names; of --last-failed it names all"
     )
-    group.addoption(
-        "--ran-twice-add",
-        action="store_true",
-        help="this is a second try: add its tests to that file",
-    )
+    parser.addoption("--ran-twice", metavar="FILE", help=words)
 
 
 # Of these files all tests go to one process of pytest: they share a cluster, a network, a wheel.
@@ -83,8 +77,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_collection_finish(session):
     """Note what runs a second time, so that it is counted even if it passes now."""
-    if session.config.option.ran_twice_add:
-        path = Path(session.config.option.ran_twice)
+    option = session.config.option
+    if option.ran_twice and option.lf:
+        path = Path(option.ran_twice)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             file.writelines(f"{item.nodeid}\n" for item in session.items)
@@ -96,8 +91,18 @@ def pytest_unconfigure(config):
     if path is None or hasattr(config, "workerinput"):
         return
     names = Path(path).read_text().splitlines() if Path(path).exists() else []
-    count = "1 test" if len(names) == 1 else f"{len(names) or 'no'} tests"
-    print(f"{count} had to run twice{': ' if names else ''}{', '.join(names)}")
+    print(f"tests that had to run twice: {len(names)} {', '.join(names)}")
+
+
+@pytest.fixture
+def signals():
+    """What a test does to the handling of signals ends with it."""
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    numbers += [signal.SIGUSR1, signal.SIGUSR2]
+    kept = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
 
 
 def minimal_record(**fields) -> dict:
@@ -142,6 +147,21 @@ def write_perun_hdf5(path, watts, seconds):
 def run_dir(tmp_path):
     """A valid run of resnet50 on two devices; the caller breaks it and calls records.build."""
     return write_run_dir(tmp_path / "runs")
+
+
+def forge(path, **fields):
+    """Change a record and make its own digest right again, as somebody who knows how would."""
+    record = json_table(path) | fields
+    del record["record_sha256"]
+    files.write_json(path, record | {"record_sha256": config.digest(record)})
+
+
+def write_runs(runs_dir, *systems):
+    """Valid runs of these systems, with their records."""
+    folders = [write_run_dir(runs_dir, system) for system in systems]
+    for folder in folders:
+        assert records.build(folder, "finished", "").valid
+    return folders
 
 
 def write_run_dir(runs_dir, system="local"):

@@ -1,5 +1,6 @@
 """A powercap tree whose counter moves at constant power: a CPU whose true energy is known."""
 
+import contextlib
 import subprocess
 import sys
 import textwrap
@@ -15,12 +16,9 @@ def zone(folder: Path, name: str, range_uJ: int = RANGE_UJ, energy_uJ: int = 0) 
     (folder / "energy_uj").write_text(f"{energy_uJ:012}\n")
 
 
-def constant_power(
-    powercap: Path, power_W: float, range_uJ: int = RANGE_UJ
-) -> subprocess.Popen:
-    """Make the tree with one package; returns the process that moves its counter, every 5 ms,
-    until it is killed.
-    """
+@contextlib.contextmanager
+def constant_power(powercap: Path, power_W: float, range_uJ: int = RANGE_UJ):
+    """Make the tree with one package; within this its counter is moved, every 5 ms."""
     zone(powercap / "intel-rapl:0", "package-0", range_uJ)
     program = textwrap.dedent(f"""
         import os, time
@@ -30,4 +28,8 @@ def constant_power(
             os.pwrite(file, b"%012d\\n" % value, 0)
             time.sleep(0.005)
     """)
-    return subprocess.Popen([sys.executable, "-c", program])
+    with subprocess.Popen([sys.executable, "-c", program]) as writer:
+        try:
+            yield
+        finally:
+            writer.kill()

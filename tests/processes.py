@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -10,16 +11,42 @@ import time
 import psutil
 
 from energynn import cli
-from energynn.measure import perun_adapter
+from energynn.host.files import REPOSITORY
 
 ENERGYNN = [sys.executable, "-m", "energynn.cli"]
 
 
+def ended(*words, **more):
+    """Execute a program, and wait for its end."""
+    return subprocess.run(list(map(str, words)), capture_output=True, text=True, **more)
+
+
 def energynn(*words, **more):
     """Execute a command of ours in a process of its own, and wait for its end."""
-    return subprocess.run(
-        [*ENERGYNN, *map(str, words)], capture_output=True, text=True, **more
-    )
+    return ended(*ENERGYNN, *words, **more)
+
+
+def printed(*words, **more) -> str:
+    """Return what a program prints, which ends well."""
+    done = ended(*words, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+FAKES = REPOSITORY / "tests/measure/fake_sensors"
+OF_OTHERS = ("PMI_", "CUDA_", "ENERGYNN_READY")
+
+
+def with_gpus(gpus, *folders, **more):
+    """The environment of a machine with these fake GPUs; modules in folders go before others."""
+    clean = {
+        name: word
+        for name, word in os.environ.items()
+        if not name.startswith(OF_OTHERS)
+    }
+    places = [*folders, FAKES, REPOSITORY, os.environ.get("PYTHONPATH", "")]
+    fake = {"FAKE_GPUS": json.dumps(list(gpus))}
+    return clean | fake | {"PYTHONPATH": os.pathsep.join(map(str, places))} | more
 
 
 def said(*words) -> tuple[int, str, str]:
@@ -28,6 +55,13 @@ def said(*words) -> tuple[int, str, str]:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         status = cli.main([str(word) for word in words])
     return status, out.getvalue(), errors.getvalue()
+
+
+def answer(*words, status=0) -> str:
+    """Return output and errors of a command, within this process, that ends with a status."""
+    found, out, errors = said(*words)
+    assert found == status, out + errors
+    return out + errors
 
 
 def wait_until(condition, timeout_s=180, what="", pause_s=0.05):
@@ -39,21 +73,24 @@ def wait_until(condition, timeout_s=180, what="", pause_s=0.05):
 
 
 def processes_of(folder):
-    """Everything that carries a folder in its command line or its run's variable, except this
-    test.
-    """
+    """Everything that carries a folder in its command line or its variables, except this test."""
     found = []
     for process in psutil.process_iter():
         try:
-            words = " ".join(process.cmdline()) + process.environ().get(
-                perun_adapter.RUN_DIR_VARIABLE, ""
-            )
+            words = [*process.cmdline(), *process.environ().values()]
             alive = process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             continue
-        if str(folder) in words and process.pid != os.getpid() and alive:
+        if str(folder) in " ".join(words) and process.pid != os.getpid() and alive:
             found.append(process)
     return found
+
+
+def kill(folder):
+    """Let nothing be left that carries a folder."""
+    for process in processes_of(folder):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def lives(number):

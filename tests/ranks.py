@@ -46,13 +46,11 @@ FORKS.set_forkserver_preload(
 )
 
 
-def start_ranks(
-    ranks: int, script: str | Path, *arguments: str, extra: dict | None = None
-):
+def start_ranks(ranks: int, script: str | Path, *arguments: str):
     """Run a script in so many ranks to the end; returns the first status but 0, and what all of
     them printed.
     """
-    return Ranks(ranks, script, *arguments, extra=extra).wait()
+    return Ranks(ranks, script, *arguments).wait()
 
 
 class Ranks:
@@ -66,22 +64,14 @@ class Ranks:
         environment = os.environ | ENVIRONMENT | (extra or {})
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            reference = {
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(free.getsockname()[1]),
-            }
+            port = str(free.getsockname()[1])
         self.processes = []
         for rank in range(ranks):
-            place = {
-                "RANK": rank,
-                "WORLD_SIZE": ranks,
-                "LOCAL_RANK": rank,
-                "LOCAL_WORLD_SIZE": ranks,
-            }
             if ranks > 1:
-                environment |= reference | {
-                    name: str(number) for name, number in place.items()
-                }
+                environment |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+                environment |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+                sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
+                environment |= dict.fromkeys(sizes, str(ranks))
             self.processes.append(self._fork(environment))
 
     def _fork(self, environment: dict[str, str]):

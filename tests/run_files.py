@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 
+from energynn.host.files import REPOSITORY
 from energynn.measure.account import account
 from energynn.measure.samples import events_of_segments
 
@@ -14,8 +15,20 @@ def nanoseconds(t_s):
     return ZERO_NS + int(t_s * 1e9)
 
 
+def text_of(name):
+    """The text of a file of the repository."""
+    return (REPOSITORY / name).read_text()
+
+
 def write_lines(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def edit(path, **fields):
+    """Change fields of a JSON file; returns what it had."""
+    had = json.loads(path.read_text())
+    path.write_text(json.dumps(had | fields))
+    return had
 
 
 def read_lines(path):

@@ -8,11 +8,9 @@ until the first failure. A line for each fault says what became of it: caught (b
 SURVIVED, or why it could not be tried.
 """
 
-import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,19 +18,16 @@ import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# every process of a test has this variable, so that none is left
+sys.path.insert(0, str(HERE.parent))
+from tests.processes import kill  # noqa: E402
+
 MARK = "ENERGYNN_SEEDED"
 NOT_COPIED = (".venv", "build", "__pycache__", "local", "measured", "imported")
 LIMIT_S = 600
 
 
 def read_faults() -> list[dict]:
-    """Read the faults with their snippets and tests in the package as it is now."""
-    faults = tomllib.loads((HERE / "faults.toml").read_text())["fault"]
-    for fault in faults:
-        for name in ("old", "new", "tests"):
-            fault[name] = fault.get(f"{name}_new", fault.get(name))
-    return faults
+    return tomllib.loads((HERE / "faults.toml").read_text())["fault"]
 
 
 def seed(fault: dict, copy: Path) -> None:
@@ -49,11 +44,13 @@ def failure(copy: Path, test: str) -> str:
     """Run a test, or a file of tests without its slow ones; returns what has failed, or nothing."""
     marks = "not nightly" if "::" in test else "not slow and not nightly"
     words = [*"-m pytest -q -x -p no:cacheprovider --tb short -m".split(), marks]
+    # all that a test starts has the copy among its variables, so that none is left
+    environment = os.environ | dict.fromkeys(("PYTHONPATH", MARK), str(copy))
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         started = subprocess.Popen(
             [sys.executable, *words, test],
             cwd=copy,
-            env=os.environ | {"PYTHONPATH": str(copy), MARK: str(copy)},
+            env=environment,
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -64,24 +61,14 @@ def failure(copy: Path, test: str) -> str:
         except subprocess.TimeoutExpired:
             return f"{test} (no end)"
         finally:
-            end_what_is_left(copy)
+            kill(copy)
             started.wait()
         output.seek(0)
-        failed = re.search(
-            r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output.read(), re.MULTILINE
-        )
+        pattern = r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$"
+        failed = re.search(pattern, output.read(), re.MULTILINE)
     if failed:
         return failed[1]
     return f"{test} (status {status})" if status else ""
-
-
-def end_what_is_left(copy: Path) -> None:
-    """Kill every process that the tests have started and that is still there."""
-    mark = f"{MARK}={copy}".encode()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
-            if mark in path.read_bytes().split(b"\0"):
-                os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def fate(fault: dict, copy: Path) -> str:

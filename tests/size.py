@@ -96,22 +96,33 @@ def imported(path: Path, at_top_only: bool = False) -> set[str]:
     return names
 
 
-def room_imports() -> dict[str, set[str]]:
-    """Map each room of the package to the rooms that it imports from.
+def module_imports() -> dict[str, set[str]]:
+    """Map each module of the package to those that it imports, at its top or within a function.
 
-    A room is a folder with Python files, or a module beside them. What stands in
-    energynn/__init__.py belongs to none.
+    What stands in energynn/__init__.py belongs to none.
     """
-    package = REPOSITORY / "energynn"
-    modules = {path: path.relative_to(package).parts for path in package.rglob("*.py")}
-    room_of = {path: parts[0].removesuffix(".py") for path, parts in modules.items()}
-    rooms = set(room_of.values()) - {"__init__"}
-    arrows: dict[str, set[str]] = {room: set() for room in rooms}
-    for path, room in room_of.items():
-        names = [name.split(".") for name in imported(path)]
-        used = {name[1] for name in names if name[0] == "energynn" and len(name) > 1}
-        if room in rooms:
-            arrows[room] |= used & rooms - {room}
+    paths = {}
+    for path in (REPOSITORY / "energynn").rglob("*.py"):
+        names = path.relative_to(REPOSITORY).with_suffix("").parts
+        paths[".".join(names).removesuffix(".__init__")] = path
+    del paths["energynn"]
+    graph: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        names = imported(path)
+        names |= {name.rpartition(".")[0] for name in names}
+        graph[module] = names & paths.keys() - {module}
+    return graph
+
+
+def room_imports() -> dict[str, set[str]]:
+    """Map each room of the package, a folder or a module beside them, to those that it imports
+    from.
+    """
+    arrows: dict[str, set[str]] = {}
+    for module, used in module_imports().items():
+        room = module.split(".")[1]
+        of_room = arrows.setdefault(room, set())
+        of_room |= {name.split(".")[1] for name in used} - {room}
     return arrows
 
 

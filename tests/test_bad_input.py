@@ -1,6 +1,5 @@
 """Bad input to a command is one clear line, executes nothing, and loses nothing."""
 
-import io
 import os
 import signal
 from itertools import product
@@ -9,15 +8,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from PIL import Image
 
-from energynn import records
 from energynn.analysis import results
 from energynn.data import imagenet
-from tests.conftest import write_run_dir
-from tests.data.test_era5_stores import CHANNELS, write_hdf5
+from tests.conftest import write_runs
+from tests.data.test_own_images import picture
 from tests.perun_files import PACKAGE, layout_0_8, write_run
-from tests.processes import said
+from tests.processes import answer, said
 
 
 @pytest.fixture
@@ -96,29 +93,19 @@ NO_FILE = product(("run.json", "record.json"), (*CONTENTS, PIPE, FOLDER, SPARSE)
 
 @pytest.mark.parametrize("name, what", [*NO_FILE, *NO_RAW_FILE])
 def test_an_ill_typed_file_is_a_fault_of_one_run(here, name, what):
-    bad, good = (write_run_dir(here / "runs", system) for system in ("local", "other"))
-    for run in (bad, good):
-        records.build(run, "finished", "")
+    bad, good = write_runs(here / "runs", "local", "other")
     spoil(bad / name, what)
     status, out, errors = said("check", here / "runs")
     faults = [line for line in out.splitlines() if line.startswith("FAULT")]
     assert status == 1 and faults and not errors, (out, errors)
     assert all(bad.name in line and good.name not in line for line in faults), faults
-    status, out, errors = said("status", "--runs-dir", here / "runs")
-    assert status == 0 and not errors and "finished" in out, (out, errors)
+    assert "finished" in answer("status", "--runs-dir", here / "runs")
     loaded = results.load(here / "runs")
     assert good.name in loaded["run_id"].values
     assert len(loaded) + len(loaded.attrs["excluded"]) == 2
-    if name == "run.json":
-        words = ["measure", "--out", bad, "--", "touch", "canary"]
-        refused(here, *words, says="holds something else")
 
 
 def test_what_cannot_work_is_refused_before_it_starts(here):
-    script = here / "script"
-    script.write_text("touch canary")
-    script.chmod(0o755)
-    refused(here, "measure", "--", script, says="a text that does not begin with #!")
     asked = "training_samples=9999"
     refused(here, "run", "--runs-dir", here, "-p", asked, says="the data set has 1000")
 
@@ -140,6 +127,7 @@ def test_what_cannot_be_measured_leaves_nothing(here, words, says):
     "name, text",
     [
         ("thesis.tex", "years of work"),
+        ("run.json", "{"),
         ("run.json", "{}"),
         ("run.json", "[1]"),
         ("run.json", '{"workload": "resnet50", "config": {}}'),
@@ -228,56 +216,17 @@ def test_foreign_perun_files(here, says, change):
     assert not list((here / "runs").rglob("run.json")), "nothing half imported"
 
 
-def infinite_era5(folder: Path) -> None:
-    write_hdf5(folder, 2019, 2)
-    with h5py.File(folder / "2019.h5", "r+") as file:
-        file["fields"][1, CHANNELS.index("v850")] = np.inf
-
-
-def linked_era5(folder: Path) -> None:
-    write_hdf5(folder, 2018, 2)
-    with h5py.File(folder / "2019.h5", "w") as file:
-        file["fields"] = h5py.ExternalLink("2018.h5", "fields")
-
-
-@pytest.mark.parametrize(
-    "spoiled, says",
-    [
-        (infinite_era5, "no finite v850 at 2019-01-01T06 UTC"),
-        (linked_era5, "is a link"),
-    ],
+EPS = (
+    b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 )
-def test_foreign_era5(here, spoiled, says):
-    (here / "source").mkdir()
-    spoiled(here / "source")
-    words = ["data", "era5", "--source", here / "source", "--out", here / "store"]
-    refused(here, *words, "--years", "2019", says=says)
-    assert not list((here / "store").glob("*.npy")), "nothing of it was stored as good"
 
 
-def encoded(kind: str) -> bytes:
-    data = io.BytesIO()
-    Image.new("RGB", (8, 8), "red").save(data, kind)
-    return data.getvalue()
-
-
-IMAGES = {
-    "empty": b"",
-    "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n",
-    "GIF": encoded("GIF"),
-    "a PNG cut off": encoded("PNG")[:40],
-    "a script": b"#!/bin/sh\ntouch canary\n",
-}
-
-
-@pytest.mark.parametrize("what", IMAGES)
-def test_images_that_are_none(here, what):
+def test_an_image_that_is_a_program_is_not_executed(here):
+    """Other files that are no images: tests/data/test_own_images.py."""
     for split in imagenet.SPLITS:
-        folder = here / "images" / split / "n01"
-        folder.mkdir(parents=True)
-        (folder / "good.JPEG").write_bytes(encoded("JPEG"))
+        picture(here / "images" / split / "n01" / "good.JPEG")
     bad = here / "images" / "train" / "n01" / "bad.JPEG"
-    bad.write_bytes(IMAGES[what])
+    bad.write_bytes(EPS)
     with pytest.raises(ValueError, match="bad.JPEG is broken"):
         imagenet.prepare(here / "images", here / "store")
     assert not (here / "canary").exists(), "Ghostscript was started"
@@ -285,20 +234,9 @@ def test_images_that_are_none(here, what):
     imagenet.prepare(here / "images", here / "other")
 
 
-# -------------------------------------------------------- systems of one's own
-
-MACHINES = [
-    "",
-    "cpu_model = 5",
-    "[",
-    "[cpu_model]\nidle_W_per_core = -1\nfull_W_per_core = 1",
-]
-
-
-@pytest.mark.parametrize("text", MACHINES)
-def test_descriptions_of_the_machine(here, text):
+def test_a_description_of_the_machine_that_is_none(here):
+    """Other such texts: tests/measure/test_thresholds.py."""
     (here / "runs" / "local").mkdir(parents=True)
-    (here / "runs" / "local" / "system.toml").write_text(text)
-    refused(
-        here, "measure", "--", "touch", "canary", says="system.toml: cannot be read"
-    )
+    (here / "runs" / "local" / "system.toml").write_text("[")
+    words = ["measure", "--", "touch", "canary"]
+    refused(here, *words, says="system.toml: cannot be read")

@@ -1,6 +1,5 @@
 """The first minute on the command line: what a person types before knowing how, and slips."""
 
-import json
 import os
 import shlex
 import subprocess
@@ -13,8 +12,10 @@ import pytest
 from energynn import cli, records
 from energynn.host import files
 from energynn.host.files import REPOSITORY
-from tests.conftest import write_perun_hdf5, write_run_dir
-from tests.processes import ENERGYNN, said
+from energynn.host.reading import json_table
+from tests.conftest import write_perun_hdf5, write_runs
+from tests.processes import ENERGYNN, ended, printed, said
+from tests.run_files import edit
 
 
 def test_the_version_and_the_list_of_commands():
@@ -70,19 +71,14 @@ def test_bash_completes_commands_and_options():
     }
     environment["COMP_WORDS"] = "energynn com"
     program = "from energynn import cli; cli.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
-    )
+    done = ended(sys.executable, "-c", program, env=environment)
     assert "compare" in done.stdout.split(), done
 
 
 def test_help_loads_nothing_heavy():
     program = "import sys; from energynn import cli; cli.main(['--help']); "
     program += "print({'numpy', 'pandas', 'torch', 'rich'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True
-    )
-    assert done.stdout.splitlines()[-1] == "set()", done
+    assert printed(sys.executable, "-c", program).splitlines()[-1] == "set()"
 
 
 MEASURED = "20260101-000000-1-python"
@@ -92,19 +88,12 @@ MEASURED = "20260101-000000-1-python"
 def checkout(tmp_path_factory):
     """A folder with three runs, one of them a measured command, and no number of a paper."""
     folder = tmp_path_factory.mktemp("checkout")
-    runs = [
-        write_run_dir(folder / "runs", system)
-        for system in ("local", "measured", "other")
-    ]
-    made = runs[1].rename(runs[1].with_name(MEASURED))
-    intent = json.loads((made / "run.json").read_text())
-    settings = {
-        "command": "python train.py --learning-rate 0.1 --data /data/imagenet --epochs 90"
-    }
-    intent |= {"run_id": MEASURED, "workload": "command", "config": settings}
-    files.write_json(made / "run.json", intent)
-    for run in (runs[0], made, runs[2]):
-        records.build(run, "finished", "")
+    _, made, _ = write_runs(folder / "runs", "local", "measured", "other")
+    made = made.rename(made.with_name(MEASURED))
+    command = "python train.py --learning-rate 0.1 --data /data/imagenet --epochs 90"
+    about = dict(run_id=MEASURED, workload="command", config={"command": command})
+    edit(made / "run.json", **about)
+    records.build(made, "finished", "")
     (folder / "build").mkdir()
     files.write_json(folder / "build" / "numbers.json", {})
     write_perun_hdf5(folder / "train.hdf5", 20.0, 30.0)
@@ -155,9 +144,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 
 def test_a_notebook_opened_in_jupyterlab_writes_where_the_others_read(monkeypatch):
-    cells = json.loads((REPOSITORY / "notebooks" / "run_training.ipynb").read_text())[
-        "cells"
-    ]
+    cells = json_table(REPOSITORY / "notebooks" / "run_training.ipynb")["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     monkeypatch.chdir(REPOSITORY / "notebooks")
     monkeypatch.setenv("ENERGYNN_RUNS", "/somewhere/runs")
@@ -171,7 +158,7 @@ def test_a_closed_standard_output_costs_no_commands_status(tmp_path):
     words = (
         f"{sys.executable} -m energynn.cli measure --out {out} -- sh -c 'exit 3' >&-"
     )
-    done = subprocess.run(words, shell=True, capture_output=True, text=True)
+    done = ended("sh", "-c", words)
     assert done.returncode == 3 and "Traceback" not in done.stderr
     assert (tmp_path / "run" / "record.json").exists()
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 import tomllib
@@ -16,6 +15,7 @@ from energynn import cli
 from energynn.cli.options import parameters_of
 from energynn.experiment import config, studies
 from energynn.host.files import REPOSITORY
+from tests.processes import printed
 
 README = REPOSITORY / "README.md"
 DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
@@ -257,12 +257,8 @@ def test_the_site_has_every_document_in_a_chapter():
 def test_the_site_is_made_without_a_warning_and_needs_no_network():
     """Where `make docs` has installed what it needs."""
     pytest.importorskip("myst_parser")
-    program = [sys.executable, REPOSITORY / "docs" / "make_site.py"]
     environment = os.environ | {"PYTHONPATH": "."}
-    done = subprocess.run(
-        program, cwd=REPOSITORY, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed(sys.executable, "docs/make_site.py", cwd=REPOSITORY, env=environment)
     site = REPOSITORY / "build" / "site"
     for page in (
         "index",

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from unittest.mock import Mock, call
@@ -19,7 +18,7 @@ from energynn.analysis import results
 from energynn.experiment import config
 from energynn.host.files import REPOSITORY
 from tests.jpegs import as_jpegs
-from tests.processes import energynn
+from tests.processes import ENERGYNN, printed
 
 EXAMPLES = REPOSITORY / "examples"
 
@@ -96,8 +95,7 @@ def follow(tmp_path, monkeypatch):
         found = re.findall(rf"^    \.venv/bin/energynn (.*(?:{words}).*)", text, re.M)
         assert len(found) == 2, found
         for line in found:
-            done = energynn(*line.split(), cwd=here)
-            assert done.returncode == 0, done.stdout + done.stderr
+            printed(*ENERGYNN, *line.split(), cwd=here)
         (run_dir,) = records.run_dirs(tmp_path / "runs")
         record = records.read(run_dir)
         assert record.valid, record.invalid_reasons
@@ -152,14 +150,7 @@ def test_minutes_of_an_imagined_gpu_are_records_with_its_power(tmp_path):
     sizes = "image_size=32 wait_s=0.1 idle_ready_s=0"
     words = ["MINUTE_S=6", "WORK_SIZES=4", f"GPU_PYTHON={sys.executable}"]
     words.append(f"MINUTES_WITH={sizes}")
-    done = subprocess.run(
-        ["make", "gpu-minutes", *words],
-        cwd=REPOSITORY,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed("make", "gpu-minutes", *words, cwd=REPOSITORY, env=os.environ | environment)
     made = [records.read(folder) for folder in records.run_dirs(tmp_path)]
     kinds = [record.config["kind"] for record in made]
     assert Counter(kinds) == dict(idle=1, simulated_collective=1, starved=1, work=1)

@@ -1,6 +1,5 @@
 """Verification of the data sets, on copies that the tests may damage."""
 
-import json
 import shutil
 import subprocess
 
@@ -8,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from energynn import cli
 from energynn.data import describe, era5_sources, manifests, photographs
 from energynn.host import files
+from energynn.host.reading import json_table
+from tests.processes import answer
 
 
 @pytest.fixture
@@ -91,12 +91,12 @@ def test_another_jpeg_encoder_is_explained_and_can_be_described(copies, monkeypa
 def test_manifests_say_what_is_needed():
     for dataset in ("photographs", "era5_ensemble"):
         folder = files.DATA_MANIFESTS / dataset
-        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest = json_table(folder / "manifest.json")
         for key in ("license", "citeAs", "url", "energynn:rule", "energynn:split"):
             assert manifest[key], (dataset, key)
         listed = {entry["name"]: entry["sha256"] for entry in manifest["distribution"]}
         assert listed == manifests.checksums(dataset)
-    texts = json.loads(describe.DESCRIPTIONS.read_text())
+    texts = json_table(describe.DESCRIPTIONS)
     assert (
         f"JPEG quality {photographs.JPEG_QUALITY}"
         in texts["photographs"]["energynn:rule"]
@@ -105,12 +105,11 @@ def test_manifests_say_what_is_needed():
 
 
 @pytest.mark.parametrize("path", ["", "..", "a/b", "{folder}/pets"])
-def test_a_path_is_no_name_and_nothing_is_written_there(tmp_path, path, capsys):
+def test_a_path_is_no_name_and_nothing_is_written_there(tmp_path, path):
     (tmp_path / "pets").mkdir()
     (tmp_path / "pets" / "1.jpg").touch()
-    words = ["data", "describe", path.format(folder=tmp_path)]
-    assert cli.main(words) == 2
-    assert "is no name; link" in capsys.readouterr().err
+    said = answer("data", "describe", path.format(folder=tmp_path), status=2)
+    assert "is no name; link" in said
     assert [each.name for each in tmp_path.rglob("*")] == ["pets", "1.jpg"]
 
 
@@ -135,11 +134,11 @@ def imagenet_tree(copies):
     return copies / "imagenet"
 
 
-def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch, capsys):
-    assert cli.main(["data", "describe", "imagenet", "--root", str(imagenet_tree)]) == 0
+def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch):
+    answer("data", "describe", "imagenet", "--root", imagenet_tree)
     sums = copies / "data_manifests" / "imagenet" / "SHA256SUMS"
     subprocess.run(["sha256sum", "-c", "--quiet", sums], cwd=imagenet_tree, check=True)
-    manifest = json.loads(sums.with_name("manifest.json").read_text())
+    manifest = json_table(sums.with_name("manifest.json"))
     assert manifest["energynn:files"] == 11 + 3
 
     with pytest.raises(ValueError, match="set ENERGYNN_IMAGENET"):
@@ -148,9 +147,8 @@ def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch, 
     victim = imagenet_tree / "train" / "n2" / "n2_3.JPEG"
     victim.write_bytes(b"TRAIN 2 3")
     assert manifests.verify("imagenet") == imagenet_tree  # names only
-    capsys.readouterr()
-    assert cli.main(["data", "verify", "imagenet", "--root", str(imagenet_tree)]) == 2
-    assert "train/n2/n2_3.JPEG differs from its sha256" in capsys.readouterr().err
+    said = answer("data", "verify", "imagenet", "--root", imagenet_tree, status=2)
+    assert "train/n2/n2_3.JPEG differs from its sha256" in said
     victim.unlink()
     with pytest.raises(ValueError, match="1 images are only .* train/n2/n2_3.JPEG"):
         manifests.verify("imagenet")

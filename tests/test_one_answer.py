@@ -9,7 +9,7 @@ import pytest
 
 import energynn
 from energynn.host.files import REPOSITORY
-from tests.processes import said
+from tests.processes import answer
 
 KEPT = REPOSITORY / "runs" / "large-batch"
 
@@ -22,12 +22,6 @@ def three_runs(tmp_path):
     for folder in folders:
         shutil.copytree(folder, runs_dir / KEPT.name / folder.name)
     return runs_dir, [folder.name for folder in folders]
-
-
-def answer(*words):
-    status, out, errors = said(*words)
-    assert status == 0, errors
-    return out
 
 
 def leaves(value: dict):

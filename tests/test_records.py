@@ -8,21 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from energynn import cli, records
+from energynn import records
 from energynn.experiment import config, studies
 from energynn.host import files
 from energynn.host.files import REPOSITORY
+from energynn.host.reading import json_table
 from energynn.measure import account, perun_adapter
-from tests.conftest import write_run_dir
+from tests.conftest import forge, write_runs
 from tests.experiment.test_config import JSON
-
-
-def rewrite(run_dir, **changes):
-    """Change a record and make its own digest right again, as somebody who knows how would."""
-    record = json.loads((run_dir / "record.json").read_text()) | changes
-    record.pop("record_sha256")
-    record["record_sha256"] = config.digest(record)
-    (run_dir / "record.json").write_text(json.dumps(record))
+from tests.processes import answer
+from tests.run_files import edit, rewrite, text_of
 
 
 def test_every_number_of_a_record_is_the_known_one(run_dir):
@@ -57,8 +52,7 @@ def test_every_number_of_a_record_is_the_known_one(run_dir):
 def two_runs(tmp_path_factory):
     """Two valid runs of two systems, built once and copied by each case."""
     runs = tmp_path_factory.mktemp("two") / "runs"
-    for system in ("local", "other"):
-        assert records.build(write_run_dir(runs, system), "finished", "").valid
+    write_runs(runs, "local", "other")
     assert records.check(runs) == []
     return runs
 
@@ -80,15 +74,12 @@ def test_any_value_in_any_field_is_a_fault_of_this_run_alone(
     shutil.copytree(two_runs, runs)
     (run,) = (runs / "local").glob("resnet50*")
     (other,) = (runs / "other").glob("resnet50*")
-    values = json.loads((run / file).read_text())
+    values = json_table(run / file)
     field = data.draw(st.sampled_from(sorted(values)))
     if values[field] == value and type(values[field]) in (type(value), float):
         return  # 0 is 0.0
-    values[field] = value
-    if file == "record.json" and field != "record_sha256":
-        del values["record_sha256"]
-        values["record_sha256"] = config.digest(values)
-    (run / file).write_text(json.dumps(values))
+    is_record = file == "record.json" and field != "record_sha256"
+    (forge if is_record else edit)(run / file, **{field: value})
     faults = records.check(runs)
     assert faults and all(run.name in fault and "\n" not in fault for fault in faults)
     assert not any(other.name in fault for fault in faults)
@@ -147,17 +138,16 @@ def test_what_another_machines_sums_round_to_is_no_fault(run_dir):
     phases = records.build(run_dir, "finished", "").energy_phases
     rest = phases[-1]
     assert rest["phase"] == "unattributed" and rest["energy_cpu_J"] == 0.0
-    rewrite(run_dir, energy_phases=[*phases[:-1], rest | {"energy_cpu_J": 5.7e-14}])
+    path = run_dir / "record.json"
+    forge(path, energy_phases=[*phases[:-1], rest | {"energy_cpu_J": 5.7e-14}])
     assert records.check(run_dir.parent.parent) == []
-    rewrite(run_dir, energy_phases=[*phases[:-1], rest | {"energy_cpu_J": 1e-10}])
+    forge(path, energy_phases=[*phases[:-1], rest | {"energy_cpu_J": 1e-10}])
     (fault,) = records.check(run_dir.parent.parent)
     assert "energy_phases" in fault
 
 
 @pytest.mark.parametrize("has_record", [True, False])
-def test_a_damaged_file_of_perun_holds_nobody_up(
-    run_dir, monkeypatch, capsys, has_record
-):
+def test_a_damaged_file_of_perun_holds_nobody_up(run_dir, monkeypatch, has_record):
     """HDF5 goes round in it for ever; neither a record nor a checksum says that anybody read it."""
     monkeypatch.setattr(perun_adapter, "READ_WITHIN_S", 4)
     if has_record:
@@ -172,26 +162,23 @@ def test_a_damaged_file_of_perun_holds_nobody_up(
         fault, _ = records.check(run_dir)
         assert "perun/damaged.hdf5: differs" in fault
     else:
-        assert cli.main(["check", str(run_dir), "--recover"]) == 0
+        assert "Traceback" not in answer("check", run_dir, "--recover")
         record = records.read_record(run_dir)
         assert "perun/damaged.hdf5: cannot be read" in " ".join(record.flags)
         assert record.energy_perun_total_J > 0, "the other file is whole"
-    assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir, capsys):
+def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir):
     runs = run_dir.parent.parent
     for rank in range(2):
         events = run_dir / f"events-rank{rank}.jsonl"
-        lines = events.read_text().splitlines(keepends=True)
-        events.write_text("".join(line for line in lines if "_end" not in line))
+        rewrite(events, lambda line: "_end" not in line["event"])
     samples = run_dir / "samples-host.jsonl"
     samples.write_text(samples.read_text()[:-20])
     with records.hold(run_dir):  # its launcher is alive
         assert records.check(runs) == [] and records.recover(runs) == []
-    assert cli.main(["check", str(runs)]) == 1
-    assert "no record.json" in capsys.readouterr().out
-    assert cli.main(["check", "--recover", str(runs)]) == 0
+    assert "no record.json" in answer("check", runs, status=1)
+    answer("check", "--recover", runs)
     record = records.read(run_dir)
     assert record.status == "killed" and record.energy_cpu_J > 2400
     assert "1 of 1 epochs done" in record.status_reason and not record.valid
@@ -241,13 +228,13 @@ def test_the_table_of_the_fields_says_what_the_record_has():
     fields = REPOSITORY / "energynn" / "record_fields.toml"
     for name, facts in tomllib.loads(fields.read_text()).items():
         lines.append(f"| `{name}` | {facts.get('unit', '')} | {facts['meaning']} |")
-    table = (REPOSITORY / "runs" / "README.md").read_text().splitlines()
+    table = text_of("runs/README.md").splitlines()
     begin = table.index(lines[0])
     assert table[begin : begin + len(lines)] == lines
 
 
 def test_each_field_of_the_record_has_a_meaning():
-    fields = tomllib.loads((REPOSITORY / "energynn/record_fields.toml").read_text())
+    fields = tomllib.loads(text_of("energynn/record_fields.toml"))
     names = set()
     for name in fields:
         names |= {name.replace("*", part) for part in ("gpu", "cpu", "ram", "total")}

@@ -13,25 +13,16 @@ import pandas as pd
 import pytest
 import torch
 
-from energynn import cli, records
+from energynn import records
 from energynn.experiment import systems
-from energynn.experiment.config import digest
 from energynn.forecast import fit, runs
 from energynn.host import files
+from energynn.host.reading import json_table
 from energynn.train import checkpoint
 from energynn.train.distributed import World
-from tests.processes import ENERGYNN, processes_of, wait_until
-
-
-def edited(path, **fields):
-    files.write_json(path, json.loads(path.read_text()) | fields)
-
-
-def told(capsys, *words):
-    """Exit status and output of a command."""
-    status = cli.main([str(word) for word in words])
-    return status, "".join(capsys.readouterr())
-
+from tests.conftest import forge
+from tests.processes import ENERGYNN, answer, processes_of, wait_until
+from tests.run_files import edit
 
 # ----------------------------------------------------------------------------------- modules
 
@@ -57,11 +48,10 @@ def fit_of(module):
 
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("what", ["fit", "held-out", "read"])
-def test_only_the_caller_names_a_module(run_dir, module, capsys, what, named):
-    config = json.loads((run_dir / "run.json").read_text())["config"]
-    config |= {"workload": "theirs"}
+def test_only_the_caller_names_a_module(run_dir, module, what, named):
+    config = json_table(run_dir / "run.json")["config"] | {"workload": "theirs"}
     machine = {"sockets": 1, "cores": 2}
-    edited(run_dir / "run.json", workload="theirs", config=config, machine=machine)
+    edit(run_dir / "run.json", workload="theirs", config=config, machine=machine)
     records.build(run_dir, "finished", "")
     of_runs = ["--system", "local", "--runs-dir", run_dir.parent.parent]
     words = {
@@ -71,20 +61,21 @@ def test_only_the_caller_names_a_module(run_dir, module, capsys, what, named):
     }[what]
     name = {"fit": "theirs" if named else "resnet50"}.get(what, "theirs")
     words += ["--workload", name] if named or what == "fit" else []
-    status, said = told(capsys, "forecast", *words)
-    assert (status, said.count("\n"), module.exists()) == (2, 1, named)
+    said = answer("forecast", *words, status=2)
+    assert (said.count("\n"), module.exists()) == (1, named)
     assert named or what == "fit" or "give it with --workload" in said
 
 
-def test_a_record_with_two_workloads_is_a_fault(run_dir, module, capsys):
-    config = json.loads((run_dir / "run.json").read_text())["config"]
-    edited(run_dir / "run.json", config=config | {"workload": "theirs"})
+def test_a_record_with_two_workloads_is_a_fault(run_dir, module):
+    config = json_table(run_dir / "run.json")["config"]
+    edit(run_dir / "run.json", config=config | {"workload": "theirs"})
     records.build(run_dir, "finished", "")
     folder = run_dir.parent.parent
-    assert "config.workload: is another" in told(capsys, "check", folder)[1]
+    assert "config.workload: is another" in answer("check", folder, status=1)
     words = ["--workload", "resnet50", "--system", "local", "--runs-dir", folder]
-    status, _ = told(capsys, "forecast", "fit", *words, "--out", module.with_name("x"))
-    assert status == 2 and not module.exists()
+    words += ["--out", module.with_name("x")]
+    answer("forecast", "fit", *words, status=2)
+    assert not module.exists()
 
 
 # ----------------------------------------------------------------------------------- markup
@@ -94,10 +85,10 @@ HOSTILE = (
 )
 
 
-def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir, capsys):
+def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir):
     folder = run_dir.parent.parent
     texts = dict(note=HOSTILE, name="=1+1", device_name=HOSTILE, workload="command")
-    edited(run_dir / "run.json", config={"command": f"@x {HOSTILE}"}, **texts)
+    edit(run_dir / "run.json", config={"command": f"@x {HOSTILE}"}, **texts)
     host = json.dumps(HOSTILE)[1:-1]
     for path in run_dir.glob("*.jsonl"):
         path.write_text(path.read_text().replace('"host": "host"', f'"host": "{host}"'))
@@ -106,16 +97,14 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir, capsys):
     dead.mkdir()
     files.write_json(dead / "run.json", {"note": HOSTILE})
     page, table = folder / "x.html", folder / "x.csv"
-    words = [
-        ["show", run_dir, "--details", "--plot", page],
-        ["status", "--runs-dir", folder],
-        ["check", folder],
-        ["export", "--own", "--csv", table, "--runs-dir", folder],
-        ["show", run_dir, "--json"],
-    ]
-    for each in words:
-        said = told(capsys, *each)[1]
-        assert said and all(one.isprintable() or one == "\n" for one in said), each
+    for said in (
+        answer("show", run_dir, "--details", "--plot", page),
+        answer("status", "--runs-dir", folder),
+        answer("check", folder, status=1),
+        answer("export", "--own", "--csv", table, "--runs-dir", folder),
+        answer("show", run_dir, "--json"),
+    ):
+        assert said and all(one.isprintable() or one == "\n" for one in said), said
     text = page.read_text()
     assert "alert(1)" in text and not re.search("(<script>|<!--)(alert|<script)", text)
     row = pd.read_csv(table).set_index("name").loc["'=1+1"]
@@ -124,16 +113,12 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir, capsys):
 
 
 @pytest.mark.parametrize("sensors", [[{}], [{"primary": True}], [{"notes": None}]])
-def test_what_is_no_sensor_is_said_in_one_line(run_dir, capsys, sensors):
-    record = msgspec.to_builtins(records.build(run_dir, "finished", ""))
-    record["sensors"] = sensors
-    record["record_sha256"] = digest(
-        {name: value for name, value in record.items() if name != "record_sha256"}
-    )
-    files.write_json(run_dir / "record.json", record)
-    for word in ("show", "check"):
-        status, said = told(capsys, word, run_dir)
-        assert status and run_dir.name in said and "Traceback" not in said
+def test_what_is_no_sensor_is_said_in_one_line(run_dir, sensors):
+    records.build(run_dir, "finished", "")
+    forge(run_dir / "record.json", sensors=sensors)
+    for word, status in (("show", 2), ("check", 1)):
+        said = answer(word, run_dir, status=status)
+        assert run_dir.name in said and "Traceback" not in said
 
 
 # ------------------------------------------------------------------------------------ copies
@@ -143,22 +128,22 @@ def test_what_is_no_sensor_is_said_in_one_line(run_dir, capsys, sensors):
 @pytest.mark.parametrize(
     "place, repeat", [("local/another", None), ("elsewhere/run", 0), ("local/run", 7)]
 )
-def test_a_copy_is_a_fault_and_counts_once(run_dir, capsys, place, repeat):
+def test_a_copy_is_a_fault_and_counts_once(run_dir, place, repeat):
     folder = run_dir.parent.parent
     records.build(run_dir, "finished", "")
     assert records.check(folder) == []
     copy = shutil.copytree(run_dir, folder / place)
     if repeat is not None:
-        config = json.loads((copy / "run.json").read_text())["config"]
+        config = json_table(copy / "run.json")["config"]
         names = {"run_id": copy.name, "system": copy.parent.name}
-        edited(copy / "run.json", config=config | {"repeat": repeat}, **names)
+        edit(copy / "run.json", config=config | {"repeat": repeat}, **names)
         with open(copy / "samples-host.jsonl", "a") as file:
             file.write("\n" * repeat)
         records.build(copy, "finished", "")
-    status, said = told(capsys, "check", folder)
-    assert status == 1 and "has the samples of" in said and "valid: 1" in said
+    said = answer("check", folder, status=1)
+    assert "has the samples of" in said and "valid: 1" in said
     table = folder / "x.csv"
-    told(capsys, "export", "--own", "--csv", table, "--runs-dir", folder)
+    answer("export", "--own", "--csv", table, "--runs-dir", folder)
     assert len(pd.read_csv(table)) == 1
     found = runs.valid(folder, systems.site("local"))
     assert len(found) <= 1 and len(records.read_all(folder)) == 1
@@ -168,7 +153,7 @@ def test_runs_that_were_killed_before_a_sample_are_no_copies(run_dir):
     folder = run_dir.parent.parent
     (run_dir / "samples-host.jsonl").write_text("")
     shutil.copytree(run_dir, folder / "local" / "another")
-    edited(folder / "local" / "another" / "run.json", run_id="another")
+    edit(folder / "local" / "another" / "run.json", run_id="another")
     records.recover(folder)
     assert records.check(folder) == [] and len(records.read_all(folder)) == 2
 
@@ -275,21 +260,19 @@ def test_what_outlives_a_command_ends_with_a_signal(tmp_path):
 @pytest.mark.parametrize(
     "content, said",
     [
+        (b"touch canary", "a text that does not begin with #!"),
         (b"\xef\xbb\xbf#!/bin/sh\n", "measure -- sh"),
         (b"\n#!/bin/sh\n", "measure -- sh"),
         (b"#!/bin/sh\r\nexit 0\r\n", "sed -i"),
         (b"#!/no/such -x\n", "'/no/such', which its first line names"),
     ],
 )
-def test_a_script_that_cannot_be_started_leaves_nothing(
-    tmp_path, capsys, content, said
-):
+def test_a_script_that_cannot_be_started_leaves_nothing(tmp_path, content, said):
     script = tmp_path / "script"
     script.write_bytes(content)
     script.chmod(0o755)
-    words = ["measure", "--out", tmp_path / "run", "--", script]
-    status, line = told(capsys, *words)
-    assert status == 2 and f"{script} cannot be started: " in line and said in line
+    line = answer("measure", "--out", tmp_path / "run", "--", script, status=2)
+    assert f"{script} cannot be started: " in line and said in line
     assert not (tmp_path / "run").exists() and line.count("\n") == 1
     if "sed" in line:
         subprocess.run(line.split("`")[1], shell=True, check=True)

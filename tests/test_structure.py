@@ -5,14 +5,14 @@ import graphlib
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from energynn.host.files import REPOSITORY
-from tests.size import floors, imported, room_imports, sizes
+from tests.processes import printed
+from tests.size import floors, imported, module_imports, room_imports, sizes
 
 PACKAGE = REPOSITORY / "energynn"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -30,24 +30,6 @@ def part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0]
 
 
-def module_name(path: Path) -> str:
-    names = path.relative_to(REPOSITORY).with_suffix("").parts
-    return ".".join(names[:-1] if names[-1] == "__init__" else names)
-
-
-def imported_modules(path: Path) -> set[str]:
-    """Our own modules that a module imports, at its top or within a function."""
-    found = set()
-    for name in imported(path):
-        owner = name if name in NAMES else name.rpartition(".")[0]
-        if owner in NAMES and owner != "energynn":
-            found.add(owner)
-    return found
-
-
-NAMES = {module_name(path): path for path in MODULES}
-
-
 def test_rooms_import_downwards_and_the_picture_shows_their_floors():
     arrows = room_imports()
     stack = floors(arrows)  # raises CycleError where an import runs upwards
@@ -61,10 +43,8 @@ def test_rooms_import_downwards_and_the_picture_shows_their_floors():
 
 
 def test_no_module_imports_itself_in_a_circle():
-    graph = {name: imported_modules(path) for name, path in NAMES.items()}
-    graphlib.TopologicalSorter(
-        graph
-    ).prepare()  # raises CycleError, which names the circle
+    # raises CycleError, which names the circle
+    graphlib.TopologicalSorter(module_imports()).prepare()
 
 
 @pytest.mark.parametrize(
@@ -107,14 +87,8 @@ def test_nothing_heavy_is_loaded_by_the_analysis(tmp_path):
         f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
     )
     program += f"print(sorted(set(sys.modules) & {TRAINING_LIBRARIES!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
-    )
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+    where = dict(cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
+    assert printed(sys.executable, "-c", program, **where) == "[]\n"
 
 
 # Code tokens (`make size`). They become fewer, or a whole idea goes for one that comes.
@@ -188,9 +162,7 @@ def test_notebooks_are_thin_and_clean(path):
 
 
 def test_make_help_lists_the_targets():
-    done = subprocess.run(
-        ["make", "help"], capture_output=True, text=True, cwd=REPOSITORY
-    )
+    said = printed("make", "help", cwd=REPOSITORY)
     for target in (
         "reproduce",
         "paper",
@@ -204,7 +176,7 @@ def test_make_help_lists_the_targets():
         "lock",
         "clean",
     ):
-        assert f"make {target} " in done.stdout
+        assert f"make {target} " in said
 
 
 def test_ci_calls_the_tests_that_contain_the_readmes():
@@ -218,5 +190,4 @@ def test_ruff_finds_nothing():
     """Format, lines of 100 characters, unused names: pyproject.toml has the rules."""
     for words in (["format", "--check"], ["check"]):
         command = [sys.executable, "-m", "ruff", *words, "energynn", "tests"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-        assert done.returncode == 0, done.stdout[-2000:]
+        printed(*command, cwd=REPOSITORY)

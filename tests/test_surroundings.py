@@ -4,7 +4,6 @@ of a shell, a pod or a step of Slurm, kernels, and places that are too small.
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from energynn import records
 from energynn.experiment import config
 from energynn.host import files, launchers, processes
 from energynn.launch import start
-from tests.processes import energynn
+from tests.processes import ended, energynn
 
 # names that our own processes import
 STRANGERS = "random socket msgspec numpy energynn pynvml perun psutil/__init__".split()
@@ -53,10 +52,7 @@ def strange(tmp_path):
     program = Path(sys.executable).with_name("energynn")
 
     def run(*words, **more):
-        where = dict(cwd=folder, env=os.environ | more)
-        done = subprocess.run(
-            [program, *words], capture_output=True, text=True, **where
-        )
+        done = ended(program, *words, cwd=folder, env=os.environ | more)
         assert "stranger" not in done.stdout + done.stderr
         return done
 
@@ -193,9 +189,8 @@ def test_a_tmpdir_too_long_for_a_socket_is_refused_and_the_remedy_helps(tmp_path
 
     def refusal(folder, workers=1):
         os.makedirs(folder, exist_ok=True)
-        words = [sys.executable, "-c", program, str(workers)]
         given = os.environ | {"TMPDIR": folder}
-        return subprocess.run(words, env=given, capture_output=True, text=True).stderr
+        return ended(sys.executable, "-c", program, workers, env=given).stderr
 
     longest = f"{tmp_path}/".ljust(75, "a")
     assert not refusal(longest) and not refusal(f"{longest}a", workers=0)

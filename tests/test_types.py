@@ -4,23 +4,18 @@ refuses what is not there.
 
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 
 from energynn.host.files import REPOSITORY
+from tests.processes import ended
 
 
 def mypy(*files):
     """What mypy says; without files of those that pyproject.toml names."""
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *map(str, files)],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env=os.environ | {"MYPYPATH": str(REPOSITORY)},
-    )
+    where = dict(cwd=REPOSITORY, env=os.environ | {"MYPYPATH": str(REPOSITORY)})
+    done = ended(sys.executable, "-m", "mypy", *files, **where)
     assert not done.stderr, done.stderr
     return done.stdout
 

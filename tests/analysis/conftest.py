@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from energynn.analysis import numbers
@@ -17,6 +18,8 @@ from energynn.experiment import config
 from energynn.host.files import REPOSITORY
 from tests.analysis.notebook import execute
 from tests.conftest import minimal_record
+from tests.measure.worlds import sensor
+from tests.run_files import write_samples, write_training
 
 ANALYSIS = sorted(
     path.stem
@@ -37,18 +40,6 @@ PHASES = (
     "evaluation",
     "idle",
 )
-
-
-def a_sensor(**fields) -> dict:
-    """Describe a sensor as the sampler does."""
-    usual = {
-        "to_SI": 1.0,
-        "wraps_at": None,
-        "primary": True,
-        "model": None,
-        "notes": {},
-    }
-    return usual | fields
 
 
 def write_run(
@@ -91,14 +82,8 @@ def write_run(
             metrics |= {"z500_rmse_24h_m": 110.0 + 5 * devices}
             metrics |= {"z500_rmse_24h_persistence_m": 150.0}
     model = {"idle_W_per_core": 2.5, "full_W_per_core": 11.5, "cores": 2}
-    sensor = a_sensor(
-        id="cpu_estimate",
-        component="cpu",
-        device="all",
-        kind="busy",
-        provenance=provenance,
-        model={"name": "linear in busy cores"} | model,
-    )
+    more = {"provenance": provenance, "model": model}
+    about = sensor("cpu_estimate", "busy", "cpu", "all", **more)
     phase = {"device": "cpu", "time_s": training_time_s / len(PHASES)}
     phase |= {"energy_cpu_J": energy_J / len(PHASES) / devices}
     record = {
@@ -133,7 +118,7 @@ def write_run(
         "sampling_period_s": 0.1,
         "samples_in_training": int(training_time_s / 0.1),
         "coverage": 1.0,
-        "sensors": [sensor],
+        "sensors": [about],
         "metrics": metrics,
         "energy_phases": [
             phase | {"rank": rank, "phase": name}
@@ -145,37 +130,21 @@ def write_run(
     record = {field: value for field, value in record.items() if value is not None}
     (run_dir / "record.json").write_text(json.dumps(record))
     if samples:
-        _write_samples(run_dir, sensor, training_time_s, power_W)
+        _write_samples(run_dir, about, training_time_s, power_W)
     return run_dir
 
 
 def _write_samples(
-    run_dir: Path, sensor: dict, training_time_s: float, power_W: float
+    run_dir: Path, about: dict, training_time_s: float, power_W: float
 ) -> None:
     """Idle for 2 s, busy during the training, idle for 2 s, with a dip every 5 s; samples every
     0.1 s.
     """
-    host, start_ns = "synthetic", 10**12
-    at_s = {"rank_start": -3, "training_start": 0, "training_end": training_time_s}
-    events = [
-        {"event": event, "host": host, "t_wall_ns": 0, "t_mono_ns": _ns(start_ns, at)}
-        for event, at in at_s.items()
-    ]
-    header = {"header": "energynn-samples/1", "host": host, "pid": 1}
-    samples = [header | {"period_s": 0.1, "sensors": [sensor]}]
-    busy_core_s = 0.0
-    for step in range(-20, int(training_time_s / 0.1) + 21):
-        seconds = step * 0.1
-        samples.append({"t": _ns(start_ns, seconds), "w": 0, "v": [busy_core_s]})
-        if 0 <= seconds < training_time_s and seconds % 5 > 0.5:
-            busy_core_s += 0.1 * (power_W - 5.0) / 9.0
-    for name, lines in (("events-rank0", events), ("samples-synthetic", samples)):
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (run_dir / f"{name}.jsonl").write_text(text)
-
-
-def _ns(start_ns: int, seconds: float) -> int:
-    return start_ns + int(seconds * 1e9)
+    t_s = 0.1 * np.arange(-20, int(training_time_s / 0.1) + 21)
+    is_busy = (t_s >= 0) & (t_s < training_time_s) & (t_s % 5 > 0.5)
+    busy_core_s = np.cumsum(np.append(0.0, is_busy[:-1])) * 0.1 * (power_W - 5.0) / 9.0
+    write_samples(run_dir, t_s, [(about, busy_core_s)], period_s=0.1)
+    write_training(run_dir, 0.0, training_time_s)
 
 
 def write_study(runs_dir: Path, provenance: str = "simulated") -> Path:

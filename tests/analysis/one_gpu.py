@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from energynn.experiment.config import SYNTHETIC_STATES, RunConfig
-from tests.analysis.conftest import a_sensor, write_run
+from tests.analysis.conftest import write_run
+from tests.measure.worlds import sensor
 
 # shares of the time
 PHASES = {"data_loading": 0.05, "forward": 0.35, "backward": 0.5, "optimizer": 0.1}
@@ -80,13 +81,6 @@ def write_grid(runs_dir: Path, runs: list[RunConfig]) -> None:
         for phase, share in PHASES.items():
             part = {"time_s": share * time_s, "energy_gpu_J": share * watts * time_s}
             phases.append({"rank": 0, "device": "gpu:0", "phase": phase, **part})
-        sensor = a_sensor(
-            id="gpu_0_power",
-            component="gpu",
-            device="0",
-            kind="power",
-            provenance="measured",
-        )
         write_run(
             runs_dir,
             run,
@@ -107,6 +101,6 @@ def write_grid(runs_dir: Path, runs: list[RunConfig]) -> None:
             samples_in_training=int(time_s / run.sampling_period_s),
             started_at=f"2026-01-01T00:{number:02d}:00Z",
             energy_phases=phases,
-            sensors=[sensor],
+            sensors=[sensor("gpu_0_power", "power")],
             idle_power_gpu_before_W=70.0,
         )

@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 
@@ -12,23 +11,20 @@ import pandas as pd
 import pytest
 
 import energynn
-from energynn import cli, records
+from energynn import records
 from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.host.reading import json_table
 from tests import powercap
-from tests.conftest import POWER_W, TRAINING_S, write_run_dir
+from tests.conftest import POWER_W, TRAINING_S, write_runs
+from tests.processes import answer, printed
+from tests.run_files import edit, text_of
 
 
 @pytest.fixture
 def two_runs(tmp_path):
     """Two valid runs of two systems below tmp_path/runs."""
-    folders = [
-        write_run_dir(tmp_path / "runs", system) for system in ("local", "other")
-    ]
-    for folder in folders:
-        records.build(folder, "finished", "")
-    return folders
+    return write_runs(tmp_path / "runs", "local", "other")
 
 
 def test_own_and_published_runs_are_one_table_with_units(two_runs):
@@ -79,10 +75,9 @@ def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):
 def test_two_runs_side_by_side_with_a_ratio_within_the_bounds_of_both(two_runs):
     folders = [folder.name for folder in two_runs]
     for folder, joules in zip(two_runs, (50.0, 100.0), strict=True):
-        record = json_table(folder / "record.json")
-        energy = {"energy_total_J": record["energy_total_J"] * joules / 50}
-        record |= {"run_id": str(joules), "energy_total_bound_J": joules, **energy}
-        files.write_json(folder / "record.json", record)
+        about = dict(run_id=str(joules), energy_total_bound_J=joules)
+        energy_J = POWER_W * TRAINING_S * joules / 50
+        edit(folder / "record.json", energy_total_J=energy_J, **about)
     table = energynn.compare(*two_runs)
     row = table.loc["energy_total_J"]
     assert row["ratio"] == pytest.approx(2)
@@ -94,16 +89,14 @@ def test_two_runs_side_by_side_with_a_ratio_within_the_bounds_of_both(two_runs):
         energynn.compare(two_runs[0], two_runs[0])
 
 
-def test_the_commands_show_and_export(two_runs, tmp_path, capsys):
-    runs = ["--runs-dir", str(tmp_path / "runs")]
-    assert cli.main(["show", str(two_runs[0]), *runs]) == 0
-    assert "0.667 Wh, simulated, good to within" in capsys.readouterr().out
-    assert cli.main(["show", str(two_runs[0]), "--details", *runs]) == 0
-    assert re.search(r"TOTAL +24\d\d\.\d\d J +simulated", capsys.readouterr().out)
+def test_the_commands_show_and_export(two_runs, tmp_path):
+    runs = ["--runs-dir", tmp_path / "runs"]
+    shown = answer("show", two_runs[0], *runs)
+    assert "0.667 Wh, simulated, good to within" in shown
+    shown = answer("show", two_runs[0], "--details", *runs)
+    assert re.search(r"TOTAL +24\d\d\.\d\d J +simulated", shown)
     factors = ["--gco2-per-kwh", "400", "--price-per-kwh", "0.3"]
-    assert (
-        cli.main(["export", "--csv", str(tmp_path / "runs.csv"), *factors, *runs]) == 0
-    )
+    answer("export", "--csv", tmp_path / "runs.csv", *factors, *runs)
     table = pd.read_csv(tmp_path / "runs.csv")
     assert {"published", "own"} <= set(table["origin"])
     assert table["CO2_g"].sum() == pytest.approx(400 * table["energy_total_kWh"].sum())
@@ -118,7 +111,7 @@ def test_own_runs_are_a_table_a_row_each_also_those_that_failed(two_runs, tmp_pa
     path = tmp_path / "own.csv"
     words = f"export --own --csv {path} --runs-dir {tmp_path}/runs"
     words += " --gco2-per-kwh 400 --price-per-kwh 0.3"
-    assert cli.main(words.split()) == 0
+    answer(*words.split())
     table = pd.read_csv(path).set_index("run_id")
     assert len(table) == 3 and table.loc[bad.name, "why"] == "rank 1: the disk is full"
     assert table["valid"].sum() == 1 and "no record" in table.loc["dead", "why"]
@@ -156,14 +149,12 @@ def test_a_workload_of_ones_own_stands_beside_the_study(two_runs, tmp_path):
 def powered(tmp_path_factory):
     """The environment of a machine with one CPU socket of constant power."""
     folder = tmp_path_factory.mktemp("powercap") / "powercap"
-    counter = powercap.constant_power(folder, 300.0)
-    yield os.environ | {"ENERGYNN_POWERCAP": str(folder)}
-    counter.kill()
-    counter.wait()
+    with powercap.constant_power(folder, 300.0):
+        yield os.environ | {"ENERGYNN_POWERCAP": str(folder)}
 
 
 def test_the_examples_of_the_guide_run(two_runs, powered, tmp_path):
-    text = (REPOSITORY / "docs" / "own.md").read_text()
+    text = text_of("docs/own.md")
     blocks = re.findall(r"(?:^(?:    .*)?\n)+", text, flags=re.MULTILINE)
     code = [textwrap.dedent(block) for block in blocks if "energynn." in block]
     code = [block for block in code if ".venv/bin" not in block]
@@ -174,15 +165,13 @@ def test_the_examples_of_the_guide_run(two_runs, powered, tmp_path):
     path = tmp_path / "program.py"
     path.write_text(program)
     environment = powered | {"PYTHONPATH": str(REPOSITORY)}
-    words = [sys.executable, path]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and "simulated" in done.stdout, done.stderr
+    assert "simulated" in printed(sys.executable, path, env=environment)
 
 
 @pytest.mark.slow
 def test_the_guide_forecasts_measured_commands(powered, tmp_path):
     """docs/own.md as it stands, from three measured commands to how many devices and kWh."""
-    text = (REPOSITORY / "docs" / "own.md").read_text()
+    text = text_of("docs/own.md")
     section = text.partition("## How many GPUs")[2].partition("\n## ")[0]
     lines = re.findall(r"^    (\S.*)$", section, flags=re.MULTILINE)
     assert len(lines) == 5
@@ -191,14 +180,9 @@ def test_the_guide_forecasts_measured_commands(powered, tmp_path):
         os.symlink(REPOSITORY / name, tmp_path / name)
     for line in lines:
         line = line.replace(".venv/bin/energynn", ".venv/bin/python -m energynn.cli")
-        done = subprocess.run(
-            shlex.split(line.replace(".venv/bin/python", sys.executable)),
-            env=powered | {"PYTHONPATH": str(tmp_path)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    table = done.stdout.partition("\n\n")[0]
+        words = shlex.split(line.replace(".venv/bin/python", sys.executable))
+        environment = powered | {"PYTHONPATH": str(tmp_path)}
+        said = printed(*words, env=environment, cwd=tmp_path)
+    table = said.partition("\n\n")[0]
     assert "kWh" in table and "fastest" in table and "not known" not in table
-    assert "3 simulated runs" in done.stdout  # as this machine's sensor is
+    assert "3 simulated runs" in said  # as this machine's sensor is

@@ -2,12 +2,11 @@
 and ledger find it.
 """
 
-import json
-
 import pytest
 
 from energynn.experiment import studies
 from energynn.experiment.config import replace
+from energynn.host.reading import json_table
 from tests.analysis import one_gpu
 from tests.analysis.notebook import execute
 from tests.analysis.one_gpu import Gpu, step_s, steps_of
@@ -39,7 +38,7 @@ def test_the_notebook_finds_what_a_sample_and_an_update_cost(study):
         assert row["low"] < truth < row["high"], term
         assert row["high"] - row["low"] < 0.6 * truth, "narrow enough to tell"
     assert FAST not in shown["fitted"], "a sweep of local batch sizes alone"
-    tables = json.loads((folder / "numbers/45_one_gpu.json").read_text())
+    tables = json_table(folder / "numbers/45_one_gpu.json")
     sample = tables["one_gpu_energy"]["samples"]
     assert (sample["provenance"], sample["unit"]) == ("measured", "J")
     assert shown["found"].startswith(f"{PAPER} (measured): A sample costs")

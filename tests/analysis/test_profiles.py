@@ -1,14 +1,15 @@
 """Power over time: within the training, of every segment, and as one picture of one run."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from energynn import cli
 from energynn.analysis import one_run, profiles
 from energynn.experiment import config
+from energynn.host.reading import json_table
 from tests.analysis.conftest import POWER_W, write_run
+from tests.processes import answer
+from tests.run_files import edit, nanoseconds, write_lines
 
 
 def test_own_traces_lie_within_the_training(tmp_path):
@@ -16,7 +17,7 @@ def test_own_traces_lie_within_the_training(tmp_path):
         tmp_path, config.make("resnet50", devices=2, local_batch_size=16)
     )
     profile = profiles.load(run_dir, 0.5)
-    length_s = json.loads((run_dir / "record.json").read_text())["training_time_s"]
+    length_s = json_table(run_dir / "record.json")["training_time_s"]
     assert (
         0 < profile["time_s"].min()
         and length_s - 1 < profile["time_s"].max() < length_s
@@ -35,12 +36,7 @@ def test_segments_follow_one_another(tmp_path):
     second.mkdir()
     for path in [*first.glob("samples-*.jsonl"), *first.glob("events-*.jsonl")]:
         (second / path.name).write_text(path.read_text())
-    record = json.loads((first / "record.json").read_text())
-    record |= {
-        "segments": 2 * [SEGMENT],
-        "training_time_s": 60.0,
-    }
-    (first / "record.json").write_text(json.dumps(record))
+    edit(first / "record.json", segments=2 * [SEGMENT], training_time_s=60.0)
     profile = profiles.load(first, 0.5)
     assert profile["time_s"].max() > 59 and profile["time_s"].is_monotonic_increasing
 
@@ -50,7 +46,7 @@ ENERGY = {"power (W)", "energy (Wh)"}
 
 def an_epoch(number, at_s, error):
     event = dict(rank=0, event="epoch", epoch=number, t_wall_ns=0)
-    event |= dict(t_mono_ns=10**12 + int(at_s * 1e9), training_loss=1 / number)
+    event |= dict(t_mono_ns=nanoseconds(at_s), training_loss=1 / number)
     return json.dumps(event | {"top1_error": error}) + "\n"
 
 
@@ -65,11 +61,9 @@ def test_the_picture_of_a_run_has_its_energy_and_the_error_at_each_epoch(tmp_pat
     with open(run / "events-rank0.jsonl", "a") as file:
         # the second epoch was made again, from a checkpoint
         file.write(an_epoch(1, 10, 0.9) + an_epoch(2, 18, 0.8) + an_epoch(2, 20, 0.7))
-    (run / "phases-rank0.jsonl").write_text(
-        '{"names": ["forward", "evaluation"]}\n'
-        '{"t": 1000000000000, "phase": [0, 1], "gap_us": [0, 0],'
-        ' "length_us": [20000, 4000000]}\n'
-    )
+    phases = dict(phase=[0, 1], gap_us=[0, 0], length_us=[20_000, 4_000_000])
+    names = {"names": ["forward", "evaluation"]}
+    write_lines(run / "phases-rank0.jsonl", [names, {"t": nanoseconds(0)} | phases])
     tables = drawn(run)
     (epochs,) = [table for names, table in tables.items() if "epoch" in names]
     assert [row["top1_error"] for row in epochs] == [0.9, 0.7]
@@ -85,18 +79,19 @@ def test_the_picture_of_a_run_has_its_energy_and_the_error_at_each_epoch(tmp_pat
     assert [row["phase"] for row in phases] == ["evaluation"]
 
 
-def test_a_picture_is_one_command(tmp_path, capsys):
+def test_a_picture_is_one_command(tmp_path):
     told = ("cpu_bound", "cpu_systematic", "total_bound", "total_systematic")
     about = {f"energy_{name}_J": 1.0 for name in told} | {"flags": []}
-    run = str(write_run(tmp_path, config.make("resnet50"), **about))
-    without = str(write_run(tmp_path, config.make("resnet50", seed=1), samples=False))
+    run = write_run(tmp_path, config.make("resnet50"), **about)
+    without = write_run(tmp_path, config.make("resnet50", seed=1), samples=False)
+    said = ""
     for run_dir, name in ((run, "a.gif"), (without, "a.svg")):
-        (Path(run_dir) / "run.json").write_text("{}")
-        assert cli.main(["show", run_dir, "--plot", str(tmp_path / name)]) == 2
-    assert "must end with one of .svg" in capsys.readouterr().err
+        (run_dir / "run.json").write_text("{}")
+        said += answer("show", run_dir, "--plot", tmp_path / name, status=2)
+    assert "must end with one of .svg" in said
     assert not list(tmp_path.glob("a.*"))
     for name in ("a.svg", "a.html"):
-        assert cli.main(["show", run, "--plot", str(tmp_path / name)]) == 0
+        answer("show", run, "--plot", tmp_path / name)
         text = (tmp_path / name).read_text()
         assert (
             "power (W)" in text and "energy (Wh)" in text and "cpu, simulated" in text

@@ -54,6 +54,12 @@ def empty(*shape, kind="f4"):
     return write
 
 
+def linked(folder):
+    write_hdf5(folder, 2018, 4)
+    with h5py.File(folder / FILE, "w") as file:
+        file["fields"] = h5py.ExternalLink("2018.h5", "fields")
+
+
 def reversed_hdf5(**members):
     return hdf5(lambda values: values[:, ::-1], **members)
 
@@ -213,6 +219,7 @@ CASES = {
     "float64": (empty(4, 21, 9, 16, kind="f8"), r"it is float64 \(4, 21, 9, 16\)"),
     "no times": (empty(9, 16), r"2019.h5: .* it is float32 \(9, 16\)"),
     "cut": (cut, "truncated file"),
+    "link": (linked, "2019.h5: .*is a link"),
     "zeros": (
         hdf5(lambda values: values * (np.arange(4) < 2)[:, None, None, None]),
         "u10 is 0 to 0",

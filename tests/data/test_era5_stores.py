@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from energynn import cli
 from energynn.data import era5_sources, era5_store, manifests
 from energynn.data.era5_values import (
     CHANNELS,
@@ -21,7 +20,9 @@ from energynn.data.era5_values import (
     utc,
 )
 from energynn.experiment import config
+from energynn.host.reading import json_table
 from energynn.launch import start
+from tests.processes import answer
 from tests.ranks import start_ranks
 
 ROWS, COLUMNS = 9, 16
@@ -164,7 +165,7 @@ def test_the_store_holds_the_states_and_their_statistics(tmp_path):
     states = {year: [state(hour) for hour in hours[year]] for year in hours}
     for year, expected in states.items():
         assert np.array_equal(np.load(store / f"{year}.npy"), expected)
-        note = json.loads((store / f"{year}.json").read_text())
+        note = json_table(store / f"{year}.json")
         assert note["hours_since_1970"] == hours[year].tolist()
     # never of other years than the training's
     for years in ([2015, 2016], [2015]):
@@ -271,12 +272,12 @@ def described(tmp_path, monkeypatch):
     store = prepared(tmp_path, y2015=9, y2016=8, y2019=39)
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", tmp_path / "data_manifests")
     monkeypatch.setenv("ENERGYNN_ERA5", str(store))
-    assert cli.main(["data", "describe", "era5", "--root", str(store)]) == 0
+    answer("data", "describe", "era5", "--root", store)
     return store
 
 
-def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, capsys):
-    manifest = json.loads((tmp_path / "data_manifests/era5/manifest.json").read_text())
+def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch):
+    manifest = json_table(tmp_path / "data_manifests/era5/manifest.json")
     assert manifest["energynn:files"] == 3 * 3
     subprocess.run(
         ["sha256sum", "-c", "--quiet", tmp_path / "data_manifests/era5/SHA256SUMS"],
@@ -284,16 +285,12 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
         check=True,
     )
 
-    verify = ["data", "verify", "era5", "--root", str(described)]
-    assert cli.main(verify) == 0
+    verify = ["data", "verify", "era5", "--root", described]
+    answer(*verify)
     content = bytearray((described / "2016.npy").read_bytes())
     content[1000] ^= 1
     (described / "2016.npy").write_bytes(content)
-    capsys.readouterr()
-    assert (
-        cli.main(verify) == 2
-        and "2016.npy differs from its sha256" in capsys.readouterr().err
-    )
+    assert "2016.npy differs from its sha256" in answer(*verify, status=2)
     # a run's start compares what takes seconds
     assert manifests.verify("era5") == described
     monkeypatch.delenv("ENERGYNN_ERA5")
@@ -303,10 +300,10 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
             tmp_path / "runs" / "local" / "run",
         )
     (described / "2016.npy").unlink()
-    assert cli.main(verify) == 2 and "2016.npy is missing" in capsys.readouterr().err
+    assert "2016.npy is missing" in answer(*verify, status=2)
     (described / "2016.part").touch()
-    assert cli.main(["data", "describe", "era5", "--root", str(described)]) == 2
-    assert "a year of" in capsys.readouterr().err
+    refusal = answer("data", "describe", "era5", "--root", described, status=2)
+    assert "a year of" in refusal
 
 
 TRAIN = """

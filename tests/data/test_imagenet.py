@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from energynn import cli
 from energynn.data import imagenet
 from energynn.data.imagenet import list_images, stratified_prefix
 from energynn.data.images import decode, load_pillow
 from energynn.experiment import config
+from tests.processes import answer
 from tests.ranks import start_ranks
 
 # 3 classes with 5, 2 and 4 samples, in an order of folders that must not matter.
@@ -204,17 +204,17 @@ def test_grey_and_cmyk_become_rgb_as_pillow_does_it(mode):
 
 
 def test_a_prepared_store_is_the_same_listing_with_other_pixels(
-    tree, tmp_path, capsys, monkeypatch
+    tree, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(imagenet, "SHORTER_SIDE", 20)
     broken, out = tree / "train" / "n02" / "n02_3.JPEG", tmp_path / "store"
     sound = broken.read_bytes()
     broken.write_bytes(b"broken")
     words = f"data imagenet --root {tree} --out {out}".split()
-    assert cli.main(words) == 2 and "n02_3.JPEG is broken" in capsys.readouterr().err
+    assert "n02_3.JPEG is broken" in answer(*words, status=2)
     assert not list(out.iterdir())
     broken.write_bytes(sound)
-    assert cli.main(words) == 0
+    answer(*words)
     for here, there in zip(list_images(tree), list_images(out), strict=True):
         assert (here.names == there.names).all() and (here.labels == there.labels).all()
     data = list_images(out)[0].read(0)

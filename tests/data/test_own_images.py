@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 from torchvision.models import resnet50
 
-from energynn import cli
 from energynn.data import imagenet, manifests
 from energynn.data.images import Images, decode, load_pillow
 from energynn.experiment import config
 from energynn.train import batches
-from energynn.train.distributed import World
 from tests.data.test_imagenet import jpeg
+from tests.processes import answer
+from tests.train.conftest import ALONE
 
 SIZES = dict(image_size=64, training_samples=0, validation_samples=0)
 GREYS = np.arange(16, dtype=np.uint16).reshape(4, 4) * 4369  # 0 to 65535
@@ -50,16 +50,9 @@ def tree(tmp_path, monkeypatch):
     return tree
 
 
-@pytest.fixture
-def said(capsys):
-    """A function that types a command about the tree."""
-
-    def said(verb="describe", status=0):
-        assert cli.main(["data", verb, "pets"]) == status
-        answer = capsys.readouterr()
-        return answer.out + answer.err
-
-    return said
+def said(verb="describe", status=0):
+    """What a command says of the tree."""
+    return answer("data", verb, "pets", status=status)
 
 
 def run(**fields):
@@ -67,7 +60,7 @@ def run(**fields):
 
 
 @pytest.mark.parametrize("linked", ["train/b", "train", "train/b/1.jpg", "."])
-def test_pictures_behind_links_are_listed_and_verified(tree, said, linked):
+def test_pictures_behind_links_are_listed_and_verified(tree, linked):
     elsewhere = (tree / linked).rename(tree.parent / "elsewhere")
     (tree / linked).symlink_to(elsewhere)
     assert "train: 6 images of 2 classes: a/*.jpg 3, b/*.jpg 3" in said()
@@ -85,7 +78,7 @@ def test_pictures_behind_links_are_listed_and_verified(tree, said, linked):
     [".", "..", "../..", "../../..", "/", "../b", "data set"],
     ids=lambda text: f"to {text}",
 )
-def test_a_link_back_into_its_own_path_is_named_and_left_out(tree, said, target):
+def test_a_link_back_into_its_own_path_is_named_and_left_out(tree, target):
     train = (tree / "train").rename(tree.parent / "elsewhere")
     (tree / "train").symlink_to(train)
     (train / "a" / "round").symlink_to(tree if target == "data set" else target)
@@ -94,7 +87,7 @@ def test_a_link_back_into_its_own_path_is_named_and_left_out(tree, said, target)
     assert len(imagenet.list_images(tree)[0]) == (12 if target == "../b" else 9)
 
 
-def test_what_is_found_and_left_out_is_said_and_the_same_for_all(tree, said):
+def test_what_is_found_and_left_out_is_said_and_the_same_for_all(tree):
     train = tree / "train"
     for ending in ("webp", "TIFF", "bmp", "ppm", "png", "gif"):
         picture(train / "a" / "deeper" / "still" / f"x.{ending}", 5)
@@ -159,18 +152,18 @@ def flattened(folder):
     ],
 )
 def test_pictures_in_other_folders_than_their_classes_have_a_sentence(
-    tree, said, slip, sentence
+    tree, slip, sentence
 ):
     said()
     sums = manifests.DATA_MANIFESTS / "pets" / "SHA256SUMS"
     before = sums.read_bytes()
     slip(tree / "val")
-    answer = said(status=2)
+    told = said(status=2)
     assert sums.read_bytes() == before
     shutil.rmtree(sums.parent)
     with pytest.raises(ValueError, match=sentence) as error:
         run()
-    assert str(error.value) in answer
+    assert str(error.value) in told
     for path in list((tree / "val").rglob("*.j*")):  # the remedy
         *_, folder, name = path.with_suffix(".jpg").parts
         place = tree / "val" / (name if folder == "val" else folder)[0]
@@ -180,7 +173,7 @@ def test_pictures_in_other_folders_than_their_classes_have_a_sentence(
     run()
 
 
-def test_data_for_another_training_may_lie_otherwise(tree, said):
+def test_data_for_another_training_may_lie_otherwise(tree):
     for split in ("train", "val"):
         flattened(tree / split)
     assert "ResNet50 cannot train on it: images: " in said()
@@ -191,9 +184,7 @@ def test_data_for_another_training_may_lie_otherwise(tree, said):
     assert f"move what {tree}/unpacked holds one folder up" in said()
 
 
-def test_a_name_that_is_no_text_is_taken_and_a_list_is_never_emptied(
-    tree, said, monkeypatch
-):
+def test_a_name_that_is_no_text_is_taken_and_a_list_is_never_emptied(tree, monkeypatch):
     said()
     strange = os.fsdecode(b"\xff\xe4 \x1b[31m.jpg")
     picture(tree / "train" / "b" / strange, 77)
@@ -204,8 +195,8 @@ def test_a_name_that_is_no_text_is_taken_and_a_list_is_never_emptied(
         full.setattr("os.fsync", lambda file: os.write(-1, b""))
         said(status=2)
     assert sums.read_bytes() == before
-    answer = said()
-    assert r"train/b/2\n.jpg" in answer and "b/*.jpg 4" in answer
+    told = said()
+    assert r"train/b/2\n.jpg" in told and "b/*.jpg 4" in told
     run()
     subprocess.run(["sha256sum", "-c", "--quiet", sums], cwd=tree, check=True)
     training = imagenet.list_images(tree)[0]
@@ -296,9 +287,8 @@ def test_what_a_decoder_raises_has_one_sentence_from_a_worker_too(tree, fault):
         return torch.zeros(1)
 
     made = config.make(local_batch_size=2, loader_workers=1, **SIZES)
-    alone = World(0, 1, 0, torch.device("cpu"), "h")
     images = Images(training, np.arange(6), load)
-    loader = batches.make_loader(images, range(6), made, alone)
+    loader = batches.make_loader(images, range(6), made, ALONE)
     waiting = iter(loader)
     assert len(next(waiting)[1]) == len(next(waiting)[1]) == 2
     with pytest.raises(ValueError) as error:
@@ -310,7 +300,7 @@ def test_what_a_decoder_raises_has_one_sentence_from_a_worker_too(tree, fault):
         next(iter(loader))
 
 
-def test_one_image_of_one_pixel_is_refused_before_it_starts(tree, said):
+def test_one_image_of_one_pixel_is_refused_before_it_starts(tree):
     said()
     with pytest.raises(ValueError, match="local_batch_size: .*take 2, or .* above 32"):
         run(workload="resnet50", image_size=32, local_batch_size=1)

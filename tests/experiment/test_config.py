@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energynn import cli
 from energynn.experiment import config, studies
+from tests.processes import answer
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,8 @@ def test_of_a_workload_that_is_not_ours_every_value_is_named():
     assert len(names | {config.run_id(plain)}) == 1 + len(changes)
 
 
-def test_every_parameter_is_listed_with_its_meaning_values_and_limits(capsys):
-    assert cli.main(["run", "--list"]) == 0
-    text = capsys.readouterr().out
+def test_every_parameter_is_listed_with_its_meaning_values_and_limits():
+    text = answer("run", "--list")
     shared = config.types(config.RunConfig)
     for config_class in config.CONFIGS.values():
         for name, kind in config.types(config_class).items():

@@ -10,11 +10,14 @@ import pandas as pd
 import pytest
 from msgspec.structs import replace
 
-from energynn import cli, records
+from energynn import records
 from energynn.analysis import observations, results
 from energynn.experiment import config, studies, systems
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs, simulate
+from energynn.host.reading import json_table
+from tests.processes import answer
+from tests.run_files import edit
 
 RESNET50 = "--workload resnet50 --system horeka-a100"
 
@@ -37,32 +40,30 @@ def simulated(fitted, tmp_path_factory):
     return out
 
 
-def forecast(*words) -> int:
-    """The status of a command: words and paths, apart or in one text."""
-    return cli.main(["forecast", *" ".join(map(str, words)).split()])
+def forecast(*words, status=0) -> str:
+    """What a command says: words and paths, apart or in one text."""
+    return answer("forecast", *" ".join(map(str, words)).split(), status=status)
 
 
-def answer(capsys, *words) -> dict:
+def told(*words) -> dict:
     """What a command prints with --json."""
-    assert forecast(*words, "--json") == 0
-    return json.loads(capsys.readouterr().out)
+    return json.loads(forecast(*words, "--json"))
 
 
-def refusal(capsys, *words) -> str:
+def refusal(*words) -> str:
     """The line with which a command refuses."""
-    assert forecast(*words) == 2
-    (line,) = re.findall("^energynn: .*", capsys.readouterr().err, re.MULTILINE)
+    (line,) = re.findall("^energynn: .*", forecast(*words, status=2), re.MULTILINE)
     return line
 
 
-def test_fit_then_predict(capsys, tmp_path):
-    fitted = answer(capsys, "fit", RESNET50, "--out", tmp_path / "fit.json")
+def test_fit_then_predict(tmp_path):
+    fitted = told("fit", RESNET50, "--out", tmp_path / "fit.json")
     seen = fitted["runs"]
     assert seen["provenance"] == "published" and len(seen["taken"]) == 17
     for known in fitted["parameters"].values():
         assert known["low"] < known["value"] < known["high"]
         assert known["unit"] and known["meaning"]
-    rows = answer(capsys, "predict", "R4", "--fit", tmp_path / "fit.json")["rows"]
+    rows = told("predict", "R4", "--fit", tmp_path / "fit.json")["rows"]
     assert [row["devices"] for row in rows] == [2**power for power in range(9)]
     parts = ("gpu", "cpu", "ram")
     for row in rows:
@@ -88,32 +89,28 @@ def test_fit_then_predict(capsys, tmp_path):
         f"fit --runs-dir RUNS {RESNET50} --out OUT --details",
     ],
 )
-def test_answers_are_tables_that_begin_at_once(
-    capsys, fit_file, simulated, tmp_path, words
-):
+def test_answers_are_tables_that_begin_at_once(fit_file, simulated, tmp_path, words):
     places = {"FIT": fit_file, "RUNS": simulated, "OUT": tmp_path / "own.json"}
-    assert forecast(*(places.get(word, word) for word in words.split())) == 0
-    text = capsys.readouterr().out
+    text = forecast(*(places.get(word, word) for word in words.split()))
     assert text.count("\n") > 2 and "nan" not in text
     table = text.split("\n\n")[0].splitlines()[:3]
     assert max(map(len, table)) <= 100, text
 
 
-def test_what_no_fitted_run_had_is_marked(capsys, fit_file):
+def test_what_no_fitted_run_had_is_marked(fit_file):
     sizes = f"predict -p devices=64 -p local_batch_size=16 --fit {fit_file}"
-    (plain,) = answer(capsys, sizes)["rows"]
+    (plain,) = told(sizes)["rows"]
     assert plain["outside"] == []
     changed = "-p accumulation_steps=8 -p persistent_workers=True"
-    (row,) = answer(capsys, sizes, changed)["rows"]
+    (row,) = told(sizes, changed)["rows"]
     assert [words.partition(":")[0] for words in row["outside"]] == [
         "accumulation_steps 8",
         "persistent_workers True",
     ]
 
 
-def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted, capsys):
-    assert cli.main(["check", str(simulated)]) == 0
-    assert "valid: 0, faults: 0" in capsys.readouterr().out
+def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted):
+    assert "valid: 0, faults: 0" in answer("check", simulated)
     found = [records.read(folder) for folder in records.run_dirs(simulated)]
     asked = [config.from_dict(record.config) for record in found]
     rows = {row["run_id"]: row for row in predict.rows(fitted, asked)}
@@ -128,9 +125,9 @@ def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted, ca
         assert 0.9 < ratio < 1.1 and ratio != pytest.approx(1, abs=1e-6)  # with scatter
 
 
-def test_forecasts_stand_beside_the_facts(simulated, capsys):
+def test_forecasts_stand_beside_the_facts(simulated):
     words = f"predict --held-out --runs-dir {simulated} --system"
-    rows = answer(capsys, words, "horeka-a100 --max-devices 4")["rows"]
+    rows = told(words, "horeka-a100 --max-devices 4")["rows"]
     assert {row["devices"] for row in rows} == {
         8
     } and "fitted to 6 simulated runs" in rows[0]["provenance"]
@@ -139,11 +136,10 @@ def test_forecasts_stand_beside_the_facts(simulated, capsys):
             assert row[name]["is_inside"] and row[name]["value"] == pytest.approx(
                 row[name]["fact"], rel=0.15
             )
-    assert forecast(words, "horeka-a100") == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    lines = [line.split() for line in forecast(words, "horeka-a100").splitlines()[1:]]
     assert [int(line[1]) for line in lines] == [2, 2, 4, 4, 8, 8]
     assert lines[0][-1] == "simulated"  # not called a fact
-    assert "no recipe has valid runs" in refusal(capsys, words, "local")
+    assert "no recipe has valid runs" in refusal(words, "local")
 
 
 @pytest.mark.parametrize("workload", config.CONFIGS)
@@ -189,59 +185,50 @@ def test_a_longer_timeout_leaves_a_run_in_its_series_and_in_its_fit(fitted, tmp_
     assert {run.repeats for run in seen.taken} == {2}, "however they were watched"
 
 
-def test_simulate_makes_the_same_again_and_spares_runs(capsys, fit_file, tmp_path):
+def test_simulate_makes_the_same_again_and_spares_runs(fit_file, tmp_path):
     words = f"simulate R4 --fit {fit_file} --out"
     first, again = (
-        records.read_all(answer(capsys, words, tmp_path / out) and tmp_path / out)
+        records.read_all(told(words, tmp_path / out) and tmp_path / out)
         for out in ("first", "again")
     )
     energies = [[of.energy_total_J for of in made] for made in (first, again)]
     assert energies[0] == energies[1] and len(set(energies[0])) == len(first) == 9
     there = f"{words} {tmp_path}/first"
-    assert "is there; choose another --out" in refusal(capsys, there)
+    assert "is there; choose another --out" in refusal(there)
 
 
-def test_a_fit_that_is_none_is_refused_in_one_line(capsys, fit_file, tmp_path):
+def test_a_fit_that_is_none_is_refused_in_one_line(fit_file, tmp_path):
     path = tmp_path / "fit.json"
     words = f"predict R4 --fit {path}"
-    assert "fit.json" in refusal(capsys, words)
-    content = json.loads(fit_file.read_text())
+    assert "fit.json" in refusal(words)
+    content = json_table(fit_file)
     content["runs"]["taken"][0]["time_s"] = "long"
     for text in ("{}", "no JSON", json.dumps(content)):
         path.write_text(text)
-        assert refusal(capsys, words)
+        assert refusal(words)
     other = f"plan --workload fourcastnet --system horeka-a100 --fit {fit_file}"
-    assert "is of resnet50 on horeka-a100; give another fit" in refusal(capsys, other)
+    assert "is of resnet50 on horeka-a100; give another fit" in refusal(other)
 
 
-def test_a_changed_record_is_not_fitted(capsys, simulated, tmp_path):
+def test_a_changed_record_is_not_fitted(simulated, tmp_path):
     shutil.copytree(simulated, tmp_path / "runs")
     own = f"fit --runs-dir {tmp_path}/runs {RESNET50} --out {tmp_path}/fit.json"
     path = next((tmp_path / "runs").rglob("record.json"))
-    record = json.loads(path.read_text())
     other = config.make("fourcastnet", preset="paper", device="gpu", devices=4)
     simulate.write(
         fits.published("fourcastnet", "horeka-a100"), [other], tmp_path / "runs"
     )
-    assert forecast(own) == 0
-    assert (
-        "1 run(s) left out: not valid, or of another workload"
-        in capsys.readouterr().out
-    )
-    path.write_text(
-        json.dumps(record | {"training_time_s": 3 * record["training_time_s"]})
-    )
-    assert "record_sha256 differs" in refusal(capsys, own)
+    assert "1 run(s) left out: not valid, or of another workload" in forecast(own)
+    edit(path, training_time_s=3.0)
+    assert "record_sha256 differs" in refusal(own)
 
 
-def test_what_cannot_be_is_refused_with_the_remedy(
-    capsys, fit_file, simulated, tmp_path
-):
+def test_what_cannot_be_is_refused_with_the_remedy(fit_file, simulated, tmp_path):
     predicted = f"predict --fit {fit_file}"
-    assert "choose at most 256" in refusal(capsys, predicted, "-p devices=1000")
+    assert "choose at most 256" in refusal(predicted, "-p devices=1000")
     few = "-p training_samples=100"
-    assert "choose a smaller one" in refusal(capsys, predicted, few)
-    assert "say what: a study, or parameters" in refusal(capsys, predicted)
-    assert "fit fourcastnet" in refusal(capsys, predicted, "F1")
+    assert "choose a smaller one" in refusal(predicted, few)
+    assert "say what: a study, or parameters" in refusal(predicted)
+    assert "fit fourcastnet" in refusal(predicted, "F1")
     own = f"fit --runs-dir {simulated} --workload fourcastnet --system horeka-a100"
-    assert "there are resnet50" in refusal(capsys, own, f"--out {tmp_path}/fit.json")
+    assert "there are resnet50" in refusal(own, f"--out {tmp_path}/fit.json")

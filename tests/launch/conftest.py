@@ -11,11 +11,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from energynn import cli
 from energynn.host.files import REPOSITORY
 from energynn.launch import slurm, supervise
 from tests import powercap
-from tests.processes import ENERGYNN
+from tests.processes import ENERGYNN, answer, ended
 
 NODE_W = 300.0  # of each simulated node
 HERE = Path(__file__).parent
@@ -50,19 +49,12 @@ class Cluster:
         return psutil.Process(int((self.folder / "run" / f"{name}.pid").read_text()))
 
     def run(self, *command, check=True):
-        done = subprocess.run(
-            command,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=1200,
-            cwd=REPOSITORY,
-        )
+        done = ended(*command, env=self.environment, timeout=1200, cwd=REPOSITORY)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
     def energynn(self, *words, check=True):
-        return self.run(*ENERGYNN, *map(str, words), check=check)
+        return self.run(*ENERGYNN, *words, check=check)
 
 
 @pytest.fixture(scope="session")
@@ -80,15 +72,13 @@ def cluster():
     # A short path: munge's socket must fit.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     made = Cluster(folder)
-    counter = powercap.constant_power(folder / "powercap", NODE_W)
-    try:
-        made.script("start")
-        yield made
-    finally:
-        made.script("stop")
-        counter.kill()
-        counter.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+    with powercap.constant_power(folder / "powercap", NODE_W):
+        try:
+            made.script("start")
+            yield made
+        finally:
+            made.script("stop")
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class FakeSlurm:
@@ -129,12 +119,12 @@ class FakeSlurm:
             del self.queue[task]
         return ""
 
-    def energynn(self, command, *more):
-        return cli.main([command, "--runs-dir", str(self.runs_dir), *more])
+    def energynn(self, command, *more, status=0):
+        return answer(command, "--runs-dir", self.runs_dir, *more, status=status)
 
-    def submit(self, *more):
+    def submit(self, *more, status=0):
         words = ["--system", TWO_NODES, "-p", "workload", "fourcastnet"]
-        return self.energynn("submit", *words, *more)
+        return self.energynn("submit", *words, *more, status=status)
 
     def submission(self):
         (path,) = self.runs_dir.glob("*/*/job/submission.json")

@@ -21,61 +21,52 @@ from energynn.launch import slurm
         "maintenance on 2026-12-01\n41;second\n*** 3 jobs ***\n",
     ],
 )
-def test_a_job_s_number_is_found_among_what_a_site_says(fake_slurm, capsys, answer):
+def test_a_job_s_number_is_found_among_what_a_site_says(fake_slurm, answer):
     fake_slurm.answers["sbatch"] = answer
-    assert fake_slurm.submit() == 0 and "job 41: 1 x" in capsys.readouterr().out
+    assert "job 41: 1 x" in fake_slurm.submit()
     assert json.loads(fake_slurm.submission().read_text())["job_id"] == "41_0"
     queue = "** welcome | to | all **\n7_N/A|RUNNING|None\n41_0|PENDING|a|b\n"
     fake_slurm.answers["squeue"] = queue
-    assert fake_slurm.energynn("status") == 0
-    assert re.search(r"queued +a\|b; job 41_0", capsys.readouterr().out)
-    assert fake_slurm.submit() == 0 and "0 to make" in capsys.readouterr().out
+    assert re.search(r"queued +a\|b; job 41_0", fake_slurm.energynn("status"))
+    assert "0 to make" in fake_slurm.submit()
 
 
 @pytest.mark.parametrize(
     "answer", ["", "welcome\n", "41_0\n", "041\n", "12345678901\n"]
 )
-def test_an_answer_without_a_number_is_sbatch_s_and_is_not_kept(
-    fake_slurm, capsys, answer
-):
+def test_an_answer_without_a_number_is_sbatch_s_and_is_not_kept(fake_slurm, answer):
     fake_slurm.answers["sbatch"] = answer
-    assert fake_slurm.submit() == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "sbatch: its answer has no job number" in said
-    fake_slurm.energynn("status")
-    assert "not submitted" in capsys.readouterr().out
+    last = fake_slurm.submit(status=2).splitlines()[-1]
+    assert "sbatch: its answer has no job number" in last
+    assert "not submitted" in fake_slurm.energynn("status")
     fake_slurm.answers.clear()
-    assert fake_slurm.submit() == 0 and "job 41" in capsys.readouterr().out
+    assert "job 41" in fake_slurm.submit()
 
 
 @pytest.mark.parametrize("task", ["[0]", "[0-3%2]", "0+"])
 def test_a_queue_that_names_no_single_tasks_is_not_taken_for_an_empty_one(
-    fake_slurm, capsys, task
+    fake_slurm, task
 ):
-    assert fake_slurm.submit() == 0
+    fake_slurm.submit()
     fake_slurm.answers["squeue"] = f"41_{task}|PENDING|Resources\n"
-    fake_slurm.energynn("status")
-    assert "unknown" in capsys.readouterr().out
-    assert fake_slurm.submit() == 2
-    assert "is no line of its format" in capsys.readouterr().err
+    assert "unknown" in fake_slurm.energynn("status")
+    assert "is no line of its format" in fake_slurm.submit(status=2)
 
 
 CHANGING = """SBATCH_TIMELIMIT SBATCH_ARRAY_INX SBATCH_NO_REQUEUE SBATCH_BEGIN SBATCH_WAIT
 SQUEUE_STATES SQUEUE_NAMES SQUEUE_FORMAT SCANCEL_STATE SCANCEL_INTERACTIVE"""
 
 
-def test_no_variable_changes_what_the_script_or_we_ask_for(
-    fake_slurm, capsys, monkeypatch
-):
+def test_no_variable_changes_what_the_script_or_we_ask_for(fake_slurm, monkeypatch):
     for name in CHANGING.split():
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("SBATCH_QOS", "mine")
     monkeypatch.setenv("SBATCH_ACCOUNT", "ours")
-    assert fake_slurm.submit("--dry-run") == 0
-    said = capsys.readouterr().out
+    said = fake_slurm.submit("--dry-run")
     assert "the script has none: SBATCH_ACCOUNT=ours, SBATCH_QOS=mine\n" in said
     assert "missing: account" not in said and "TIMELIMIT" not in said
-    assert fake_slurm.submit() == fake_slurm.energynn("cancel", "--all") == 0
+    fake_slurm.submit()
+    fake_slurm.energynn("cancel", "--all")
     assert fake_slurm.variables.keys() == {"sbatch", "squeue", "scancel"}
     for variables in fake_slurm.variables.values():
         passed_on = {name for name in variables if name.startswith(slurm.OPTIONS)}
@@ -85,11 +76,11 @@ def test_no_variable_changes_what_the_script_or_we_ask_for(
 
 
 def test_all_that_a_script_asks_for_is_given_as_options_and_one_s_own_too(
-    fake_slurm, tmp_path, capsys
+    fake_slurm, tmp_path
 ):
     fake_slurm.runs_dir = tmp_path / '50%jobs it\'s "ä" done'
     own = ["--account=mine", "--exclude=cn[1-2]", "-p long"]
-    assert fake_slurm.submit("--account", "mine", "--", *own[1:]) == 0
+    fake_slurm.submit("--account", "mine", "--", *own[1:])
     *options, script = fake_slurm.given["sbatch"]
     (output,) = [word for word in options if word.startswith("--output=")]
     log = str(fake_slurm.runs_dir).replace("%", "%%")
@@ -103,5 +94,4 @@ def test_all_that_a_script_asks_for_is_given_as_options_and_one_s_own_too(
     assert {*own} < {*comments} and len(comments) > 9
     names = {re.split("[ =]", comment)[0] for comment in comments}
     assert names <= {word.split("=")[0] for word in options}
-    assert fake_slurm.submit("--", "--wrap=touch x") == 2
-    assert "$.sbatch" in capsys.readouterr().err
+    assert "$.sbatch" in fake_slurm.submit("--", "--wrap=touch x", status=2)

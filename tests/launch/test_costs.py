@@ -5,31 +5,25 @@ import math
 
 import pytest
 
-from energynn import cli
 from energynn.experiment import config, studies, systems
 from energynn.forecast import costs, predict
 from energynn.forecast import fit as fits
 from energynn.launch import submit
+from tests.processes import answer
 
 PUBLISHED = ("published runs", "published GPU hours", "published kWh")
-
-
-def said(capsys, words: str) -> str:
-    assert cli.main(words.split()) == 0
-    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     "name, system",
     [("R1", "horeka-a100"), ("F1", "horeka-a100"), ("F5", "horeka-h100")],
 )
-def test_every_command_names_one_price(capsys, tmp_path, name, system):
+def test_every_command_names_one_price(tmp_path, name, system):
     (runs,) = studies.find([name], system).values()
     fit = tmp_path / "fit.json"
     fits.write(fit, fits.published(runs[0].workload, system))
-    rows = json.loads(said(capsys, f"forecast predict {name} --fit {fit} --json"))[
-        "rows"
-    ]
+    told = answer("forecast", "predict", name, "--fit", fit, "--json")
+    rows = json.loads(told)["rows"]
     repeats, site = len(runs) // len(rows), systems.site(system)
     table = costs.table(runs, site)
     for field, unit in predict.PRICE.items():
@@ -37,7 +31,7 @@ def test_every_command_names_one_price(capsys, tmp_path, name, system):
         assert table[unit].tolist() == pytest.approx([*values, sum(values)])
     submitted = f"submit {name} --system {system} --dry-run --runs-dir {tmp_path}"
     for words in (submitted, f"study show {name}"):
-        assert costs.in_words(table) in said(capsys, words)
+        assert costs.in_words(table) in answer(*words.split())
     for row, run in zip(rows, runs[::repeats], strict=True):
         longest_h = submit.MARGIN * row["time_h"]["high"] + submit.SPARE_H
         (job,) = submit.plan([run], site, tmp_path, set())
@@ -92,6 +86,6 @@ def test_no_other_price_stands_in_for_an_unknown_one(tmp_path, system, changed):
     assert table["kWh"].isna().iloc[-1] == bool(changed)
 
 
-def test_the_list_of_studies_makes_no_fit(capsys, monkeypatch):
+def test_the_list_of_studies_makes_no_fit(monkeypatch):
     monkeypatch.delattr(fits, "make")
-    assert "R1 " in said(capsys, "study list")
+    assert "R1 " in answer("study", "list")

@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from energynn import cli
 from energynn.experiment import config
 from energynn.host import launchers
 from energynn.launch import doctor, start
 from energynn.measure import machine, sensors
 from tests.measure.test_sensors import no_gpu, nvml, pci, powercap_tree  # noqa: F401
+from tests.processes import answer
 
 MPI = doctor.Finding("MPI", doctor.GOOD, "taken as given")
 
@@ -26,9 +26,8 @@ def of(findings, subject):
     return " ".join(f"{finding.found} {finding.remedy}" for finding in told)
 
 
-def test_a_machine_without_sensors_is_weak_and_says_why(capsys):
-    assert cli.main(["doctor", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
+def test_a_machine_without_sensors_is_weak_and_says_why():
+    told = json.loads(answer("doctor", "--json", status=1))
     findings = [doctor.Finding(**finding) for finding in told["findings"]]
     assert "estimated from busy time" in of(findings, "CPU")
     assert "one CPU core" in of(findings, "GPU")

@@ -7,19 +7,18 @@ import pytest
 
 from energynn.host import files
 from energynn.host.launchers import CAN_GO_ON
-from energynn.launch import job, local, slurm, status, supervise
+from energynn.launch import job, local, slurm, status
 from energynn.launch.status import Submission
 from tests.conftest import minimal_record
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch):
+def start(tmp_path, monkeypatch, signals):
     """Start the job of a run as Slurm would, with a notebook that does what it is told."""
     run_dir = tmp_path / "runs" / "local" / "run"
     (run_dir / "job").mkdir(parents=True)
     files.write_json(run_dir / "job" / "parameters.json", {})
     (run_dir / "checkpoint").mkdir()
-    kept = {number: signal.getsignal(number) for number in supervise.SIGNALS}
 
     def begin(signalled=None, checkpoint=None, record=None, submitted_at="t"):
         def execute(*_):
@@ -36,9 +35,7 @@ def start(tmp_path, monkeypatch):
         return job.main(run_dir)
 
     begin.last = lambda: status.read_starts(run_dir)[-1].outcome
-    yield begin
-    for number, handler in kept.items():
-        signal.signal(number, handler)
+    return begin
 
 
 def test_three_failures_in_a_row_end_a_run_and_a_new_submission_begins_anew(start):

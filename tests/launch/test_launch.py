@@ -415,16 +415,12 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
 def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
     watts = 200.0
     # wraps in 5 s
-    writer = powercap.constant_power(tmp_path / "powercap", watts, range_uJ=10**9)
     environment = os.environ | {"ENERGYNN_POWERCAP": str(tmp_path / "powercap")}
-    try:
+    with powercap.constant_power(tmp_path / "powercap", watts, range_uJ=10**9):
         started = python(
             tmp_path / "runs", TINY | dict(devices=2, epochs=40), env=environment
         )
         output = started.communicate(timeout=300)[0]
-    finally:
-        writer.kill()
-        writer.wait()
     assert started.returncode == 0, output
     record = records.read(only_run(tmp_path / "runs"))
     assert record.energy_cpu_provenance == "simulated"

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from energynn import cli, records
+from energynn import records
 from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.launch import perun_import
@@ -25,6 +25,7 @@ from tests.perun_files import (
     layout_0_8,
     write_run,
 )
+from tests.processes import answer
 
 HOREKA = REPOSITORY.parent / "shared" / "data" / "perun_horeka_0.8.hdf5"
 
@@ -215,7 +216,7 @@ def test_the_studys_own_file(tmp_path):
     )
 
 
-def test_whole_runs_are_imported_and_others_named(tmp_path, capsys):
+def test_whole_runs_are_imported_and_others_named(tmp_path):
     """One was cut off, one has a single sample; another application has a run of the same name."""
     path = tmp_path / "perun.hdf5"
     for run, watts in (("one", 100), ("two", 90), ("cut", 80)):
@@ -224,9 +225,8 @@ def test_whole_runs_are_imported_and_others_named(tmp_path, capsys):
     with h5py.File(path, "a") as file:
         del file["app/nodes/cut/metrics"]
         file.move("app/nodes/two", "other/nodes/one")
-    words = ["import-perun", str(path), "--runs-dir", str(tmp_path / "runs")]
-    assert cli.main(words) == 1
-    said = capsys.readouterr().out
+    words = ["import-perun", path, "--runs-dir", tmp_path / "runs"]
+    said = answer(*words, status=1)
     for name in ("app/cut: ", "app/single: a has one sample"):
         assert f"not imported: {path}: run {name}" in said
     found = records.read_all(tmp_path / "runs")

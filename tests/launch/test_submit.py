@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from energynn import cli
 from energynn.experiment import config, studies, systems
 from energynn.host import files
 from energynn.host.files import REPOSITORY
@@ -21,7 +20,7 @@ from energynn.launch import slurm, status, submit
 from energynn.measure import machine
 from tests.conftest import minimal_record
 from tests.launch.conftest import TWO_NODES
-from tests.processes import energynn
+from tests.processes import ENERGYNN, answer, printed
 
 FIELDS = msgspec.structs.asdict(systems.site(TWO_NODES))
 COUNTS = {"R1": 45, "R2": 25, "R3": 20, "R4": 45, "R5": 25, "R6": 20, "F1": 7, "F2": 5}
@@ -64,22 +63,19 @@ def test_a_study_of_ones_own_that_is_none_is_refused(tmp_path, text, words):
 # ------------------------------ plans
 
 
-def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch, capsys):
+def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     runs_dir = tmp_path / "runs"
     words = "submit paper-a100 --system horeka-a100 --dry-run --runs-dir".split()
-    words.append(str(runs_dir))
     for name in ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5"):
         monkeypatch.delenv(name, raising=False)
-    assert cli.main(words) == 0
-    shown = capsys.readouterr().out
+    shown = answer(*words, runs_dir)
     total = r"168 to make(?s:.*)\ntotal +168 +28,987.2 +31,138.4 +6,563.5 +93 "
     assert re.search(total, shown), shown[:500]
     assert len(shown.splitlines()) <= 40 and "#SBATCH" not in shown
     missing = re.findall("^missing: (.*?):", shown, re.M)
     assert missing == ["era5", "imagenet", "--max-gpu-hours 31139", "account"]
-    assert cli.main([*words, "--scripts"]) == 0
-    scripts = capsys.readouterr().out
+    scripts = answer(*words, runs_dir, "--scripts")
     with pytest.raises(ValueError, match="not found; submit from a login node"):
         slurm.call("sbatch")
     most = "--nodes=64\n#SBATCH --ntasks=256\n#SBATCH --ntasks-per-node=4\n"
@@ -276,9 +272,8 @@ def test_the_container_holds_all_that_its_commands_need(tmp_path):
             REPOSITORY / source, copy
         )
     words = ["submit", "smoke", "--system", "slurm", "--dry-run"]
-    energynn(
-        *words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}
-    ).check_returncode()
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    printed(*ENERGYNN, *words, cwd=tmp_path, env=environment)
 
 
 # ------------------------------ several calls, a slow Slurm
@@ -287,39 +282,33 @@ def test_the_container_holds_all_that_its_commands_need(tmp_path):
 TWO = ("-p", "devices", "1,2")  # a job each
 
 
-def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_left_alone(
-    fake_slurm, capsys
-):
+def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_left_alone(fake_slurm):
     fake_slurm.room = 1
-    assert fake_slurm.submit(*TWO) == 2
-    said = capsys.readouterr()
-    assert "job 41: 1 x " in said.out and "sbatch --parsable: no" in said.err
+    said = fake_slurm.submit(*TWO, status=2)
+    assert "job 41: 1 x " in said and "sbatch --parsable: no" in said
     rows, _ = status.rows(status.folders(fake_slurm.runs_dir, []))
     assert sorted(row["state"] for row in rows) == ["not submitted", "queued"]
     fake_slurm.room = 99
     for told in ("1 of 2 runs are made or queued; 1 to make", "0 to make"):
-        assert fake_slurm.submit(*TWO) == 0 and told in capsys.readouterr().out
+        assert told in fake_slurm.submit(*TWO)
     assert len(fake_slurm.queue) == 2
-    assert fake_slurm.energynn("cancel", "--all") == 0 and not fake_slurm.queue
-    assert "jobs cancelled: 2" in capsys.readouterr().out
-    assert fake_slurm.submit(*TWO) == 0 and "2 to make" in capsys.readouterr().out
+    assert "jobs cancelled: 2" in fake_slurm.energynn("cancel", "--all")
+    assert not fake_slurm.queue
+    assert "2 to make" in fake_slurm.submit(*TWO)
 
 
-def test_what_costs_more_than_allowed_is_refused(fake_slurm, capsys):
-    assert fake_slurm.submit(*TWO, "--max-gpu-hours", "0.5") == 2
-    assert "--max-gpu-hours 1:" in capsys.readouterr().err and not fake_slurm.queue
-    assert fake_slurm.submit(*TWO, "--max-gpu-hours", "1") == 0
+def test_what_costs_more_than_allowed_is_refused(fake_slurm):
+    said = fake_slurm.submit(*TWO, "--max-gpu-hours", "0.5", status=2)
+    assert "--max-gpu-hours 1:" in said and not fake_slurm.queue
+    fake_slurm.submit(*TWO, "--max-gpu-hours", "1")
     assert len(fake_slurm.queue) == 2
 
 
-def test_a_sweep_is_every_combination_and_each_value_is_checked_before(
-    fake_slurm, capsys
-):
+def test_a_sweep_is_every_combination_and_each_value_is_checked_before(fake_slurm):
     words = ["submit", "--system", TWO_NODES]
     two = ["-p", "local_batch_size", "8,16,32", "-p", "devices", "1, 2"]
     for told in ("job 44: 3 x", "0 to make"):
-        assert fake_slurm.energynn(*words, *two) == 0
-        assert told in capsys.readouterr().out
+        assert told in fake_slurm.energynn(*words, *two)
     folders = status.folders(fake_slurm.runs_dir, [])
     sizes = [re.search(r"-n(\d)-lbs(\d+)", each.name).groups() for each in folders]
     assert sorted(sizes) == [(n, b) for n in "12" for b in ("16", "32", "8")]
@@ -334,8 +323,7 @@ def test_a_sweep_is_every_combination_and_each_value_is_checked_before(
         ([], "submit: give studies, or parameters"),
         (["smoke", "-p", "seed", "1"], "submit: give studies, or parameters"),
     ):
-        assert fake_slurm.energynn(*words, *bad) == 2
-        error = capsys.readouterr().err
+        error = fake_slurm.energynn(*words, *bad, status=2)
         assert said in error and error.count("\n") == 1
     assert len(fake_slurm.queue) == 6
 
@@ -349,8 +337,6 @@ def test_a_value_that_holds_a_comma_is_one():
     ]
 
 
-def test_a_study_is_made_here_by_another_command(capsys):
-    assert (
-        cli.main(["submit", "smoke", "--system", "local"]) == 2
-        and "`energynn study run" in capsys.readouterr().err
-    )
+def test_a_study_is_made_here_by_another_command():
+    said = answer("submit", "smoke", "--system", "local", status=2)
+    assert "`energynn study run" in said

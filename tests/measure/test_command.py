@@ -7,46 +7,27 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
-from energynn import cli, records
+from energynn import records
+from energynn.host.reading import json_table
 from energynn.launch import status
 from energynn.measure import samples
 from tests.conftest import read_as_record
-from tests.processes import ENERGYNN, processes_of, wait_until
+from tests.processes import ENERGYNN, answer, processes_of, wait_until, with_gpus
 from tests.ranks import MPIRUN
 from tests.run_files import read_lines, write_lines
 
-FAKES = Path(__file__).with_name("fake_sensors")
 STEADY = dict(high_W=300.0, update_s=0.02)
-OF_OTHERS = ("PMI_", "CUDA_", "ENERGYNN_READY")
-
-
-def environment(gpus=(), **more):
-    clean = {
-        name: word
-        for name, word in os.environ.items()
-        if not name.startswith(OF_OTHERS)
-    }
-    python = os.pathsep.join(filter(None, [str(FAKES), os.environ.get("PYTHONPATH")]))
-    fake = {"FAKE_GPUS": json.dumps(list(gpus))}
-    return clean | fake | {"PYTHONPATH": python} | more
 
 
 def start(folder, *command, options=(), env=None, before=(), **more):
-    words = [
-        *before,
-        *ENERGYNN,
-        "measure",
-        "--out",
-        str(folder),
-    ]
+    words = [*before, *ENERGYNN, "measure", "--out", str(folder)]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) | more
     return subprocess.Popen(
-        [*words, *options, "--", *command], env=env or environment(), **pipes
+        [*words, *options, "--", *command], env=env or with_gpus([]), **pipes
     )
 
 
@@ -81,12 +62,12 @@ def test_output_input_and_exit_status_are_passed_on(tmp_path):
 
 def test_a_command_without_gpus_says_so(tmp_path):
     record, status, _ = measured(
-        tmp_path / "run", "true", options=["--no-gpu"], env=environment([STEADY])
+        tmp_path / "run", "true", options=["--no-gpu"], env=with_gpus([STEADY])
     )
     assert (
         status == 0 and record.energy_gpu_J is None and record.device_kind == "cpu core"
     )
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["uses_gpus"] is False
+    assert json_table(tmp_path / "run" / "run.json")["uses_gpus"] is False
 
 
 RANKS = """
@@ -107,7 +88,7 @@ def test_ranks_of_one_host_share_its_lock_and_its_sampler(tmp_path, starts):
         record, status, errors = measured(
             tmp_path / "run",
             *words,
-            env=environment([STEADY]),
+            env=with_gpus([STEADY]),
             before=[MPIRUN, "-n", "2"],
         )
         assert status == 0 and record.status == "finished", errors
@@ -201,18 +182,13 @@ def test_a_measurement_that_goes_on_is_not_recovered_and_not_started_twice(tmp_p
     wait_until(lambda: has_begun(tmp_path / "run%d"))
     assert records.recover(tmp_path) == [] and records.check(tmp_path) == []
     second = start(
-        tmp_path / "run%d", "sleep", "3", env=environment(ENERGYNN_HOST_LOCK="another")
+        tmp_path / "run%d",
+        "sleep",
+        "3",
+        env=with_gpus([], ENERGYNN_HOST_LOCK="another"),
     )
     assert "running" in second.communicate(timeout=60)[1]
     assert second.returncode == 2 and started.wait(timeout=60) == 0
-
-
-def test_many_ranks_have_to_be_told_where(capsys, monkeypatch):
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    monkeypatch.delenv("PMI_RANK", raising=False)
-    assert cli.main(["measure", "--", "true"]) == 2
-    assert "give --out DIR" in capsys.readouterr().err
 
 
 def together(look):
@@ -240,7 +216,7 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir):
     assert power_W == pytest.approx(120, rel=0.01)
     assert ": training\n" in status.look(run_dir)
     assert status.look(run_dir).endswith("\n  320 of 640 samples, 10 s left")
-    assert cli.main(["status", "--watch", str(run_dir.parent)]) == 2
+    answer("status", "--watch", run_dir.parent, status=2)
     write_lines(path, events)
     file.write_text("".join(lines))
     _, after = together(status.look(run_dir))

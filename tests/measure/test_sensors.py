@@ -89,20 +89,16 @@ def test_the_cpu_is_estimated_only_where_no_counter_moves(tmp_path, monkeypatch)
     assert primary(dead) == ["cpu_estimate"] and dead.unaccounted == []
     assert "does not move" in dead.problems[0]
     monkeypatch.setattr(kernel, "POWERCAP", tmp_path / "alive")
-    writer = powercap.constant_power(tmp_path / "alive", 100.0)
     # The same counters by another way, which count once; and a limit.
     copy = tmp_path / "alive" / "intel-rapl-mmio:0"
-    copy.symlink_to(tmp_path / "alive" / "intel-rapl:0")
-    (copy / "constraint_0_power_limit_uw").write_text("270000000\n")
-    try:
+    with powercap.constant_power(tmp_path / "alive", 100.0):
+        copy.symlink_to(tmp_path / "alive" / "intel-rapl:0")
+        (copy / "constraint_0_power_limit_uw").write_text("270000000\n")
         time.sleep(0.3)
         (package,) = look().sensors
         before_J, begun = package.read() * package.to_SI, time.monotonic()
         time.sleep(0.5)
         watts = (package.read() * package.to_SI - before_J) / (time.monotonic() - begun)
-    finally:
-        writer.kill()
-        writer.wait()
     assert (package.id, package.provenance) == ("cpu_0_package-0", "simulated")
     assert watts == pytest.approx(100, rel=0.1) and package.update_s < 0.02
     assert package.notes == {"limit_W": 270.0}

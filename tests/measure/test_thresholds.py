@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from energynn.measure import energy, machine
 from energynn.measure.sensors import Inventory, Sensor, leave_out
 from tests import powercap
-from tests.processes import ENERGYNN
+from tests.processes import ENERGYNN, ended
 
 WINDOW = """
 import time, energynn
@@ -30,19 +29,17 @@ MENDED = {"least_cpu_W": 0.1}
 @pytest.fixture
 def small_board(tmp_path):
     """A CPU of 0.6 W whose DRAM always shows 0; returns what executes a command on it."""
-    writer = powercap.constant_power(tmp_path / "powercap", 0.6)
     powercap.zone(tmp_path / "powercap" / "intel-rapl:0:0", "dram", range_uJ=1)
     powers = {"ENERGYNN_POWERCAP": str(tmp_path / "powercap"), "FAKE_GPUS": "[]"}
     clean = {name: os.environ[name] for name in os.environ if "PMI" not in name}
 
     def execute(words):
-        options = dict(cwd=tmp_path, env=clean | powers, capture_output=True, text=True)
-        done = subprocess.run(words, timeout=100, **options)
+        options = dict(cwd=tmp_path, env=clean | powers)
+        done = ended(*words, timeout=100, **options)
         return " ".join((done.stdout + done.stderr).split())
 
-    yield execute
-    writer.kill()
-    writer.wait()
+    with powercap.constant_power(tmp_path / "powercap", 0.6):
+        yield execute
 
 
 def typed(said):
@@ -117,7 +114,14 @@ def test_a_remedy_keeps_what_was_left_out_before(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["[cpu_model]\nleft_out = ['dram']", "[thresholds]\nleast_W = 1", ""]
+    "text",
+    [
+        "[cpu_model]\nleft_out = ['dram']",
+        "[cpu_model]\nidle_W_per_core = -1\nfull_W_per_core = 1",
+        "[thresholds]\nleast_W = 1",
+        "cpu_model = 5",
+        "",
+    ],
 )
 def test_what_would_be_overlooked_is_refused(tmp_path, text):
     (tmp_path / "system.toml").write_text(text)

@@ -12,6 +12,7 @@ from energynn import records
 from energynn.experiment import config
 from energynn.launch import start, supervise
 from tests.powercap import constant_power
+from tests.processes import printed
 
 HOST_W = 300.0
 AHEAD_S = 5000
@@ -25,10 +26,8 @@ def powercap(tmp_path):
     """A powercap tree whose counter moves at constant power; both hosts read it, so each has
     that power.
     """
-    writer = constant_power(tmp_path / "powercap", HOST_W)
-    yield tmp_path / "powercap"
-    writer.kill()
-    writer.wait()
+    with constant_power(tmp_path / "powercap", HOST_W):
+        yield tmp_path / "powercap"
 
 
 def require_namespaces():
@@ -60,10 +59,7 @@ def test_two_hosts_count_twice_each_on_its_own_clock(tmp_path, monkeypatch, powe
     environment = supervise.rank_environment(run_dir, intent) | {
         "MASTER_ADDR": "127.0.0.1"
     }
-    done = subprocess.run(
-        command[:-1], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed(*command[:-1], env=environment, timeout=300)
     record = records.build(run_dir, "finished", "")
     assert record.nodes == 2 and record.valid, record.invalid_reasons
     assert record.mean_power_cpu_W == pytest.approx(2 * HOST_W, rel=0.01)

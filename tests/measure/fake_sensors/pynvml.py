@@ -9,6 +9,7 @@ import json
 import os
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 SIMULATED = True
 NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_CLOCK_GRAPHICS = 1, 2, 0
@@ -24,14 +25,6 @@ class NVMLError_Uninitialized(NVMLError):
 
 def gpus():
     return json.loads(os.environ.get("FAKE_GPUS", "[]"))
-
-
-def nvmlInit():
-    pass
-
-
-def nvmlShutdown():
-    pass
 
 
 def nvmlDeviceGetCount():
@@ -85,33 +78,16 @@ def nvmlDeviceGetEnforcedPowerLimit(handle):
     return _limits(handle)[-1][1]
 
 
-def nvmlDeviceGetComputeRunningProcesses(handle):
-    return []
-
-
-def nvmlSystemGetDriverVersion():
-    return "fake"
-
-
-def nvmlSystemGetCudaDriverVersion():
-    return 12000
-
-
-class _Memory:
-    used, total = 2**30, 2**36
-
-
-def nvmlDeviceGetMemoryInfo(handle):
-    return _Memory()
-
-
-def nvmlDeviceGetClockInfo(handle, kind):
-    return 1500
-
-
-def nvmlDeviceGetMaxClockInfo(handle, kind):
-    return 2000
-
-
-def nvmlDeviceGetPowerManagementDefaultLimit(handle):
-    return 700_000
+ANSWERS = {  # always the same
+    "Init": None,
+    "Shutdown": None,
+    "SystemGetDriverVersion": "fake",
+    "SystemGetCudaDriverVersion": 12000,
+    "DeviceGetComputeRunningProcesses": [],
+    "DeviceGetMemoryInfo": SimpleNamespace(used=2**30, total=2**36),
+    "DeviceGetClockInfo": 1500,
+    "DeviceGetMaxClockInfo": 2000,
+    "DeviceGetPowerManagementDefaultLimit": LIMIT_MW,
+}
+for _name, _answer in ANSWERS.items():
+    globals()[f"nvml{_name}"] = lambda *_given, _answer=_answer: _answer
