@@ -78,6 +78,11 @@ class Host(msgspec.Struct):
         """Count its primary sensors by component."""
         return Counter(sensor.component for sensor in self.primary)
 
+    @property
+    def estimated(self) -> set[str]:
+        """Name the components of which one sensor stands for all devices."""
+        return {sensor.component for sensor in self.primary if sensor.kind == "busy"}
+
 
 def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dict:
     """Give times and energies of a run, all its segments added up, also of one that died.
@@ -90,7 +95,7 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
     starts = enumerate(events.items(), start=1)
     parts = [_read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
-    trained = [part for part in parts if any(host.time_s for host in part)]
+    trained = list(filter(_trained, parts))
     segments = list(map(_segment, trained))
     sensors = [sensor for host in hosts for sensor in host.sensors]
     doubts = [text for host in hosts for text in host.doubts]
@@ -114,6 +119,10 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
     result |= _idle(trained)
     result["energy_phases"] = _phases(hosts, result)
     return result
+
+
+def _trained(hosts: list[Host]) -> bool:
+    return any(host.time_s for host in hosts)
 
 
 def _segment(hosts: list[Host]) -> Segment:

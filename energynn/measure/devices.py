@@ -85,6 +85,8 @@ def differences(parts: list[list]) -> list[str]:
             if count > 1
         ]
     for host, component in product(hosts, COMPONENTS):
+        if component in host.estimated:
+            continue
         number, alike = host.numbers[component], hosts
         if number and component == "gpu":
             alike = [one for one in hosts if not (one.is_named or host.is_named)]

@@ -5,7 +5,9 @@ segments, hosts.
 import numpy as np
 import pytest
 
-from energynn.measure.account import power_trace
+from energynn.measure.account import Host, power_trace
+from energynn.measure.devices import differences
+from energynn.measure.energy import SensorEnergy
 from tests.measure.worlds import Load, sensor
 from tests.run_files import (
     judged,
@@ -277,6 +279,28 @@ def test_every_device_is_accounted_for_and_none_twice(two_gpus, fault, says):
     fault(two_gpus)
     found = judged(two_gpus)
     assert says in found["doubts"][0] and letters(found) == {"D"}
+
+
+@pytest.mark.parametrize(
+    "kinds, lacks",
+    [
+        (["busy"], ""),  # one estimate stands for all sockets
+        (["energy"], "h in segment 2 has 1 cpu sensors, another start or host 2"),
+        (["energy", "energy"], ""),
+        ([], "h in segment 2 has 0 cpu sensors, another start or host 2"),
+    ],
+)
+def test_a_start_has_the_sockets_of_another_or_an_estimate(kinds, lacks):
+    starts = []
+    for segment, of_start in enumerate([["energy", "energy"], kinds], start=1):
+        own = [
+            SensorEnergy(f"cpu_{number}", "cpu", str(number), kind, "measured")
+            for number, kind in enumerate(of_start)
+        ]
+        starts.append([Host("h", segment, sensors=own)])
+    assert [text.partition(": ")[2][: len(lacks)] for text in differences(starts)] == [
+        each for each in [lacks] if each
+    ]
 
 
 @pytest.mark.parametrize(
