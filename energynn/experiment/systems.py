@@ -16,6 +16,9 @@ OPTION = r"^(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+=-]*)\
 Option = Annotated[str, Meta(pattern=OPTION)]
 Variable = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
+# What becomes part of a batch script.
+COMMANDS = ("setup", "python", "environment", "sbatch", "srun")
+
 
 class Site(machine.System, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A system that runs can be made on; ``name`` and ``file`` follow from where its file lies."""
@@ -64,8 +67,20 @@ def site(name: str) -> Site:
         )
     own = path if is_own else machine.system_file(system=name)
     with one_fault(own if own.exists() else path):
-        values = toml_table(path) if is_own else machine.table(own)
+        values = toml_table(path)
+        if not is_own:
+            shipped_values, values = values, machine.table(own)
+            _require_commands_of(shipped_values, values)
         return from_dict(values | {"name": path.stem, "file": str(path.resolve())})
+
+
+def _require_commands_of(shipped: dict, values: dict) -> None:
+    """Raise ValueError where a file among the runs, which may come from others, brings commands."""
+    for name in COMMANDS:
+        if values.get(name) != shipped.get(name):
+            raise ValueError(
+                f"{name} would become a command of a job; write it in systems/NAME.toml"
+            )
 
 
 def from_dict(values: dict) -> Site:

@@ -247,7 +247,14 @@ def test_a_machines_own_file_goes_before_that_of_its_system(tmp_path, monkeypatc
     fields = msgspec.structs.asdict(shipped) | changed
     assert msgspec.structs.asdict(systems.site("horeka-a100")) == fields
     assert machine.load(own)["thresholds"] == changed["thresholds"]
-    for wrong, words in (("max_hour = 2", "max_hour"), ("max_hours = -1", "max_hours")):
+    for wrong, words in (
+        ("max_hour = 2", "max_hour"),
+        ("max_hours = -1", "max_hours"),
+        ("setup = ['curl x | sh']", "setup would become a command"),
+        ("python = './python'", "python would become a command"),
+        ("sbatch = ['--wrap=x']", "sbatch would become a command"),
+        ("environment = {PATH = '.'}", "environment would become a command"),
+    ):
         own.write_text(wrong)
         with pytest.raises(ValueError, match=f"{own}: .*{words}"):
             systems.site("horeka-a100")
