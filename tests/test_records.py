@@ -76,8 +76,11 @@ def test_any_value_in_any_field_is_a_fault_of_this_run_alone(
     (other,) = (runs / "other").glob("resnet50*")
     values = json_table(run / file)
     field = data.draw(st.sampled_from(sorted(values)))
-    if values[field] == value and type(values[field]) in (type(value), float):
-        return  # 0 is 0.0
+    known = values[field]
+    if config.digest(known) == config.digest(value):
+        return
+    if type(known) is float and type(value) is int and known == value:
+        return  # JSON has one kind of number: 0 is 0.0, but False is neither
     is_record = file == "record.json" and field != "record_sha256"
     (forge if is_record else edit)(run / file, **{field: value})
     faults = records.check(runs)
