@@ -129,9 +129,9 @@ GPU_PYTHON_VERSION ?= 3.12
 gpu-carry: $(TRAIN) ## what a machine with a GPU needs of this one and git does not bring: build/data, build/commit, build/packages
 	$(BIN)/energynn data verify photographs photographs_large
 	rm -rf build/packages
-	$(BIN)/pip install -q --no-compile --no-deps --target build/packages -c requirements.lock --only-binary=:all: \
+	$(BIN)/pip install -q --no-compile --target build/packages -c requirements.lock --only-binary=:all: \
 	  --implementation cp --python-version $(GPU_PYTHON_VERSION) --platform manylinux_2_17_x86_64 \
-	  --platform manylinux_2_28_x86_64 msgspec typer annotated-doc shellingham rich
+	  --platform manylinux_2_28_x86_64 msgspec typer
 	$(BIN)/python -c "import json; from energynn.measure import machine; machine.COMMIT.write_text(json.dumps(machine.git_state()))"
 
 lock: ## choose new versions: writes requirements.lock from a fresh environment
