@@ -161,13 +161,14 @@ def _table(rows: list[dict]) -> pd.DataFrame:
     energies_kWh = (
         energies_J.rename(columns=lambda name: f"{name[:-1]}kWh") / JOULE_PER_KWH
     )
-    table = table.join(energies_kWh).assign(
+    # one piece, before more is put in: pandas warns of many
+    table = table.join(energies_kWh).copy()
+    return table.assign(
         run=table["run_id"],
         provenance=table["energy_total_provenance"],
         training_time_h=table["training_time_s"] / SECOND_PER_HOUR,
         sockets_per_gpu=table["sockets"] / table["devices"],
     )
-    return table.copy()
 
 
 def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
