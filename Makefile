@@ -69,7 +69,7 @@ paper: $(BASE) ## figures, numbers, claims, build/paper.pdf and build/report.htm
 
 # Not with every paper: other fonts make other bytes of the same picture, and git would see a change.
 picture: build/paper.pdf ## the README's picture, as the notebook draws it here
-	cp build/figures/energy_against_gpu_hours.png paper/example.png
+	cp build/figures/beyond.png paper/example.png
 
 # Two processes have a core each: threads of a third one would only wait.
 test: export OMP_NUM_THREADS = 1
