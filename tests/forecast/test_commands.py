@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pandas as pd
 import pytest
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from energynn.analysis import observations, results
 from energynn.experiment import config, studies, systems
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs, simulate
+from energynn.host.files import REPOSITORY
 from energynn.host.reading import json_table
 from tests.processes import answer
 from tests.run_files import edit
@@ -76,7 +78,7 @@ def test_fit_then_predict(tmp_path):
         energies = [row[f"energy_{part}_kWh"]["value"] for part in parts]
         assert sum(energies) == pytest.approx(row["energy_kWh"]["value"])
         assert row["provenance"].startswith(
-            "estimated by a model fitted to 17 published runs, left out one by one 33 of"
+            "estimated by a model fitted to 17 published runs"
         )
 
 
@@ -232,3 +234,37 @@ def test_what_cannot_be_is_refused_with_the_remedy(fit_file, simulated, tmp_path
     assert "fit fourcastnet" in refusal(predicted, "F1")
     own = f"fit --runs-dir {simulated} --workload fourcastnet --system horeka-a100"
     assert "there are resnet50" in refusal(own, f"--out {tmp_path}/fit.json")
+
+
+@pytest.fixture
+def h200(tmp_path):
+    path = tmp_path / "gpu-h200.toml"
+    path.write_text('scheduler = "local"\ngpu = "H200"\ndevices_per_node = 1\n')
+    return path
+
+
+def test_what_waiting_draws_follows_from_runs_of_a_real_gpu(h200, tmp_path):
+    """The fit has runs at full rate and at 30 % of it, none that only waits: it says what the
+    same GPU drew, by its own meter, in a minute with a slow loader and before each run.
+    """
+    words = f"fit --workload resnet50 --system {h200} --out {tmp_path}/fit.json"
+    words += f" --runs-dir {REPOSITORY}/runs"
+    assert "choose those of one by parameters, as -p preset=paper" in refusal(words)
+    words += " -p preset=paper -p image_loading=device"
+    text = forecast(words)
+    assert "of powers about" in text and "(no kernel runs)" in text
+    (ends,) = re.findall(r"draws \d+ W \((\d+)-(\d+)\), alone", text)
+    made = records.read_all(REPOSITORY / "runs" / "gpu-h200")
+    ready_W = [record.idle_power_gpu_ready_W for record in made]
+    (starved_W,) = (
+        record.mean_power_gpu_W
+        for record in made
+        if record.config.get("kind") == "starved"
+    )
+    low_W, high_W = map(float, ends)
+    assert low_W < np.nanmean(np.array(ready_W, float)) < starved_W < high_W
+    assert high_W - low_W < 20
+    assert "there are none" in refusal(words, "-p preset=smoke")
+    (row,) = told("predict -p local_batch_size=64 --fit", tmp_path / "fit.json")["rows"]
+    assert row["provenance"].endswith("energies of the GPUs alone")
+    assert row["energy_kWh"]["low"] > 0

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from energynn.data import manifests
-from energynn.experiment import config, studies
+from energynn.experiment import config, published_values, studies
 from energynn.forecast import fit as fits
-from energynn.forecast import plan, power_limit, scaling_cost, wording
+from energynn.forecast import plan, power_limit, predict, scaling_cost, wording
 from tests.forecast import worlds
 
 
@@ -63,15 +63,47 @@ def test_rows_are_configurations_with_their_marks(fitted):
     table = wording.planned(found).split("\n\n")[0].splitlines()
     assert len(set(table)) == len(table) <= 1 + 3 + wording.MOST_SHOWN
     assert table[1].strip().startswith("fastest") and "GBS" in table[0]
-    (low, high), (value,) = scaling_cost.added_energy_percent(fitted).values()
-    ends = f"it takes {low:.0f} to {high:.0f} % more energy by the study's text, {value:.0f} %"
-    assert ends in wording.planned(found) and 30 < low < high < 38 and 15 < value < 25
+    assert scaling_cost.added_energy_percent(fitted)["in_words"] in wording.planned(
+        found
+    )
     text = wording.planned(planned(fitted, {}, 1))  # all choices are the same
     assert text.split("\n\n")[0].count("\n") == 1
     paper = config.make("fourcastnet", preset="paper")
     assert list(studies.large_batch_thresholds(paper)) == [4, 32, 64]
     # the study tells nothing of other data
     assert not studies.large_batch_thresholds(config.make("fourcastnet"))
+
+
+def test_the_headline_and_the_model_stand_in_one_line_with_the_reason(fitted):
+    """What README and paper say by the study's text, and what the planner says (issue 46, A0)."""
+    added = scaling_cost.added_energy_percent(fitted)
+    sizes = ((4, 1024), (256, 8192))
+    make = partial(config.make, "resnet50", preset="paper")
+    few, many = predict.rows(
+        fitted, [make(devices=n, global_batch_size=batch) for n, batch in sizes]
+    )
+    by_model = many["energy_kWh"]["value"] / few["energy_kWh"]["value"] - 1
+    assert added["by_model"] == pytest.approx(100 * by_model)
+    (printed,) = [
+        run["energy_total_kWh"]
+        for run in published_values.costs()
+        if (run["devices"], run["global_batch_size"]) == (256, 8192)
+    ]
+    text_kWh = np.array([6.75 / 0.265, 6.65 / 0.275])  # section 3.2.2, both rounded
+    assert added["by_text"] == pytest.approx(100 * (printed / text_kWh - 1))
+    model_kWh = np.array([few["energy_kWh"][end] for end in ("value", "high", "low")])
+    assert added["printed_over_model"] == pytest.approx(100 * (printed / model_kWh - 1))
+    # they disagree, and more than the interval of the model's four GPUs can be: it is said why
+    assert text_kWh.max() < few["energy_kWh"]["low"]
+    (low, high), (value,) = added["by_text"], added["by_model"]
+    ends = f"{low:.0f} to {high:.0f} % more energy by the study's text, {value:.0f} %"
+    share = 100 * few["energy_cpu_kWh"]["value"] / few["energy_kWh"]["value"]
+    for words in (ends, "24.2 to 25.5 kWh", "27 %", f"share is {share:.1f} %"):
+        assert words in added["in_words"]
+    assert share < 26.5  # below what 27 % can be rounded from
+    assert not scaling_cost.added_energy_percent(
+        fits.published("fourcastnet", "horeka-a100")
+    )
 
 
 ONE = "nothing on at most 256 devices keeps --deadline-h 0.1; the least of each alone: "
