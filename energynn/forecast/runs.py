@@ -274,7 +274,7 @@ def own(
     if kinds := frozenset.union(*recipes) - frozenset.intersection(*recipes):
         raise ValueError(
             f"{workload}: runs of several recipes or devices ({', '.join(sorted(kinds))}); choose "
-            "those of one by parameters, as -p preset=paper"
+            "those of one, by parameters, as -p preset=paper, or as --runs-dir"
         )
     # whose data stand in where only they tell how many samples there are
     first = max(chosen, key=lambda record: record.dataset_samples or 0)
