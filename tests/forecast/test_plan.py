@@ -59,7 +59,10 @@ def test_rows_are_configurations_with_their_marks(fitted):
             row["global_batch_size"] > 8192
         )
         is_open = row["time_h"]["high"] > 3 or row["energy_kWh"]["high"] > 29
-        assert any("about even odds" in words for words in row["outside"]) == is_open
+        assert (
+            any("the interval ends beyond" in words for words in row["outside"])
+            == is_open
+        )
     table = wording.planned(found).split("\n\n")[0].splitlines()
     assert len(set(table)) == len(table) <= 1 + 3 + wording.MOST_SHOWN
     assert table[1].strip().startswith("fastest") and "GBS" in table[0]
@@ -203,5 +206,5 @@ def test_a_plan_is_right_where_the_truth_is_known(a100):
         assert row["time_h"]["low"] < hours[at] < row["time_h"]["high"]
         assert row["energy_kWh"]["low"] < kWh[at] < row["energy_kWh"]["high"]
         assert hours[at] <= deadline_h or any(
-            "even odds" in of for of in row["outside"]
+            "the interval ends beyond" in of for of in row["outside"]
         )
