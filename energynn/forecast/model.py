@@ -75,7 +75,7 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
         trained = (1 + slower) * images * work.trained / samples
         busy = trained + times["updates"] + times["allreduce"]
         held = np.maximum(updates * work.step_period_s - busy, 0.0)
-        times["waiting"] = held * (1 - 1 / np.maximum(updates, 1))
+        times["waiting"] = held * (1 - 1 / updates)
     return times
 
 

@@ -91,10 +91,7 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
         taken = sum(run.repeats for run in fit.runs.taken)
         others = len(records.run_dirs(runs_dir)) - taken
         if others:
-            left_out = (
-                "run(s) left out: not valid, or of another workload, recipe or system"
-            )
-            words += f"\n{others} {left_out}"
+            words += f"\n{others} run(s) left out: invalid, or of another workload, recipe, system"
     return words
 
 

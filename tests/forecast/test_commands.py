@@ -219,7 +219,7 @@ def test_a_changed_record_is_not_fitted(simulated, tmp_path):
     simulate.write(
         fits.published("fourcastnet", "horeka-a100"), [other], tmp_path / "runs"
     )
-    assert "1 run(s) left out: not valid, or of another workload" in forecast(own)
+    assert "1 run(s) left out: invalid, or of another workload" in forecast(own)
     edit(path, training_time_s=3.0)
     assert "record_sha256 differs" in refusal(own)
 
