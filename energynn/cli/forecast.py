@@ -176,6 +176,8 @@ def fit(
     if runs_dir:
         runs_dir = folder_of_runs(runs_dir, must_exist=True)
         seen = runs.checked(runs_dir, workload, site, parameters_of(p))
+    elif p:
+        raise ValueError("-p: chooses runs of your own; give --runs-dir")
     else:
         seen = runs.published(workload, system)
     fits.check(seen)

@@ -191,12 +191,10 @@ def held_out(runs_dir: Path, site: Site, most: int = 1, named: str = "") -> list
         if runs.trained(record) == named or not named:
             recipes[runs.trained(record), runs.recipe(record)].append(record)
     for (workload, _), of_recipe in recipes.items():
-        is_few = {record.devices <= most for record in of_recipe}
-        if len(is_few) > 1:  # else nobody reads what its workload is
-            seen = runs.own(of_recipe, workload, site, named)
-            few = seen.work.devices <= most
-            if fits.varies(seen.only(few)):
-                found += beside_facts(seen.only(few), seen.only(~few))
+        seen = runs.own(of_recipe, workload, site, named)
+        few = seen.work.devices <= most
+        if few.any() and not few.all() and fits.varies(seen.only(few)):
+            found += beside_facts(seen.only(few), seen.only(~few))
     if not found:
         raise ValueError(
             f"{runs_dir}: no recipe has valid runs that vary on {most} device(s), and runs on "
