@@ -122,7 +122,7 @@ def probe(
 ) -> int:
     """Make five short runs that tell of a long one, and fit them.
 
-    One of them makes its devices wait: what an hour of waiting draws.
+    One of them makes its devices wait without a kernel, as for a loader: what that draws.
     """
     from energynn.experiment import systems
     from energynn.forecast import predict, runs, wording
@@ -158,10 +158,14 @@ def fit(
     runs_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="your own runs; else the study's")
     ] = None,
+    p: Parameters = None,
     details: Details = False,
     as_json: Json = False,
 ) -> int:
-    """Calibrate the model with published runs or with your own."""
+    """Calibrate the model with published runs or with your own.
+
+    -p chooses those that have the parameter.
+    """
     from energynn.experiment import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import runs, wording
@@ -171,7 +175,9 @@ def fit(
     site = systems.site(system)
     if runs_dir:
         runs_dir = folder_of_runs(runs_dir, must_exist=True)
-        seen = runs.checked(runs_dir, workload, site)
+        seen = runs.checked(runs_dir, workload, site, parameters_of(p))
+    elif p:
+        raise ValueError("-p: chooses runs of your own; give --runs-dir")
     else:
         seen = runs.published(workload, system)
     fits.check(seen)

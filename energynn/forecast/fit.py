@@ -58,7 +58,7 @@ class Fit:
 
     @property
     def values(self) -> dict[str, float]:
-        """The parameters in their units; of those that it has not, times neutral, powers NaN."""
+        """The parameters in their units; of those that it has not, NaN, or what changes nothing."""
         return to_values(self.names, self.point)
 
     @property
@@ -69,7 +69,7 @@ class Fit:
 def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
     """Parameters in their units from a point of the space where they are fitted."""
     values = dict.fromkeys(OF_TIME, 0.0) | {"efficiency": 1.0, "evaluation": 1.0}
-    values |= dict.fromkeys(OF_POWER, np.nan)
+    values |= dict.fromkeys(OF_POWER, np.nan) | {"host": 0.0}  # none: GPUs alone
     for name, at in zip(names, point, strict=True):
         values[name] = at if name in LINEAR else np.exp(at)
     return values
@@ -122,7 +122,8 @@ def usual_priors(seen: Runs, storage: bool) -> dict[str, tuple[float, float]]:
         image_J = 0.2 * power_W * np.median(trained_s)
         node_W = power_W * np.median(work.devices_of_node[known])
         host_W = seen.site.cpu_W + seen.site.ram_W
-        found["host"] = (host_W, 60.0) if host_W else (0.4 * node_W, 0.4 * node_W)
+        if seen.scope == "total":
+            found["host"] = (host_W, 60.0) if host_W else (0.4 * node_W, 0.4 * node_W)
         found["fed"] = 0.7 * power_W, 0.4 * power_W
         idle_W = seen.site.gpu_idle_W
         found["idle"] = (idle_W, 5.0) if idle_W else (0.2 * power_W, 0.1 * power_W)
@@ -285,7 +286,7 @@ def describe(fit: Fit) -> dict[str, dict]:
 
 
 def gpu_power_W(fit: Fit, of_gpu: str = "idle") -> dict[str, float]:
-    """Power in W of a GPU that waits, or is ``fed``, with its part of a full node."""
+    """Power in W of a GPU that waits for its loader, or is ``fed``, with its part of a node."""
     names = np.array(fit.names)
     parts = (names == of_gpu) + (names == "host") / fit.runs.site.devices_per_node
     value = parts @ fit.point

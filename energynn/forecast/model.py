@@ -7,13 +7,14 @@ Time of an epoch of one GPU:
     + t_start passes                                      passes over data, each starts a loader
     + fill tau (1 + c) filled                             waits for the first batches of a pass
     + updates (t_update + 2 (n-1)/n gradient_bytes / (efficiency bandwidth))
-    + what is left of updates step_period_s               a run that is made to wait
+    + what is left of updates step_period_s (1 - 1/U)     a run that is made to wait
     c = kappa [node full] + kappa_nodes log2(nodes) + kappa_storage (nodes - 1)      contention
+    U: updates of all epochs; after the last one nothing waits
 
 Energy is waiting plus work:
 
     E = (host / GPUs of a node in use + idle) time        every hour costs this, idle or not
-        + (fed - idle) (time without starts, fills, waiting)   a GPU that has data
+        + (fed - idle) (time without starts, fills, waiting)   a GPU that computes or exchanges
         + image_J trained samples
 
 All of one GPU with its part of a node. Bandwidth: of a node's link, or between the GPUs of one
@@ -44,8 +45,8 @@ OF_TIME = {
 }
 OF_POWER = {
     "host": ("W", "a node without its GPUs: CPUs and memory"),
-    "fed": ("W", "a GPU that has data, without image_J"),
-    "idle": ("W", "a GPU that waits for data"),
+    "fed": ("W", "a GPU that computes or is in an all-reduce, without image_J"),
+    "idle": ("W", "a GPU that waits for its loader: no kernel runs"),
     "image_J": ("J", "one trained sample"),
 }
 LINEAR = ["kappa_nodes", *OF_POWER]  # of the others the logarithm is fitted
@@ -73,7 +74,8 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
     if work.step_period_s.any():
         trained = (1 + slower) * images * work.trained / samples
         busy = trained + times["updates"] + times["allreduce"]
-        times["waiting"] = np.maximum(updates * work.step_period_s - busy, 0.0)
+        held = np.maximum(updates * work.step_period_s - busy, 0.0)
+        times["waiting"] = held * (1 - 1 / updates)
     return times
 
 

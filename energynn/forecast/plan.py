@@ -161,8 +161,8 @@ def row(plan: Plan, index: int) -> dict:
             }
     for name in plan.limits.keys() & UNITS.keys():
         if row[name]["high"] > plan.limits[name]:
-            odds = "about even odds, the interval ends beyond"
-            row["outside"].append(f"{OPTIONS[name]} {plan.limits[name]:g}: {odds}")
+            limit = f"{OPTIONS[name]} {plan.limits[name]:g}"
+            row["outside"].append(f"{limit}: the interval ends beyond")
     return row
 
 

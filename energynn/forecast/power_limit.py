@@ -52,7 +52,8 @@ def applied(values: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray
     of_time, of_energy = factors(share)
     result = {name: each * of_time for name, each in values.items()}
     result["energy_gpu_kWh"] = values["energy_gpu_kWh"] * of_energy
-    result["energy_kWh"] = sum(result[f"energy_{part}_kWh"] for part in COMPONENTS)
+    parts = [result[f"energy_{part}_kWh"] for part in COMPONENTS]
+    result["energy_kWh"] = np.nansum(parts, axis=0)  # of GPUs alone the others are NaN
     return result
 
 

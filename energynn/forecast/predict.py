@@ -25,7 +25,6 @@ PRICE = {
     "energy_kWh": "kWh",
 }
 ENDS = ("value", "low", "high")
-BLIND = {"resnet50": "33 of 34", "fourcastnet": "14 of 16"}  # of published values
 DRAWS = 2000  # of parameters, for the shares of causes
 OF_RUN = ("system", "devices", "local_batch_size", "global_batch_size", "epochs")
 # published runs reach so far; beyond, nothing tells of latency and storage
@@ -52,6 +51,8 @@ def quantities(
     of_part_W = {"cpu": (site.cpu_W or np.nan) / of_node + threads_W}
     of_part_W["ram"] = (site.ram_W or np.nan) / of_node
     of_part_W["gpu"] = power_W - sum(of_part_W.values())
+    if fit.runs.scope == "gpu":
+        of_part_W = {"cpu": np.nan, "ram": np.nan, "gpu": power_W}
     for part, part_W in of_part_W.items():
         result[f"energy_{part}_kWh"] = energy_kWh * part_W / power_W
     return result if power_share == 1 else power_limit.applied(result, power_share)
@@ -105,11 +106,8 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
     same = {"seed": 0, "repeat": 0, "system": fit.runs.site.name}
     provenance = (
         f"estimated by a model fitted to {len(fit.runs)} {fit.runs.provenance} runs"
+        f"{runs.SCOPES[fit.runs.scope]}"
     )
-    if fit.runs.provenance == "published":
-        provenance += (
-            f", left out one by one {BLIND[fit.runs.workload]} values lie inside"
-        )
     if power_share != 1:
         factors = power_limit.factors(power_share).ravel()
         provenance += power_limit.WORDS.format(power_share, *factors)
@@ -212,7 +210,7 @@ def beside_facts(few: Runs, many: Runs) -> list[dict]:
     facts["energy_kWh"] = facts["gpu_hours"] * many.power_W / 1000
     result = rows(fits.make(few), many.configs)
     for row, of_row in zip(result, facts.to_dict("records"), strict=True):
-        row["fact_is"] = many.provenance
+        row["fact_is"] = many.provenance + runs.SCOPES[many.scope]
         for name, fact in of_row.items():
             if row[name]["low"] and np.isfinite(fact):
                 is_inside = row[name]["low"] <= fact <= row[name]["high"]

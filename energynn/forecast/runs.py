@@ -23,6 +23,8 @@ from energynn.measure.energy import SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
 MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
+# Of what energies are, where all of them were measured.
+SCOPES = {"total": "", "gpu": ", energies of the GPUs alone", "": ""}
 # Of a recipe, what runs of one fit may differ in: a forecast takes account of it, or it changes
 # neither time nor power of a step.
 ACCOUNTED_FOR = {
@@ -45,7 +47,8 @@ ACCOUNTED_FOR = {
 class Taken(msgspec.Struct, frozen=True):
     """What one configuration took, repeats as their mean.
 
-    time_s: of the training. power_W: of one GPU with its part of a node; None: not known.
+    time_s: of the training. power_W: of one GPU, with its part of a node or alone, as the runs'
+    scope says; None: not known.
     """
 
     config: dict
@@ -58,7 +61,7 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
     """Configurations of a workload on a system and what they took.
 
     samples: of the training and of the validation data. like: runs on another system, which give
-    the priors.
+    the priors. scope: of their powers, one of SCOPES.
     """
 
     workload: str
@@ -67,6 +70,7 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
     samples: tuple[int, int] = (0, 0)
     provenance: str = "measured"
     like: Runs | None = None
+    scope: str = "total"
 
     def __len__(self) -> int:
         return len(self.taken)
@@ -232,13 +236,22 @@ def valid(runs_dir: Path, site: Site) -> list[records.Record]:
     return found
 
 
-def checked(runs_dir: Path, workload: str, site: Site) -> Runs:
-    """Make runs from records. Raises ValueError with the first fault of a record."""
+def checked(runs_dir: Path, workload: str, site: Site, parameters: dict) -> Runs:
+    """Make runs from records that have these parameters, as texts.
+
+    Raises ValueError with the first fault of a record.
+    """
     if faults := records.check(runs_dir):
         raise ValueError(
             f"{faults[0]}; move this run out of {runs_dir}, or make it again"
         )
-    return own(valid(runs_dir, site), workload, site, workload)
+
+    def is_asked_for(record: records.Record) -> bool:
+        found = {name: str(record.config.get(name)) for name in parameters}
+        return found == parameters
+
+    chosen = list(filter(is_asked_for, valid(runs_dir, site)))
+    return own(chosen, workload, site, workload)
 
 
 def own(
@@ -246,9 +259,9 @@ def own(
 ) -> Runs:
     """Make runs from records of a workload, or of commands of this name.
 
-    ``named``: the workload that the caller means, as ``config.from_dict`` takes it. Powers only
-    where all were measured. Raises ValueError with the remedy where there are none, or they do not
-    belong together.
+    ``named``: the workload that the caller means, as ``config.from_dict`` takes it. Powers are of
+    what was measured in all of them: the whole, else the GPUs alone. Raises ValueError with the
+    remedy where there are none, or they do not belong together.
     """
     chosen = [record for record in found if trained(record) == workload]
     if not chosen:
@@ -260,8 +273,8 @@ def own(
     recipes = set(map(recipe, chosen))
     if kinds := frozenset.union(*recipes) - frozenset.intersection(*recipes):
         raise ValueError(
-            f"{workload}: runs of several recipes or devices ({', '.join(sorted(kinds))}); copy "
-            "those of one into a folder, and give it as --runs-dir"
+            f"{workload}: runs of several recipes or devices ({', '.join(sorted(kinds))}); choose "
+            "those of one, by parameters, as -p preset=paper, or as --runs-dir"
         )
     # whose data stand in where only they tell how many samples there are
     first = max(chosen, key=lambda record: record.dataset_samples or 0)
@@ -276,18 +289,28 @@ def own(
     for record in chosen:
         groups[_config(record, named)].append(record)
     run = _config(first, named)
+    scope = _measured(chosen)
     provenances = {record.energy_total_provenance for record in chosen}
-    has_power = provenances <= {"measured", "simulated"}
     training = first.dataset_samples or 0
     evaluated = (first.samples_evaluated or 0) // run.epochs
     evaluated -= training * run.epoch().evaluates_training_set
     return Runs(
         workload,
         site,
-        [_taken(run, group, has_power) for run, group in groups.items()],
+        [_taken(run, group, scope) for run, group in groups.items()],
         samples=(training, evaluated),
         provenance="simulated" if provenances == {"simulated"} else "measured",
+        scope=scope,
     )
+
+
+def _measured(found: list[records.Record]) -> str:
+    """Say of what all energies were measured: the whole, else the GPUs alone, else nothing."""
+    for scope in ("total", "gpu"):
+        of = {getattr(record, f"energy_{scope}_provenance") for record in found}
+        if of <= {"measured", "simulated"}:
+            return scope
+    return ""
 
 
 def trained(record: records.Record) -> str:
@@ -323,15 +346,13 @@ def _config(record: records.Record, named: str) -> RunConfig:
     return config.from_dict(kept | alike, named)
 
 
-def _taken(run: RunConfig, group: list[records.Record], has_power: bool) -> Taken:
+def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Taken:
     """Take the geometric mean of repeats."""
     time_s = float(stats.gmean([record.training_time_s for record in group]))
     power_W = None
-    if has_power:
-        power_W = (
-            float(stats.gmean([record.mean_power_total_W for record in group]))
-            / run.devices
-        )
+    if scope:
+        powers_W = [getattr(record, f"mean_power_{scope}_W") for record in group]
+        power_W = float(stats.gmean(powers_W)) / run.devices
     return Taken(config.to_dict(run), time_s, power_W, len(group))
 
 

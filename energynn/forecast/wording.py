@@ -63,12 +63,7 @@ def planned(plan: Plan) -> str:
         f"with {found[0]['samples']:,} samples; limits: {plans.in_words(plan.limits)}"
     )
     if added := scaling_cost.added_energy_percent(plan.fit):
-        lines.append(
-            "on 256 GPUs for 4 at the same error it takes {:.0f} to {:.0f} % more energy by the "
-            "study's text, {:.0f} % by this model".format(
-                *added["by_text"], *added["by_model"]
-            )
-        )
+        lines.append(added["in_words"])
     return "\n".join(lines)
 
 
@@ -81,9 +76,11 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
     )
     if fit.has_power:
         waits = "{value:.0f} W ({low:.0f}-{high:.0f})".format(**fits.gpu_power_W(fit))
+        alone = fit.runs.scope == "gpu"
         words += (
             f" and of powers about {of_power:.1%}\n"
-            f"a GPU that waits draws {waits}, with its part of the node"
+            f"a GPU that waits for its loader (no kernel runs) draws {waits}, "
+            f"{'alone' if alone else 'with its part of the node'}"
         )
     else:
         words += "; energies are not all measured: times alone are fitted"
@@ -94,7 +91,7 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
         taken = sum(run.repeats for run in fit.runs.taken)
         others = len(records.run_dirs(runs_dir)) - taken
         if others:
-            words += f"\n{others} run(s) left out: not valid, or of another workload or system"
+            words += f"\n{others} run(s) left out: invalid, or of another workload, recipe, system"
     return words
 
 

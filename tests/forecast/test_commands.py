@@ -15,6 +15,7 @@ from energynn.analysis import observations, results
 from energynn.experiment import config, studies, systems
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs, simulate
+from energynn.host.files import REPOSITORY
 from energynn.host.reading import json_table
 from tests.processes import answer
 from tests.run_files import edit
@@ -76,7 +77,7 @@ def test_fit_then_predict(tmp_path):
         energies = [row[f"energy_{part}_kWh"]["value"] for part in parts]
         assert sum(energies) == pytest.approx(row["energy_kWh"]["value"])
         assert row["provenance"].startswith(
-            "estimated by a model fitted to 17 published runs, left out one by one 33 of"
+            "estimated by a model fitted to 17 published runs"
         )
 
 
@@ -218,7 +219,7 @@ def test_a_changed_record_is_not_fitted(simulated, tmp_path):
     simulate.write(
         fits.published("fourcastnet", "horeka-a100"), [other], tmp_path / "runs"
     )
-    assert "1 run(s) left out: not valid, or of another workload" in forecast(own)
+    assert "1 run(s) left out: invalid, or of another workload" in forecast(own)
     edit(path, training_time_s=3.0)
     assert "record_sha256 differs" in refusal(own)
 
@@ -232,3 +233,22 @@ def test_what_cannot_be_is_refused_with_the_remedy(fit_file, simulated, tmp_path
     assert "fit fourcastnet" in refusal(predicted, "F1")
     own = f"fit --runs-dir {simulated} --workload fourcastnet --system horeka-a100"
     assert "there are resnet50" in refusal(own, f"--out {tmp_path}/fit.json")
+
+
+def test_what_waiting_draws_follows_from_runs_of_a_real_gpu(tmp_path):
+    """Of runs at full rate and at 30 % of it the fit says what that GPU drew, by its meter, in a
+    run with a slow loader and in an idle one.
+    """
+    own, kept = tmp_path / "gpu-h200.toml", REPOSITORY / "runs"
+    own.write_text('scheduler = "local"\ngpu = "H200"\ndevices_per_node = 1\n')
+    place = f"--system {own} --runs-dir {kept}"
+    words = f"fit --workload resnet50 {place} --out {tmp_path}/fit.json"
+    assert "those of one, by parameters, as -p preset=paper" in refusal(words)
+    of_study = f"fit {RESNET50} --out {tmp_path}/fit.json -p preset=paper"
+    assert "give --runs-dir" in refusal(of_study)
+    text = forecast(words, "-p preset=paper -p image_loading=device")
+    (ends,) = re.findall(r"\(no kernel runs\) draws \d+ W \((\d+)-(\d+)\), alone", text)
+    made = records.read_all(kept)
+    drawn_W = {record.config.get("kind"): record.mean_power_gpu_W for record in made}
+    low_W, high_W = map(float, ends)
+    assert low_W < drawn_W["idle"] < drawn_W["starved"] < high_W < low_W + 20

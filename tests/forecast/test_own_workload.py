@@ -4,10 +4,11 @@ configuration tells.
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from energynn.experiment import config, systems
 from energynn.forecast import fit as fits
-from energynn.forecast import model, plan, predict, runs, wording
+from energynn.forecast import model, plan, power_limit, predict, runs, wording
 from tests.conftest import minimal_record, read_as_record
 from tests.forecast import worlds
 
@@ -131,6 +132,14 @@ def test_the_equations_by_hand(published):
     assert power_W[0] == pytest.approx(100 + 80 + 220 * working + 2 * 5004 / total)
 
 
+def test_a_run_made_to_wait_does_so_between_its_steps(published):
+    """Six steps of 67 ms, begun every 3 s, as the trainers' session does: five waits."""
+    sizes = dict(devices=1, local_batch_size=64, training_samples=6 * 64, epochs=1)
+    run = config.make("resnet50", preset="paper", step_period_s=3.0, **sizes)
+    times = model.times_s(worlds.CLUSTER, published.works([run]))
+    assert times["waiting"] == pytest.approx(5 * (3 - 0.067))
+
+
 def test_weights_of_fourcastnet_are_those_of_its_network():
     pytest.importorskip("torch")
     from energynn.train.afno import AFNO
@@ -227,3 +236,21 @@ def test_a_command_without_samples_is_told_what_it_lacks():
     with pytest.raises(ValueError, match="horeka-a100 has GPUs"):
         on_cores = measured(1, 1, 10.0, device_kind="cpu core")
         runs.own([on_cores], "mine", systems.site("horeka-a100"))
+
+
+def test_where_the_cpus_are_estimated_the_gpus_alone_are_forecast():
+    """As on a rented GPU: its meter was read, and the estimate of its host is odd."""
+    powers_W = dict(mean_power_gpu_W=250.0, mean_power_total_W=900.0)
+    powers_W |= dict(
+        energy_total_provenance="estimated", energy_gpu_provenance="measured"
+    )
+    found = [measured(n, 1, 1 + n / 1e3, **powers_W) for n in (20_000, 80_000)]
+    fit = fits.make(runs.own(found, "mine", systems.site("local")))
+    asked = predict.asked(fit, None, {"training_samples": 10**6})
+    (row,), (less,) = (predict.rows(fit, asked, share) for share in (1.0, 0.6))
+    kWh = row["energy_kWh"]["value"]
+    assert kWh == pytest.approx(0.25 * row["gpu_hours"]["value"], rel=0.05)
+    assert less["energy_kWh"]["value"] / kWh == power_limit.factors(0.6)[1, 0]
+    assert row["provenance"].endswith("2 measured runs, energies of the GPUs alone")
+    found[0] = replace(found[0], energy_gpu_provenance="estimated")
+    assert not runs.own(found, "mine", systems.site("local")).scope

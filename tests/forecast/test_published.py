@@ -45,8 +45,8 @@ def test_every_run_is_forecast_by_the_others(published):
     assert np.median(off) <= 1.5 and np.max(off) <= 6 and np.mean(held) >= 0.85
 
 
-def test_blind_values_of_r1_and_r2(fitted):
-    """Section 3.2.2 prints them; no fit has seen them."""
+def test_parts_of_energies_that_no_fit_has_seen(fitted):
+    """Section 3.2.2 prints them. R1 and R2 share runs with R4 and R5, whose totals were fitted."""
     r1, r2 = forecast(fitted, "R1"), forecast(fitted, "R2")
     for n, kWh in ((1, 18.9), (4, 6.7)):
         assert r1[n]["energy_cpu_kWh"]["value"] == pytest.approx(kWh, rel=0.1)
