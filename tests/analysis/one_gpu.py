@@ -11,7 +11,6 @@ import numpy as np
 from energynn.experiment import config
 from energynn.experiment.config import SYNTHETIC_STATES, RunConfig
 from tests.analysis.conftest import write_run
-from tests.measure.worlds import sensor
 
 # shares of a pass
 PHASES = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}
@@ -73,7 +72,9 @@ def power_W(run: RunConfig, gpu: Gpu, place: float) -> float:
     return gpu.idle_W + of_samples_W + of_passes_W + gpu.drift_W * place
 
 
-def write_grid(runs_dir: Path, runs: list[RunConfig]) -> None:
+def write_grid(
+    runs_dir: Path, runs: list[RunConfig], provenance: str = "measured"
+) -> None:
     """Records of the runs as that GPU would make them, its energy measured and the CPU's
     estimated.
     """
@@ -93,7 +94,7 @@ def write_grid(runs_dir: Path, runs: list[RunConfig]) -> None:
         write_run(
             runs_dir,
             run,
-            "measured",
+            provenance,
             time_s=time_s,
             parts_W={"gpu": watts, "cpu": 150.0},
             samples=False,
@@ -107,25 +108,15 @@ def write_grid(runs_dir: Path, runs: list[RunConfig]) -> None:
             forward_backward_passes=steps * run.accumulation_steps,
             dataset_samples=steps_of(run) * run.global_batch_size,
             sampling_period_s=run.sampling_period_s,
-            samples_in_training=int(time_s / run.sampling_period_s),
             started_at=f"2026-01-01T00:{number:02d}:00Z",
             energy_phases=phases,
-            sensors=[sensor("gpu_0_power", "power")],
-            idle_power_gpu_before_W=70.0,
         )
 
 
-def write_minutes(runs_dir: Path, **kinds_W: float) -> None:
-    """Minutes of the same GPU, by what it draws in each kind."""
-    for kind, watts in kinds_W.items():
-        run = config.make("gpu_minutes", kind=kind, device="gpu", system="gpu-study")
-        write_run(
-            runs_dir,
-            run,
-            "measured",
-            time_s=60.0,
-            parts_W={"gpu": watts},
-            samples=False,
-            device_kind="gpu",
-            device_name=Gpu.name,
-        )
+def write_minute(runs_dir: Path, kind: str, watts: float) -> None:
+    """A minute of the same GPU."""
+    run = config.make("gpu_minutes", kind=kind, device="gpu", system="gpu-study")
+    parts_W = {"gpu": watts}
+    write_run(
+        runs_dir, run, "measured", parts_W=parts_W, samples=False, device_kind="gpu"
+    )

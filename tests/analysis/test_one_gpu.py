@@ -2,8 +2,6 @@
 and ledger find it.
 """
 
-import json
-
 import pytest
 
 from energynn.experiment import studies
@@ -17,8 +15,8 @@ from tests.analysis.one_gpu import Gpu, passes_s, step_s, steps_of
 PAPER, FAST = "ResNet50, paper, gpu-study", "ResNet50, fast, gpu-study"
 
 
-def executed_on(folder, runs: list) -> dict:
-    one_gpu.write_grid(folder / "runs", runs)
+def executed_on(folder, *grid) -> dict:
+    one_gpu.write_grid(folder / "runs", *grid)
     runs_dir = str(folder / "runs")
     return execute("45_one_gpu", runs_dir=runs_dir, build_dir=str(folder))
 
@@ -31,8 +29,8 @@ def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("grid")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(REPOSITORY / "examples")
-        idle_W = Gpu().idle_W
-        one_gpu.write_minutes(folder / "runs", idle=idle_W, starved=idle_W + 60)
+        one_gpu.write_minute(folder / "runs", "idle", 120)
+        one_gpu.write_minute(folder / "runs", "starved", 180)
     return folder, executed_on(folder, studies.gpu_grid())
 
 
@@ -58,41 +56,26 @@ def test_waiting_watts_and_time_give_the_energy_and_other_watts_do_not(study):
     60 W more.
     """
     folder, shown = study
-    tables = json_table(folder / "numbers/45_one_gpu.json")
-    table = tables["phases_to_energy"]
+    table = json_table(folder / "numbers/45_one_gpu.json")["phases_to_energy"]
     largest = table.pop("largest")
     waits = [run for run in studies.gpu_grid() if step_s(run) > passes_s(run)]
-    of_96 = [run for run in waits if run.local_batch_size == 96]
-    assert len(of_96) == 2, "no run of this size tells power at work"
-    count = len(waits) - len(of_96)
-    assert len(table) == tables["one_gpu"]["all"]["waiting_runs"] == count >= 9
+    # no run of LBS 96 tells its power at work
+    assert len(table) == sum(run.local_batch_size != 96 for run in waits) >= 9
     assert max(largest[rule] for rule in ("rate", "phases", "passes")) < 5
     for run in shown["waiting"].to_dict("records"):
-        row = table[run["run_id"]]
-        share = 1 - run["rate"] / run["rate_at_work"]
-        W_at_work = run["power_W_at_work"]
-        too_much_W = {
-            "rate_starved": 60,
-            "half": W_at_work / 2 - 120,
-            "work": W_at_work - 120,
-        }
-        for rule, watts in too_much_W.items():
-            error = row["rate"] + 100 * share * watts / run["power_W"]
+        row, at_work_W = table[run["run_id"]], run["power_W_at_work"]
+        W_percent = 100 * (1 - run["rate"] / run["rate_at_work"]) / run["power_W"]
+        assumed_W = {"rate_starved": 180, "half": at_work_W / 2, "work": at_work_W}
+        for rule, watts in assumed_W.items():
+            error = row["rate"] + W_percent * (watts - 120)
             assert row[rule] == pytest.approx(error), rule
     assert largest["rate"] == max(abs(row["rate"]) for row in table.values())
-    assert f"{count} runs that wait" in shown["tested"]
+    assert f"{len(table)} runs that wait" in shown["tested"]
 
 
 def test_an_estimate_from_time_is_not_set_beside_energy_from_time(tmp_path):
-    one_gpu.write_grid(tmp_path / "runs", studies.gpu())
-    for path in tmp_path.glob("runs/*/*/record.json"):
-        record = json_table(path) | {"energy_gpu_provenance": "estimated"}
-        path.write_text(json.dumps(record))
-    shown = execute(
-        "45_one_gpu", runs_dir=str(tmp_path / "runs"), build_dir=str(tmp_path)
-    )
-    assert not len(shown["table"]) and [*shown["errors"].index] == ["largest"]
-    assert shown["tested"].startswith("Nothing yet of waiting")
+    shown = executed_on(tmp_path, studies.gpu(), "estimated")
+    assert [*shown["errors"].index] == ["largest"] and not len(shown["table"])
 
 
 def test_the_notebook_finds_what_each_choice_saves(study):
