@@ -116,9 +116,11 @@ gpu-study: ## one NVIDIA GPU, nine minutes (or GPU_MINUTES=32), no network: reco
 # MINUTES_WITH: parameters of all of them.
 MINUTE_S ?= 60
 WORK_SIZES ?= 32,128,256
-MINUTE = $(GPU_PYTHON) -m energynn.cli run workload=gpu_minutes device=gpu seconds=$(MINUTE_S) $(MINUTES_WITH)
+# As gpu-study does: H100 and H200 never share a folder. A power limit gets a system of its own.
+GPU_SYSTEM ?= $$($(GPU_PYTHON) -c "from energynn.experiment import studies; print(studies.gpu_system())")
+MINUTE = $(GPU_PYTHON) -m energynn.cli run workload=gpu_minutes device=gpu system="$(GPU_SYSTEM)" seconds=$(MINUTE_S) $(MINUTES_WITH)
 gpu-minutes: export PYTHONPATH := .:examples:build/packages:$(PYTHONPATH)
-gpu-minutes: ## what a GPU draws idle, starved, in a simulated collective and at work: a minute each (8 min), records in runs/
+gpu-minutes: ## what a GPU draws idle, starved, in a simulated collective and at work: a minute each (8 min; MINUTE_S=20: 4), records in runs/
 	$(MINUTE) kind=idle,simulated_collective local_batch_size=1
 	$(MINUTE) kind=starved
 	$(MINUTE) kind=work local_batch_size=$(WORK_SIZES)

@@ -154,6 +154,7 @@ def test_minutes_of_an_imagined_gpu_are_records_with_its_power(tmp_path):
     made = [records.read(folder) for folder in records.run_dirs(tmp_path)]
     kinds = [record.config["kind"] for record in made]
     assert Counter(kinds) == dict(idle=1, simulated_collective=1, starved=1, work=1)
+    assert {record.system for record in made} == {"gpu-a-fake-h100"}
     for record in made:
         assert record.valid, record.invalid_reasons
         assert record.mean_power_gpu_W == pytest.approx(300, rel=0.03)

@@ -24,31 +24,24 @@ RECIPE = (
     "image_loading",
     "channels_last",
     "fused_optimizer",
+    "accumulation_steps",
 )
+
+
+def recipe(run):
+    return [getattr(run, name, None) for name in RECIPE]
 
 
 def images_on_device(runs):
     """The runs that differ from the anchor in sizes and pace only."""
-    values = [config.to_dict(run) for run in (GRID[0], *runs)]
-    alike = [{name: each.get(name) for name in RECIPE} for each in values]
-    plain = [run.accumulation_steps == 1 for run in runs]
-    return [
-        run
-        for run, own, is_plain in zip(runs, alike[1:], plain, strict=True)
-        if own == alike[0] and is_plain
-    ]
+    return [run for run in runs if recipe(run) == recipe(GRID[0])]
 
 
 def correlation_of_rates(runs, t0_s=0.008, t1_s=0.0007):
     """How far samples and updates a second go together, if a step takes t0 + t1 LBS or its pace."""
-    steps_s = [
-        max(t0_s + t1_s * run.local_batch_size, run.step_period_s) for run in runs
-    ]
-    samples = [
-        run.global_batch_size / step_s
-        for run, step_s in zip(runs, steps_s, strict=True)
-    ]
-    return abs(np.corrcoef(samples, 1 / np.array(steps_s))[0, 1])
+    sizes = np.array([run.local_batch_size for run in runs])
+    steps_s = np.maximum(t0_s + t1_s * sizes, [run.step_period_s for run in runs])
+    return abs(np.corrcoef(sizes / steps_s, 1 / steps_s)[0, 1])
 
 
 def test_the_grid_tells_samples_from_updates_and_a_sweep_alone_cannot():
@@ -182,7 +175,7 @@ def test_two_kinds_of_gpu_never_have_one_name(monkeypatch):
     names = set()
     for gpu in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
         monkeypatch.setattr(machine, "gpus", lambda name=gpu: [{"name": name}])
-        names |= {run.system for run in studies.gpu()}
+        names |= {studies.gpu_system(), studies.gpu()[0].system}
     assert names == {"gpu-h100-80gb-hbm3", "gpu-h200"}
 
 

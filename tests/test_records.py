@@ -3,6 +3,7 @@
 import json
 import shutil
 import tomllib
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -224,6 +225,19 @@ def test_each_committed_record_finds_its_run_in_its_study():
         assert folder.name == record.run_id == config.run_id(made)
         was |= {record.run_id, record.was["run_id"]}
     assert len(was) == 2 * len(committed)
+
+
+def test_the_committed_runs_of_a_gpu_are_its_study_and_its_minutes_and_measured():
+    folder = REPOSITORY / "runs" / "gpu-h200"
+    assert records.check(folder) == []
+    found = records.read_all(folder)
+    assert all(record.valid for record in found)
+    assert {record.energy_gpu_provenance for record in found} == {"measured"}
+    kinds = Counter(record.config.get("kind", "") for record in found)
+    minutes = dict(idle=1, simulated_collective=1, starved=1, work=3)
+    assert kinds == minutes | {"": len(studies.gpu())}
+    for run in studies.gpu(folder.name):
+        assert records.is_made(config.folder(run, folder.parent)), run
 
 
 def test_the_table_of_the_fields_says_what_the_record_has():

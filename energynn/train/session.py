@@ -71,10 +71,6 @@ class Session:
         self.losses: list[float] = own["losses"]  # of this rank, one for each step
         self.samples_evaluated: int = own["samples_evaluated"]
         self.stop = Agreement(world, self.folder)
-        teller = self.events if world.rank == 0 else None
-        self.progress = Progress(
-            config, self.steps_per_epoch, self.optimizer_steps, teller
-        )
         # losses on their way from the GPU, since the last agreement
         self._unread: list[torch.Tensor] = []
         self.next_step = 0.0  # before which none begins
@@ -91,6 +87,11 @@ class Session:
         samples_done = self.optimizer_steps * self.config.global_batch_size
         self.events.mark(
             "training_start", dataset_samples=dataset_samples, samples_done=samples_done
+        )
+        # its rate does not count the set-up, nor what was idle
+        teller = self.events if self.world.rank == 0 else None
+        self.progress = Progress(
+            self.config, self.steps_per_epoch, self.optimizer_steps, teller
         )
         yield
         distributed.barrier(self.world)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from energynn.experiment import config
 from energynn.experiment.config import SYNTHETIC_STATES, RunConfig
 from tests.analysis.conftest import write_run
-from tests.measure.worlds import sensor
 
-# shares of the time
-PHASES = {"data_loading": 0.05, "forward": 0.35, "backward": 0.5, "optimizer": 0.1}
+# shares of a pass
+PHASES = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}
 # of a pass, where a choice is not paper's
 SPEEDS = {"channels_last": 1.3, "precision": 1.6, "fused_optimizer": 1.05}
 LOADED_PER_S = {"pil-4": 480.0, "pil-12": 1250.0, "fast-12": 2800.0}
@@ -48,15 +48,20 @@ def steps_of(run: RunConfig) -> int:
     return samples // run.global_batch_size
 
 
-def step_s(run: RunConfig) -> float:
-    """Seconds of a step: its passes, or as long as its pace or its loader says."""
+def passes_s(run: RunConfig) -> float:
+    """Seconds of a step in which the GPU works."""
     t0_s, t1_s = (0.008, 0.0007) if run.workload == "resnet50" else (0.02, 0.15)
     pass_s = (t0_s + t1_s * run.local_batch_size) / speed(run)
+    return run.accumulation_steps * pass_s
+
+
+def step_s(run: RunConfig) -> float:
+    """Seconds of a step: its passes, or as long as its pace or its loader says."""
     loading_s = 0.0
     if not run.stays_on_device:
         loader = f"{run.image_loading}-{run.loader_workers}"
         loading_s = run.global_batch_size / LOADED_PER_S[loader]
-    return max(run.accumulation_steps * pass_s, loading_s, run.step_period_s)
+    return max(passes_s(run), loading_s, run.step_period_s)
 
 
 def power_W(run: RunConfig, gpu: Gpu, place: float) -> float:
@@ -67,7 +72,9 @@ def power_W(run: RunConfig, gpu: Gpu, place: float) -> float:
     return gpu.idle_W + of_samples_W + of_passes_W + gpu.drift_W * place
 
 
-def write_grid(runs_dir: Path, runs: list[RunConfig]) -> None:
+def write_grid(
+    runs_dir: Path, runs: list[RunConfig], provenance: str = "measured"
+) -> None:
     """Records of the runs as that GPU would make them, its energy measured and the CPU's
     estimated.
     """
@@ -77,14 +84,17 @@ def write_grid(runs_dir: Path, runs: list[RunConfig]) -> None:
         watts = power_W(run, gpu, place) * (1 + random.normal(0, gpu.noise))
         steps = max(1, run.epochs * steps_of(run))
         time_s = steps * step_s(run)
+        at_work = passes_s(run) / step_s(run)
+        shares = {phase: at_work * share for phase, share in PHASES.items()}
+        shares["idle" if run.stays_on_device else "data_loading"] = 1 - at_work
         phases = []
-        for phase, share in PHASES.items():
+        for phase, share in shares.items():
             part = {"time_s": share * time_s, "energy_gpu_J": share * watts * time_s}
             phases.append({"rank": 0, "device": "gpu:0", "phase": phase, **part})
         write_run(
             runs_dir,
             run,
-            "measured",
+            provenance,
             time_s=time_s,
             parts_W={"gpu": watts, "cpu": 150.0},
             samples=False,
@@ -98,9 +108,15 @@ def write_grid(runs_dir: Path, runs: list[RunConfig]) -> None:
             forward_backward_passes=steps * run.accumulation_steps,
             dataset_samples=steps_of(run) * run.global_batch_size,
             sampling_period_s=run.sampling_period_s,
-            samples_in_training=int(time_s / run.sampling_period_s),
             started_at=f"2026-01-01T00:{number:02d}:00Z",
             energy_phases=phases,
-            sensors=[sensor("gpu_0_power", "power")],
-            idle_power_gpu_before_W=70.0,
         )
+
+
+def write_minute(runs_dir: Path, kind: str, watts: float) -> None:
+    """A minute of the same GPU."""
+    run = config.make("gpu_minutes", kind=kind, device="gpu", system="gpu-study")
+    parts_W = {"gpu": watts}
+    write_run(
+        runs_dir, run, "measured", parts_W=parts_W, samples=False, device_kind="gpu"
+    )

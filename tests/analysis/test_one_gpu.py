@@ -6,16 +6,17 @@ import pytest
 
 from energynn.experiment import studies
 from energynn.experiment.config import replace
+from energynn.host.files import REPOSITORY
 from energynn.host.reading import json_table
 from tests.analysis import one_gpu
 from tests.analysis.notebook import execute
-from tests.analysis.one_gpu import Gpu, step_s, steps_of
+from tests.analysis.one_gpu import Gpu, passes_s, step_s, steps_of
 
 PAPER, FAST = "ResNet50, paper, gpu-study", "ResNet50, fast, gpu-study"
 
 
-def executed_on(folder, runs: list) -> dict:
-    one_gpu.write_grid(folder / "runs", runs)
+def executed_on(folder, *grid) -> dict:
+    one_gpu.write_grid(folder / "runs", *grid)
     runs_dir = str(folder / "runs")
     return execute("45_one_gpu", runs_dir=runs_dir, build_dir=str(folder))
 
@@ -26,6 +27,10 @@ def study(tmp_path_factory):
     and numbers.
     """
     folder = tmp_path_factory.mktemp("grid")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(REPOSITORY / "examples")
+        one_gpu.write_minute(folder / "runs", "idle", 120)
+        one_gpu.write_minute(folder / "runs", "starved", 180)
     return folder, executed_on(folder, studies.gpu_grid())
 
 
@@ -44,6 +49,33 @@ def test_the_notebook_finds_what_a_sample_and_an_update_cost(study):
     assert shown["found"].startswith(f"{PAPER} (measured): A sample costs")
     assert sample["value"] == pytest.approx(of_paper.loc["samples", "value"])
     assert tables["one_gpu"]["all"]["name"] == PAPER
+
+
+def test_waiting_watts_and_time_give_the_energy_and_other_watts_do_not(study):
+    """Runs of the grid draw the watts of idling while they wait: the minute called starved draws
+    60 W more.
+    """
+    folder, shown = study
+    table = json_table(folder / "numbers/45_one_gpu.json")["phases_to_energy"]
+    largest = table.pop("largest")
+    waits = [run for run in studies.gpu_grid() if step_s(run) > passes_s(run)]
+    # no run of LBS 96 tells its power at work
+    assert len(table) == sum(run.local_batch_size != 96 for run in waits) >= 9
+    assert max(largest[rule] for rule in ("rate", "phases", "passes")) < 5
+    for run in shown["waiting"].to_dict("records"):
+        row, at_work_W = table[run["run_id"]], run["power_W_at_work"]
+        W_percent = 100 * (1 - run["rate"] / run["rate_at_work"]) / run["power_W"]
+        assumed_W = {"rate_starved": 180, "half": at_work_W / 2, "work": at_work_W}
+        for rule, watts in assumed_W.items():
+            error = row["rate"] + W_percent * (watts - 120)
+            assert row[rule] == pytest.approx(error), rule
+    assert largest["rate"] == max(abs(row["rate"]) for row in table.values())
+    assert f"{len(table)} runs that wait" in shown["tested"]
+
+
+def test_an_estimate_from_time_is_not_set_beside_energy_from_time(tmp_path):
+    shown = executed_on(tmp_path, studies.gpu(), "estimated")
+    assert [*shown["errors"].index] == ["largest"] and not len(shown["table"])
 
 
 def test_the_notebook_finds_what_each_choice_saves(study):
