@@ -44,12 +44,12 @@ SERIES = {
     "R3": "#09A570",
     "R5": "#EB9E14",
     "R6": "#82D7FD",
+    "T1": "#000000",
     "F1": "#19247E",
     "F2": "#970246",
     "F4": "#9F40A7",
     "F3": "#10998D",
     "F5": "#B7AF16",
-    "T1": "#FBC1C9",
 }
 # For all else: from dark to light, and no yellow, which is weak on white.
 RAMP = alt.SchemeParams("viridis", extent=[0, 0.93])
