@@ -5,10 +5,11 @@ assumed.
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from energynn import cli
-from energynn.analysis import claims, observations, published
+from energynn.analysis import claims, observations, others, published
 from energynn.host.files import REPOSITORY
 from tests.analysis import by_hand
 from tests.analysis.conftest import write_replica, write_study
@@ -28,7 +29,9 @@ FIELDS = {
     "every",
     "needs",
 }
-ABOUT = {"id", "group", "place", "says", "base", "before", "why"}
+ABOUT = {"id", "group", "kind", "place", "says", "base", "before", "why", "decides"}
+LINE = {"quantity": "energy_total_kWh", "per": "gpu_hours", "match": ["series"]}
+LINE |= {"every": True, "expect": "straight"}
 A95 = 4.303  # Student's t at 95 % with two degrees of freedom
 
 
@@ -55,6 +58,21 @@ def derived(found):
     return {one["id"]: one["derived"] for one in found["claims"]}
 
 
+@pytest.fixture(scope="module")
+def readings(found):
+    return {one["id"]: one.get("reading") for one in found["claims"]}
+
+
+def world(energy, hours, series="R4", **columns):
+    """Rows of ``observations.means`` with known energies and hours, each on more GPUs."""
+    rows = pd.DataFrame({"energy_total_kWh": energy, "gpu_hours": hours, **columns})
+    rows["energy_per_gpu_hour_kW"] = rows["energy_total_kWh"] / rows["gpu_hours"]
+    about = {"run": rows.index, "devices": 4 + rows.index, "repeats": 1, "copies": ""}
+    about |= {"workload": "resnet50", "series": series, "recipe": "published"}
+    rows = rows.assign(**{name: about[name] for name in about if name not in columns})
+    return rows.assign(origin="published", provenance="published")
+
+
 def test_entries_are_plain():
     ids = [one["id"] for one in [*ENTRIES, *RESTATED]]
     assert len(ids) == len(set(ids)) == 144
@@ -65,7 +83,7 @@ def test_entries_are_plain():
     for one in ENTRIES:
         ways = [name for name in ("reason", "quantity") if name in one]
         assert len(ways) == 1, one["id"]
-        fields = FIELDS | {"expect", "verdict", "elsewhere"}
+        fields = FIELDS | {"expect", "verdict", "elsewhere", "reading", "restates"}
         assert set(one) - ABOUT - set(ways) <= fields, one["id"]
         elsewhere = one.get("elsewhere", {"data": "", "where": ""})
         assert {"data", "where"} <= set(elsewhere), one["id"]
@@ -73,6 +91,8 @@ def test_entries_are_plain():
         # by hand nothing else is said
         assert one.get("verdict", "inconclusive") == "inconclusive"
         assert "before" not in one or one["why"], one["id"]
+        assert set(one.get("reading", {})) <= FIELDS | {"as", "expect"}, one["id"]
+        assert set(one.get("restates", [])) <= {restated["id"] for restated in RESTATED}
         if "quantity" in one:
             assert one["quantity"] in observations.QUANTITIES
             assert ("range" in one) != ("expect" in one), one["id"]
@@ -101,14 +121,23 @@ def test_entries_are_plain():
             "contradicted",
             [-0.016, -0.073, 0.044],
         ),
-        ("published", "abstract-linear", "inconclusive", [-0.06, -0.22, 0.10]),
+        ("published", "abstract-linear", "supported", [0.062, 0.062, 0.062]),
+        ("reading", "abstract-linear", "inconclusive", [-0.024, -0.193, 0.145]),
+        ("published", "h100-steeper", "supported", [0.384, 0.384, 0.384]),
+        ("published", "h100-energy", "supported", [0.958, 0.958, 0.958]),
+        ("published", "interval-fcn-h100", "supported", [0.2815, 0.2815, 0.2815]),
         ("published", "fcn-gbs-sublinear", "inconclusive", [0.225, -0.014, 0.523]),
-        ("published", "fcn-few-gpus-save-energy", "supported", [0.344, 0.141, 0.583]),
         (
             "published",
+            "fcn-few-gpus-save-energy",
+            "inconclusive",
+            [0.257, -0.006, 0.588],
+        ),
+        (
+            "reading",
             "conclusion-a100-low-power",
             "inconclusive",
-            [-0.039, -0.133, 0.065],
+            [-0.024, -0.149, 0.120],
         ),
         ("derived", "lbs-speed-up-below-optimal", "supported", [0.277, 0.211, 0.346]),
         # 2 and 8 GPUs are unknown
@@ -129,9 +158,9 @@ def test_entries_are_plain():
     ],
 )
 def test_published_values_give_the_numbers_of_a_recomputation(
-    judged, derived, column, claim, verdict, ends
+    judged, derived, readings, column, claim, verdict, ends
 ):
-    one = judged[claim]
+    one = judged[claim] if column != "reading" else readings[claim]
     if column == "derived":
         assert one["verdict"] in ("no data", "inconclusive")
         (one,) = derived[claim]
@@ -152,22 +181,33 @@ def test_what_others_measured_has_a_column_of_its_own(found):
     judged = {
         one["id"]: one["elsewhere"] for one in found["claims"] if "elsewhere" in one
     }
-    assert len(judged) >= 12
-    linear = judged["abstract-linear"]
-    assert linear["verdict"] == "contradicted" and "without network" in linear["data"]
+    assert len(judged) >= 11
+    linear = judged["proportional-everywhere"]
+    assert linear["verdict"] == "otherwise" and "without network" in linear["data"]
     assert linear["value"] == pytest.approx(np.mean(exponents) - 1, rel=1e-5)
     reach = 3.182 * np.std(exponents, ddof=1) / 2  # t with three degrees of freedom
     assert linear["high"] - linear["value"] == pytest.approx(reach, rel=1e-3)
     single = judged["lbs-error-rises-rapidly"]
     assert single["verdict"] == "inconclusive" and single["low"] is None
-    assert found["counts"]["elsewhere"]["contradicted"] == sum(
-        one["verdict"] == "contradicted" for one in judged.values()
+    counts = found["counts"]["elsewhere"]
+    assert counts["otherwise"] == sum(
+        one["verdict"] == "otherwise" for one in judged.values()
     )
+
+
+def test_elsewhere_never_supports_or_contradicts():
+    """Neither where energy follows hours there, nor where it does not."""
+    (claim,) = (one for one in ENTRIES if one["id"] == "proportional-everywhere")
+    runs = others.load()
+    for energy, verdict in ((0.5 * runs["gpu_hours"], "likewise"), (1.0, "otherwise")):
+        there = claims.elsewhere(claim, runs.assign(energy_total_kWh=energy))
+        assert there["verdict"] == verdict
 
 
 def test_other_thresholds_are_told_where_they_decide_otherwise(judged):
     assert judged["scaled-lbs-time-constant"]["at"] == {"5%": "contradicted"}
-    assert judged["scaled-gbs-energy-linear-in-samples"]["at"] == {"20%": "supported"}
+    assert judged["abstract-linear"]["at"] == {"5%": "contradicted"}
+    assert judged["hardware-impact-on-energy"]["at"] == {"5%": "inconclusive"}
     assert judged["scaled-passes-lower-throughput"]["at"] == {}
 
 
@@ -185,11 +225,143 @@ def test_docs_tell_the_verdicts(found):
         verdict = one["published"]["verdict"]
         if "why" in one:
             assert f"{one.get('before', 'the same')} | {verdict}" in rows[one["id"]]
-        else:
+        elif verdict != "no data":
             assert f" {one['id']}" in lists[verdict]
         if "elsewhere" in one:
             told = f"| {one['elsewhere']['verdict']} | {verdict} | {one['id']} |"
             assert told in page
+
+
+def test_what_would_decide_is_told_of_every_statement_without_data(judged):
+    page = (REPOSITORY / "docs" / "verdicts.md").read_text()
+    _, _, page = page.partition("No data; ")
+    told = {}
+    for line in page.partition("## ")[0].splitlines():
+        decides, _, ids = line.removeprefix("- ").rpartition(": ")
+        told |= dict.fromkeys(ids.split(", "), decides) if line[:2] == "- " else {}
+    wanted = [one for one in ENTRIES if judged[one["id"]]["verdict"] == "no data"]
+    assert set(told) == {one["id"] for one in wanted}
+    for one in wanted:
+        if "quantity" in one:
+            assert told[one["id"]].startswith(f"{one['quantity']} of ")
+            assert all(name in told[one["id"]] for name in one.get("series", []))
+        else:
+            assert told[one["id"]] == one["decides"]
+
+
+def test_a_contradiction_says_of_what_kind_it_is(judged):
+    kinds = {one["id"] for one in ENTRIES if "kind" in one}
+    assert kinds == {
+        name for name, one in judged.items() if one["verdict"] == "contradicted"
+    }
+
+
+def test_a_line_with_an_intercept_is_straight_and_a_curve_is_not():
+    """Of runs that scatter by 2 %. Over hours that span little, a curve passes for a line."""
+    random = np.random.default_rng(36)
+    wide, narrow = np.geomspace(2, 114, 13), np.linspace(550, 1034, 5)
+
+    def verdicts_of(energy, hours, test):
+        found = []
+        for _ in range(20):
+            scattered = energy(hours) * np.exp(random.normal(0, 0.02, len(hours)))
+            found.append(claims.judge(test, world(scattered, hours))["verdict"])
+        return set(found)
+
+    proportional = LINE | {"every": False, "expect": "same", "series": ["R4"]}
+    for hours in (wide, narrow):
+        line = verdicts_of(lambda hours: 36 + 0.154 * hours, hours, LINE)
+        assert line == {"supported"}
+    through_zero = verdicts_of(lambda hours: 36 + 0.154 * hours, wide, proportional)
+    assert "supported" not in through_zero
+    for power in (0.5, 1.5):
+        curve = verdicts_of(lambda hours, power=power: hours**power, wide, LINE)
+        assert curve == {"contradicted"}
+    assert verdicts_of(lambda hours: hours**1.5, narrow, LINE) == {"supported"}
+    two = claims.judge(LINE, world([1.0, 2.0], [1.0, 2.0]))
+    assert two["verdict"] == "no data"  # a line goes through any two
+
+
+def test_a_table_is_decided_by_looking_at_every_value():
+    """However much repeated runs scatter; an open end of rounding leaves it open."""
+    hours = np.ones(4)
+    energy = np.array([0.26, 0.27, 0.279, 0.27])
+    scatter = {"energy_per_gpu_hour_kW_std": 0.02, "repeats": 3}
+    table = {"quantity": "energy_per_gpu_hour_kW", "range": [0.255, 0.285]}
+
+    def judged(energy, every, **columns):
+        return claims.judge({**table, "every": every}, world(energy, hours, **columns))
+
+    assert judged(energy, True, **scatter)["verdict"] == "supported"
+    assert judged(energy, True, **scatter)["enumerated"]
+    assert judged(energy, False, **scatter)["enumerated"] is False
+    outside = np.where(energy == 0.279, 0.29, energy)
+    assert judged(outside, True, **scatter)["verdict"] == "contradicted"
+    rounded = judged(energy, True, energy_total_kWh_half=0.01)
+    assert rounded["verdict"] == "inconclusive"
+
+
+def test_series_that_share_a_run_count_once():
+    """F1 and F3 end with one run; the two ends of a minimum stay apart."""
+    energy, runs = [100, 140, 110, 140, 100, 126], [0, 1, 2, 1, 3, 4]
+    series = ["F1", "F1", "F3", "F3", "F4", "F4"]
+    rows = world(energy, 1.0, series, run=runs, devices=[16, 64] * 3)
+    up = {"quantity": "energy_total_kWh", "expect": "up", "series": ["F1", "F3", "F4"]}
+    judged = claims.judge(up, rows)
+    assert list(judged["units"]) == ["F1 n=16 to 64, F3 n=16 to 64", "F4 n=16 to 64"]
+    mean = (1.4 * 140 / 110) ** 0.5 - 1
+    assert list(judged["units"].values()) == pytest.approx([mean, 0.26], rel=1e-4)
+    assert judged["coverage"]["with"] == up["series"]
+    apart = rows.assign(run=rows.index)
+    assert len(claims.judge(up, apart)["units"]) == 3
+    begun = rows.assign(run=[0, 1, 0, 2, 3, 4])
+    assert len(claims.judge(up, begun)["units"]) == 2
+    least = {**up, "series": ["R1"], "from": 4, "to": [1, 256]}
+    rows = world([8, 6, 9], 1.0, "R1", devices=[1, 4, 256])
+    assert len(claims.judge(least, rows)["units"]) == 2
+
+
+def test_a_gradient_is_no_level():
+    """Where A takes more for each hour, but no more for a further one, it is not steeper."""
+    (claim,) = (one for one in ENTRIES if one["id"] == "h100-steeper")
+    hours = np.array([420.0, 516, 663, 560, 692, 909])
+    hardware = ["H100"] * 3 + ["A100"] * 3
+    alike = {"local_batch_size": 1, "epochs": 80, "devices": [4, 16, 32] * 2}
+
+    def judged(intercept, slope):
+        energy = 0.15 * hours
+        energy[:3] = intercept + slope * hours[:3]
+        rows = world(energy, hours, "T1", hardware=hardware, **alike)
+        return claims.judge(claim, rows)
+
+    assert judged(0, 0.2)["verdict"] == "supported"
+    assert judged(100, 0.14)["verdict"] == "contradicted"
+    assert judged(500, -0.1)["verdict"] == "contradicted"  # energy falls
+    assert list(judged(0, 0.2)["units"].values()) == pytest.approx([1 / 3] * 2)
+
+
+def test_gpu_power_is_the_gpus_own():
+    of_power = [one for one in ENTRIES if "GPU power" in one["says"]]
+    of_power += [one for one in ENTRIES if one["id"] == "conclusion-h100-higher-power"]
+    judged_by = {one.get("quantity", "mean_power_gpu_W") for one in of_power}
+    assert len(of_power) > 12 and judged_by == {"mean_power_gpu_W"}
+    (falls,) = (one for one in ENTRIES if one["id"] == "scaled-small-power-decreases")
+    energy = np.array([6.0, 14.0, 30.0])  # the node's power rises, the GPUs' falls
+    scatter = {"mean_power_gpu_W_std": 1.0, "repeats": 5}
+    rows = world(energy, [20.0, 40.0, 80.0], "R5", **scatter)
+    rows["mean_power_gpu_W"] = [200.0, 190.0, 180.0]
+    rows["energy_per_gpu_hour_kW_std"] = 0.001
+    assert claims.judge(falls, rows)["verdict"] == "supported"
+    by_node = claims.judge(falls | falls["reading"], rows)
+    assert by_node["verdict"] == "contradicted"
+
+
+def test_a_restated_value_decides_nothing(found):
+    for one in found["claims"]:
+        if one["id"] in ("lbs-error-rises-rapidly", "conclusion-resnet-threshold"):
+            assert one["published"]["verdict"] == "restated" and not one["derived"]
+            assert one["own"][0]["verdict"] == "supported"  # but own runs do
+    assert found["counts"]["published"]["restated"] == 3
 
 
 def test_half_of_the_series_are_needed_and_restated_values_decide_nothing(
