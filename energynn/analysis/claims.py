@@ -22,10 +22,11 @@ enumeration, where only rounding has an interval. ``range``: lowest and highest 
 ``every``. *Inconclusive*: else, and where fewer than half of the series are known, or not all
 numbers of GPUs that it ``needs``. *No data*: none is known, or ``reason`` says why no record can
 test it. *Restated*: the study's values are the statements that it ``restates``, and decide nothing.
-``reading`` is a second test that the same words allow: it is shown, in a column of its own, and
-not counted. Derived values decide in a column of their own, but not about what they copy. Own runs
-count where they are measured, on GPUs, with the study's data sets. ``elsewhere`` names units in
-what others measured: there it is *likewise* or *otherwise*, which says nothing of the study's runs.
+``reading`` is a second test that the same words allow, by all values: it is shown, in a column of
+its own, and not counted. Derived values decide in a column of their own, but not about what they
+copy. Own runs count where they are measured, on GPUs, with the study's data sets. ``elsewhere``
+names units in what others measured: there it is *likewise* or *otherwise*, which says nothing of
+the study's runs.
 """
 
 from __future__ import annotations
@@ -93,11 +94,12 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
         entry["errata"] = [
             one["id"] for one in errata if claim["id"] in one.get("claims", [])
         ]
-        entry["published"], *entry["derived"] = of_study(claim, printed, study)
+        entry["published"], derived = judge(claim, printed), judge(claim, study)
+        says_more = derived.get("units") != entry["published"].get("units")
+        entry["derived"] = [derived] if says_more else []
         if "reading" in claim:
-            first, *more = of_study(claim | claim["reading"], printed, study)
-            shown = first if "value" in first else [first, *more][-1]
-            entry["reading"] = {"on": claim["reading"]["as"], **shown}
+            other = judge(claim | claim["reading"], study)
+            entry["reading"] = {"on": claim["reading"]["as"], **other}
         judged = [
             {"on": name, **judge(claim, rows)}
             for name, rows in [("all", own), *machines]
@@ -109,15 +111,6 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
         claims.append(entry)
     parts = {"claims": claims, "restated": read("restated"), "errata": errata}
     return {"counts": counts(claims), **parts}
-
-
-def of_study(claim: dict, printed: pd.DataFrame, study: pd.DataFrame) -> list[dict]:
-    """Judge a statement by printed values, and by all where derived ones say more."""
-    if "restates" in claim:
-        return [{"verdict": RESTATED, "reason": ", ".join(claim["restates"])}]
-    by_printed, by_all = judge(claim, printed), judge(claim, study)
-    says_more = by_all.get("units") != by_printed.get("units")
-    return [by_printed, by_all] if says_more else [by_printed]
 
 
 def read(kind: str) -> list[dict]:
@@ -189,8 +182,8 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     table = units(claim, rows)
     if table.empty:
         return {
-            "verdict": NO_DATA,
-            "reason": f"no {claim['quantity']} of what it asks for",
+            "verdict": RESTATED if "restates" in claim else NO_DATA,
+            "reason": f"no {claim['quantity']} that could test it",
         }
     asked = claim.get("series", [])
     there = [name for name in asked if name in set(table["series"].explode())]
@@ -254,6 +247,8 @@ def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     tested = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else quantity
     of_runs = scatter(rows, tested).combine_first(scatter(rows, "energy_total_kWh"))
     rows = rows.query(claim.get("where", "devices > 0"))
+    if "restates" in claim:
+        rows = rows[rows["origin"] != "published"]
     provenance = observations.provenance(quantity, rows)
     rows = rows[
         ~provenance.isin(["estimated", "simulated"]) & (rows["copies"] != tested)
@@ -287,7 +282,7 @@ def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _growths(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
-    """Compare the ends of each series; those that share one are one unit, with the largest error."""
+    """Compare the ends of each series; those that share one count once, with the largest error."""
     table = pd.concat([_growth(claim, name, rows) for name in claim["series"]])
     of = {"value": "mean", "error": "max", "freedom": "min", "base": "first"}
     of |= {"unit": ", ".join, "series": "sum"}
@@ -323,7 +318,6 @@ def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
 def _lines(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Compute how far the runs of each group lie from their line, in parts of the quantity."""
     found = []
-    rows = rows[rows["series"].isin(claim.get("series", rows["series"]))]
     rows = rows.drop_duplicates([*claim["match"], "run"])
     for name, runs in rows.groupby(claim["match"]):
         size, along = np.exp(runs["value"]), runs[claim["per"]].astype(float)
