@@ -3,23 +3,30 @@
 A statement is a log ratio ``u = ln(after / before)`` of a ``quantity`` for each unit. Units are
 
 - ``series``: the configuration ``to`` over that ``from`` (the last over the first) of each series;
-  with ``per``, the exponent of the quantity in ``per``, minus 1;
-- ``a`` over ``b``: the ratio of the means of those that are equal in ``match``;
+  with ``per``, the exponent of the quantity in ``per``, minus 1. Series that begin or end with the
+  same run are one unit, their mean;
+- ``a`` over ``b``: the ratio of the means of those that are equal in ``match``; with ``per``, of
+  the gradients from one number of GPUs to the next;
+- "straight": the relative standard deviation of runs that are equal in ``match``, three or more,
+  around a line in ``per``, with an intercept;
 - neither: each configuration, by its value.
 
 All are selected by ``where``, a query of pandas. Three or more units have an interval from their
-own scatter (Student's t), one or two, or ``every`` one, from the scatter of repeated runs with its
-degrees of freedom, and from rounding. ``range``: lowest and highest value or ratio. ``expect``:
-"up" or "down" (by anything), "same" (within 10 %), "much up" or "much down" (by more), "differs"
-(not "same").
+own scatter (Student's t), one or two from the scatter of repeated runs with its degrees of
+freedom, and from rounding. A statement about ``every`` unit describes a table: it is decided by
+enumeration, where only rounding has an interval. ``range``: lowest and highest value or ratio.
+``expect``: "up" or "down" (by anything), "same" (within 10 %), "much up" or "much down" (by more),
+"differs" (not "same"), "straight" (at most 10 %).
 
 *Supported*: all intervals lie within what is expected. *Contradicted*: all lie outside, or one of
 ``every``. *Inconclusive*: else, and where fewer than half of the series are known, or not all
 numbers of GPUs that it ``needs``. *No data*: none is known, or ``reason`` says why no record can
-test it. Values that are the statement itself are ``restated``, and not judged. Derived values
-decide in a column of their own, but not about what they copy. Own runs count where they are
-measured, on GPUs, with the study's data sets. ``elsewhere`` names units in what others measured:
-there the same statement is judged once more, in a column of its own.
+test it. *Restated*: the study's values are the statements that it ``restates``, and decide nothing.
+``reading`` is a second test that the same words allow, by all values: it is shown, in a column of
+its own, and not counted. Derived values decide in a column of their own, but not about what they
+copy. Own runs count where they are measured, on GPUs, with the study's data sets. ``elsewhere``
+names units in what others measured: there it is *likewise* or *otherwise*, which says nothing of
+the study's runs.
 """
 
 from __future__ import annotations
@@ -36,10 +43,12 @@ from energynn.host.files import shipped
 from energynn.host.reading import toml_table
 
 CLAIMS = shipped("paper") / "claims.toml"
-VERDICTS = ("supported", "contradicted", "inconclusive", "no data")
-SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA = VERDICTS
-COLUMNS = ("published", "derived", "own", "elsewhere")
-ABOUT = ("id", "place", "says", "base", "group", "before", "why")
+VERDICTS = ("supported", "contradicted", "inconclusive", "no data", "restated")
+SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA, RESTATED = VERDICTS
+ELSEWHERE = {SUPPORTED: "likewise", CONTRADICTED: "otherwise"}
+COLUMNS = ("published", "derived", "reading", "own", "elsewhere")
+ABOUT = ("id", "place", "says", "base", "group", "kind", "before", "why")
+NO_TEST = (*ABOUT, "decides", "elsewhere", "reading", "restates")
 STATEMENT = ("quantity", "per", "expect")
 UNIT = ["unit", "series", "value", "error", "freedom"]
 OF_GPUS = "origin == 'own' and device_kind == 'gpu' and dataset in ['imagenet', 'era5']"
@@ -53,6 +62,7 @@ EXPECT = {
     "down": (-math.inf, 0),
     "much up": (1, math.inf),
     "much down": (-math.inf, -1),
+    "straight": (-math.inf, 1),
 }
 
 
@@ -60,8 +70,9 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     """Judge all statements: ``claims``, one entry each with ``published``, ``derived`` and ``own``.
 
     ``derived`` is a list of one where derived values say more. ``own`` has an entry per system and
-    hardware whose runs can test a statement, ``elsewhere`` is there where others' can. Also
-    ``restated`` and ``errata``, and the number of each verdict (``counts``).
+    hardware whose runs can test a statement, ``elsewhere`` is there where others' can, ``reading``
+    where the words have a second one. Also ``restated`` and ``errata``, and the number of each
+    verdict (``counts``).
     """
     table = observations.means(observations.load(runs_dir))
     study = table[table["origin"] == "published"]
@@ -77,18 +88,18 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
             name: claim[name] for name in ABOUT if name in claim
         }
         test = [
-            f"{name} {value}"
-            for name, value in claim.items()
-            if name not in (*ABOUT, "elsewhere")
+            f"{name} {value}" for name, value in claim.items() if name not in NO_TEST
         ]
         entry["test"] = ", ".join(test)
         entry["errata"] = [
             one["id"] for one in errata if claim["id"] in one.get("claims", [])
         ]
-        entry["published"] = judge(claim, printed)
-        derived = judge(claim, study)
+        entry["published"], derived = judge(claim, printed), judge(claim, study)
         says_more = derived.get("units") != entry["published"].get("units")
         entry["derived"] = [derived] if says_more else []
+        if "reading" in claim:
+            other = judge(claim | claim["reading"], study)
+            entry["reading"] = {"on": claim["reading"]["as"], **other}
         judged = [
             {"on": name, **judge(claim, rows)}
             for name, rows in [("all", own), *machines]
@@ -118,7 +129,8 @@ def columns(claim: dict) -> list[tuple[str, dict]]:
 
 def counts(claims: list[dict]) -> dict[str, dict[str, int]]:
     """Count the statements by column and verdict."""
-    number_of = {column: dict.fromkeys(VERDICTS, 0) for column in COLUMNS}
+    words = [*VERDICTS, *ELSEWHERE.values()]
+    number_of = {column: dict.fromkeys(words, 0) for column in COLUMNS}
     for claim in claims:
         for column, one in columns(claim):
             number_of[column][one["verdict"]] += 1
@@ -137,7 +149,9 @@ def elsewhere(claim: dict, runs: pd.DataFrame) -> dict:
     if "alike" in test:
         rows = others.series(rows.dropna(subset=[test["quantity"]]), test["alike"])
         test["series"] = list(rows["series"].unique())
-    return judge(test, rows) | {"data": test["data"]}
+    judged = judge(test, rows)
+    verdict = ELSEWHERE.get(judged["verdict"], judged["verdict"])
+    return judged | {"verdict": verdict, "data": test["data"]}
 
 
 def scatter(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
@@ -159,7 +173,8 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     Returns ``verdict`` and ``reason``, and, where there are data, ``value``, ``low`` and ``high``
     of the mean or of the unit nearest to the ends of what is allowed, the ``units`` (name ->
     value), of which series the statement asks and has, and the verdicts ``at`` other thresholds
-    where they differ. Values are relative changes, exponents less 1, or the quantity's own.
+    where they differ. ``enumerated`` tells whether every unit was looked at by itself. Values are
+    relative changes, exponents less 1, or the quantity's own.
     """
     if "reason" in claim:
         return {"verdict": claim.get("verdict", NO_DATA), "reason": claim["reason"]}
@@ -167,15 +182,15 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     table = units(claim, rows)
     if table.empty:
         return {
-            "verdict": NO_DATA,
-            "reason": f"no {claim['quantity']} of what it asks for",
+            "verdict": RESTATED if "restates" in claim else NO_DATA,
+            "reason": f"no {claim['quantity']} that could test it",
         }
+    asked = claim.get("series", [])
+    there = [name for name in asked if name in set(table["series"].explode())]
     numbers = table[["value", "error", "freedom"]].to_numpy(float).T
     shown = intervals(*numbers, claim.get("every", False))
     _, low, high = shown
     verdicts = {at: str(decide(low, high, claim, at)) for at in (1.05, THRESHOLD, 1.2)}
-    asked = claim.get("series", [])
-    there = [name for name in asked if name in set(table["series"])]
     unknown = set(claim.get("needs", [])) - set(
         rows["devices"][rows["series"].isin(there)]
     )
@@ -200,6 +215,7 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
         "of": table["unit"].iloc[place] if len(low) == len(table) else "mean",
         "allowed": [_printed(claim, end) for end in (lowest, highest)],
         "units": {unit: _printed(claim, log) for unit, log in values},
+        "enumerated": claim.get("every", False),
         "coverage": {"of": asked, "with": there},
         "at": {
             f"{at - 1:.0%}": other
@@ -231,6 +247,8 @@ def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     tested = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else quantity
     of_runs = scatter(rows, tested).combine_first(scatter(rows, "energy_total_kWh"))
     rows = rows.query(claim.get("where", "devices > 0"))
+    if "restates" in claim:
+        rows = rows[rows["origin"] != "published"]
     provenance = observations.provenance(quantity, rows)
     rows = rows[
         ~provenance.isin(["estimated", "simulated"]) & (rows["copies"] != tested)
@@ -239,24 +257,38 @@ def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.join(of_runs, on="workload")
     printed = observations.DERIVED_FROM.get(tested, [tested])
     rounding = (rows.get(f"{name}_half", np.nan) / rows[name] for name in printed)
-    # all between its ends is alike
-    squares = sum(part.fillna(0.0) ** 2 / 3 for part in rounding)
+    squares = sum(part.fillna(0.0) ** 2 for part in rounding)
+    if not claim.get("every"):
+        # all between its ends is alike
+        squares = rows["scatter"] ** 2 / rows["repeats"].astype(float) + squares / 3
     return rows.assign(
-        value=np.log(rows[quantity].astype(float)),
-        error=np.sqrt(rows["scatter"] ** 2 / rows["repeats"].astype(float) + squares),
+        value=np.log(rows[quantity].astype(float)), error=np.sqrt(squares)
     )
 
 
 def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Compute the log ratios of rows of ``known``: one row of ``UNIT`` each."""
     if "a" in claim:
-        return _pairs(
-            claim, *(observations.distinct(rows.query(claim[side])) for side in "ab")
-        )
+        sides = (observations.distinct(rows.query(claim[side])) for side in "ab")
+        if "per" in claim:
+            sides = (_gradients(claim, side) for side in sides)
+        return _pairs(claim, *sides)
+    if claim.get("expect") == "straight":
+        return _lines(claim, rows)
     if "expect" in claim:
-        return pd.concat([_growth(claim, name, rows) for name in claim["series"]])
+        return _growths(claim, rows)
     each = observations.distinct(rows)
     return each.assign(unit=each["series"] + " n=" + each["devices"].astype(str))[UNIT]
+
+
+def _growths(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+    """Compare the ends of each series; those that share one count once, with the largest error."""
+    table = pd.concat([_growth(claim, name, rows) for name in claim["series"]])
+    of = {"value": "mean", "error": "max", "freedom": "min", "base": "first"}
+    of |= {"unit": ", ".join, "series": "sum"}
+    for end in ["run"] if "to" in claim else ["run", "base"]:
+        table = table.groupby(end, as_index=False, sort=False).agg(of)
+    return table
 
 
 def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
@@ -279,8 +311,29 @@ def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
     unit = [f"{name} n={first} to {end}" for end in after.index]
     changes = after.assign(
         unit=unit, value=value, error=error, freedom=before["freedom"]
-    )
-    return changes[UNIT].dropna(subset="value")
+    ).assign(base=before["run"], series=[[name]] * len(after))
+    return changes[[*UNIT, "run", "base"]].dropna(subset="value")
+
+
+def _lines(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+    """Compute how far the runs of each group lie from their line, in parts of the quantity."""
+    found = []
+    rows = rows.drop_duplicates([*claim["match"], "run"])
+    for name, runs in rows.groupby(claim["match"]):
+        size, along = np.exp(runs["value"]), runs[claim["per"]].astype(float)
+        if along.nunique() > 2:
+            (squares,) = np.polyfit(along, size, 1, w=1 / size, full=True)[1]
+            value = math.log1p(math.sqrt(squares / (len(runs) - 2)))
+            found.append([" ".join(name), runs["series"].iloc[0], value, 0.0, 1])
+    return pd.DataFrame(found, columns=UNIT)
+
+
+def _gradients(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+    """Compute the gradients between neighbours in ``devices``; one that falls is almost none."""
+    steps = rows.sort_values("devices")[[claim["quantity"], claim["per"]]].diff()
+    gradient = steps[claim["quantity"]] / steps[claim["per"]]
+    value = np.log(gradient.astype(float).clip(lower=1e-9))
+    return rows.assign(value=value).dropna(subset="value")
 
 
 def _pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
@@ -306,10 +359,13 @@ def _means(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
 def intervals(value, error, freedom, every: bool = False) -> tuple[np.ndarray, ...]:
     """Compute value, low and high at 95 %: of the mean of three or more units, else of each.
 
-    The last axis counts units, others count worlds; of ``every`` unit there is one interval.
+    The last axis counts units, others count worlds. Of ``every`` unit the ends are what rounding
+    leaves.
     """
+    if every:
+        return value, value - error, value + error
     number = value.shape[-1]
-    if number >= 3 and not every:
+    if number >= 3:
         error = value.std(axis=-1, ddof=1, keepdims=True) / math.sqrt(number)
         value = value.mean(axis=-1, keepdims=True)
         freedom = number - 1
@@ -329,7 +385,9 @@ def _printed(claim: dict, log: float) -> float | None:
     if not math.isfinite(log):
         return None
     value = math.exp(log) if "range" in claim else math.expm1(log)
-    return float(f"{log if 'per' in claim else value:.6g}")
+    if "per" in claim and "a" not in claim and claim["expect"] != "straight":
+        value = log
+    return float(f"{value:.6g}")
 
 
 def report(found: dict) -> str:
@@ -352,6 +410,7 @@ def words(judged: dict) -> str:
             "?" if judged[end] is None else f"{judged[end]:.3g}"
             for end in ("low", "high")
         )
-        parts.insert(1, f"{judged['of']}: {judged['value']:.3g} [{low}, {high}]")
+        how = "by enumeration, " if judged["enumerated"] else ""
+        parts.insert(1, f"{how}{judged['of']}: {judged['value']:.3g} [{low}, {high}]")
         parts += [f"at {at}: {verdict}" for at, verdict in judged["at"].items()]
     return "; ".join(filter(None, parts))
