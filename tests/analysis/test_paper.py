@@ -11,7 +11,7 @@ from energynn.host.files import REPOSITORY
 MANUSCRIPT = "".join(path.read_text() for path in paper.MANUSCRIPTS.values())
 TEMPLATE = (paper.PAPER / "template.typ").read_text()
 # Names that contain digits, and the level of the intervals, which the fits share.
-ALLOWED = r"ResNet50|ImageNet-2012|FourCastNet|Z500|A100|H100|ERA5|\b[RFT][1-6]\b|top-1|500 hPa|95 per\s+cent"
+ALLOWED = r"ResNet50|ImageNet-2012|FourCastNet|Z500|A100|H[12]00|[PV]100|A40|RTX6000|ERA5|\b[RFT][1-6]\b|top-1|500 hPa|95 per\s+cent"
 
 # Numbers in words, too, would stay as they are when the data change; one, two and half are left
 # to the language.
