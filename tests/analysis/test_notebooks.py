@@ -131,3 +131,28 @@ def test_first_cells_give_the_answers(built):
         assert answer in "".join(first["source"]), (
             f"the first cell of {one['notebook']} should say: {answer}"
         )
+
+
+SAID = {
+    "GPU alone": "GPU alone",
+    "devices 4 to": "four GPUs|nodes' memory",
+    "from 4 GPUs": "A100",
+}
+
+
+def test_sentences_of_readme_and_abstract_say_what_their_numbers_hold_for(built):
+    """Each is printed with the conditions of its numbers; `pytest -s` shows them."""
+    _, merged = built
+    answers = tomllib.loads((paper.PAPER / "results.toml").read_text())["result"]
+    asked = [(one["answer"], r"\{([^\[}]+)\[([^\]]+)\]") for one in answers]
+    manuscript = paper.MANUSCRIPTS["paper.pdf"].read_text()
+    abstract = re.search(r"abstract: \[\n(.*?)\n  \],", manuscript, re.DOTALL)[1]
+    for sentence in re.split(r"(?<=[.*])\s+(?=[A-Z#])", abstract):
+        asked.append((sentence, r'#(?:num|range)\("([^"]+)", "([^"]+)"'))
+    for sentence, call in asked:
+        places = re.findall(call, sentence)
+        conditions = {merged[table][row]["holds_for"] for table, row in places}
+        print(sentence.strip(), *sorted(conditions), sep="\n    ")
+        for part, words in SAID.items():
+            if any(part in condition for condition in conditions):
+                assert re.search(words, sentence), (part, sentence)
