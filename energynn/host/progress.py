@@ -52,6 +52,8 @@ def sentence(record) -> str:
             record.energy_total_provenance,
             sure,
         ]
+        if record.energy_gpu_provenance == "measured" != record.energy_total_provenance:
+            parts.insert(3, f"{energy_words(record.energy_gpu_J)} of it measured (GPU)")
     metrics = [each for each in record.metrics.items() if isinstance(each[1], float)]
     for name, value in metrics[:1]:
         share = f"{1 - value:.0%} of the images right"
