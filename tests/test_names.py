@@ -163,5 +163,8 @@ def test_one_sentence_says_energy_how_good_time_and_accuracy():
     assert sentence(read_as_record(minimal_record(**record))) == (
         "0.1 Wh, estimated, good to within 50 %, in 22 s, 10% of the images right"
     )
+    record |= dict(energy_gpu_J=180.0, energy_gpu_provenance="measured")
+    told = sentence(read_as_record(minimal_record(**record)))
+    assert "good to within 50 %, 0.05 Wh of it measured (GPU), in 22 s" in told
     other = minimal_record(training_time_s=3.0, metrics={"rmse": 1 / 3})
     assert sentence(read_as_record(other)) == "in 3 s, rmse 0.3333"

@@ -2,6 +2,7 @@
 and one whose devices mostly wait.
 """
 
+import math
 from pathlib import Path
 
 from energynn import records
@@ -21,7 +22,8 @@ BATCH_S = 0.5  # before the first probe
 WAITING = 6  # times the time of a batch, from one step to the next
 PART_OF_BATCH = 4  # of the local batch, for a second size
 PROBES = 5
-PERIOD_S = 0.02  # between power samples, of which short runs need enough, too
+PERIOD_S = 0.02  # between power samples
+LEAST_S = 1.5  # of a training, for as many samples as a valid run has
 
 
 def target(workload: str, site: Site, parameters: dict) -> RunConfig:
@@ -62,16 +64,17 @@ def planned(
     part_s = 60 * minutes / PROBES - START_S
     if part_s < FEW * BATCH_S:
         raise ValueError(f"minutes: {minutes:g} are too few for the probes; give more")
-    batches = int(min(MOST, max(2 * FEW, part_s / batch_s)))
+    few = max(FEW, math.ceil(LEAST_S / batch_s))
+    batches = int(max(2 * few, min(MOST, part_s / batch_s)))
     full = {"devices": min(run.devices, site.devices_per_node)}
     small = {"local_batch_size": max(1, run.local_batch_size // PART_OF_BATCH)}
     slow = {"step_period_s": round(WAITING * batch_s, 2)}
     probes = [
-        shorter(run, FEW, **full),
+        shorter(run, few, **full),
         shorter(run, batches, **full),
         shorter(run, batches, **full | small),
         shorter(run, batches, devices=1),
-        shorter(run, max(FEW, batches // WAITING), **full | slow),
+        shorter(run, max(few, batches // WAITING), **full | slow),
     ]
     return list(dict.fromkeys(probes))
 
@@ -83,18 +86,25 @@ def make_here(
 
     Raises ValueError where one fails.
     """
-    probes = planned(run, site, minutes)[:1]
-    (first,) = _make(probes, runs_dir, site)
-    batch_s = first.training_time_s / first.optimizer_steps
-    probes += planned(run, site, minutes, batch_s)[1:]
-    made = _make(probes, runs_dir, site)
+    first = planned(run, site, minutes)[0]
+    _run([first], runs_dir)
+    # on a fast device it may be too short to be valid; its time is right
+    record = records.read(config.folder(first, runs_dir))
+    batch_s = record.training_time_s / record.optimizer_steps
+    probes = planned(run, site, minutes, batch_s)
+    _run(probes, runs_dir)
+    made = _valid(probes, runs_dir, site)
     return probes, fits.make(runs.own(made, run.workload, site))
 
 
-def _make(probes: list[RunConfig], runs_dir: Path, site: Site) -> list[records.Record]:
-    """Make runs that are not there yet; returns the records of all."""
+def _run(probes: list[RunConfig], runs_dir: Path) -> None:
+    """Make runs that are not there yet."""
     if failed := local.run_study(probes, runs_dir.absolute()):
         raise ValueError(f"probe: {failed[0]}")
+
+
+def _valid(probes: list[RunConfig], runs_dir: Path, site: Site) -> list[records.Record]:
+    """Return the records of all; each must be valid."""
     names = {config.run_id(run) for run in probes}
     found = [record for record in runs.valid(runs_dir, site) if record.run_id in names]
     if len(found) < len(names):

@@ -31,6 +31,8 @@ def test_probes_vary_on_one_node(a100, long_run):
     slow = probe.planned(long_run, a100, minutes=5, batch_s=3.0)
     assert samples[1] > slow[1].training_samples
     assert slow[-1].step_period_s == probe.WAITING * 3.0
+    fast = probe.planned(long_run, a100, minutes=5, batch_s=0.01)  # samples of power
+    assert fast[0].training_samples == 4 * 256 * probe.LEAST_S / 0.01
     one = probe.planned(long_run.__replace__(devices=1), a100, minutes=5)
     assert len(one) == probe.PROBES - 1  # nothing is made twice
 
@@ -75,7 +77,8 @@ def test_probes_of_two_minutes_forecast_the_default_study(
 
     monkeypatch.setattr(local, "run_study", run_study)
     probes, fit = probe.make_here(asked, site, tmp_path, minutes=2.2)
-    assert len(probes) == len(took_s) >= 4
+    # the first once more where it was too short
+    assert 4 <= len(probes) <= len(took_s) <= len(probes) + 1
     assert sum(took_s) + probe.START_S * len(took_s) <= 2.2 * 60 * 1.4  # scatter
     (told,), (fact,) = predict.rows(fit, [asked]), predict.rows(truth, [asked])
     told, fact = told["time_h"], fact["time_h"]["value"]
