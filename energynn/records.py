@@ -1,7 +1,5 @@
 """The record of a run: its fields, how it is derived from the raw files, and how it is checked."""
 
-from __future__ import annotations
-
 import math
 import re
 import reprlib

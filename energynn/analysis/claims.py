@@ -29,8 +29,6 @@ names units in what others measured: there it is *likewise* or *otherwise*, whic
 the study's runs.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

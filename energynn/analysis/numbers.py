@@ -1,7 +1,5 @@
 """Numbers for the manuscript, as the tables of the notebooks: none is typed there."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

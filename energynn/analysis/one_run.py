@@ -1,7 +1,5 @@
 """Draw one run: its power over time, and the energy, the loss and the error that came of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import altair as alt

@@ -2,8 +2,6 @@
 provenance by shape.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import textwrap

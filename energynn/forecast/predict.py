@@ -1,7 +1,5 @@
 """Forecast configurations with 90 % intervals and causes, and mark what lies outside the fit."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write records of runs that nobody made: what the model forecasts, with scatter, so labelled."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 Each host is accounted on its own clock, between the marks that its own ranks wrote after a barrier.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain

@@ -4,8 +4,6 @@ A week of samples is longer than a memory. All that the energy of a window, its 
 tests need is a few numbers of a sensor, and those of two pieces add up. ``energy.py`` judges them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 

@@ -4,8 +4,6 @@ perun launches the ranks, elects one sampler process per host over MPI, reads it
 writes its own HDF5. Our samples come from a thread of our own inside that same process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os
