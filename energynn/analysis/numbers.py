@@ -27,9 +27,7 @@ PACKAGES = (
 ABOUT = ("unit", "source", "provenance", "holds_for")
 
 
-def save_tables(
-    notebook: str, tables: dict, build_dir: str | Path = "build", **common
-) -> None:
+def save_tables(notebook: str, tables: dict, build_dir: str | Path, **common) -> None:
     """Write the tables that a notebook hands over to build/numbers/<notebook>.json.
 
     A table is a data frame, or a mapping row -> column -> value. Its columns ``unit``, ``source``,

@@ -71,7 +71,8 @@ def site(name: str) -> Site:
         if not is_own:
             shipped_values, values = values, machine.table(own)
             _require_commands_of(shipped_values, values)
-        return from_dict(values | {"name": path.stem, "file": str(path.resolve())})
+        facts = {"name": path.stem, "file": str(path.resolve())}
+        return msgspec.convert(values | facts, Site)
 
 
 def _require_commands_of(shipped: dict, values: dict) -> None:
@@ -81,8 +82,3 @@ def _require_commands_of(shipped: dict, values: dict) -> None:
             raise ValueError(
                 f"{name} would become a command of a job; write it in systems/NAME.toml"
             )
-
-
-def from_dict(values: dict) -> Site:
-    """Make a site from a dictionary of its fields; raises ValueError for ill-typed values."""
-    return msgspec.convert(values, Site)

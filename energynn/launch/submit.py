@@ -107,7 +107,7 @@ def cluster(system: str, options: list[str] = ()) -> Site:
             f"system: {site.name} is no cluster; `energynn study run NAME` works here"
         )
     given = msgspec.structs.asdict(site) | {"sbatch": [*site.sbatch, *options]}
-    return systems.from_dict(given)
+    return msgspec.convert(given, Site)
 
 
 def _nodes(run: RunConfig, site: Site) -> int:
@@ -247,7 +247,7 @@ def submit(
     for folder, run in job.runs.items():  # all before the job, which may start at once
         (folder / "job").mkdir(parents=True, exist_ok=True)
         (folder / "job" / "job.sh").write_text(text)
-        parameters = configuration.to_dict(run)
+        parameters = configuration.asdict(run)
         files.write_json(folder / "job" / "parameters.json", parameters)
         status.write(folder, "submission", submission)
     options = []
