@@ -1,7 +1,5 @@
 """The record of a run: its fields, how it is derived from the raw files, and how it is checked."""
 
-from __future__ import annotations
-
 import math
 import re
 import reprlib
@@ -175,7 +173,12 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     intent = read_intent(run_dir)
     by_segment = events_of_segments(run_dir)
     events = list(chain.from_iterable(by_segment.values()))
-    history = _history(events)
+    epochs = {}  # one that was repeated from a checkpoint counts once
+    for event in events_of_kind(events, "epoch"):
+        epochs[event["epoch"]] = {
+            name: event[name] for name in event if name not in OF_AN_EVENT
+        }
+    history = list(epochs.values())
     result = {name: intent[name] for name in Intent.__struct_fields__ if name in intent}
     result |= given | account(by_segment, intent.get("thresholds", {}))
     ends = events_of_kind(events, "training_end") or [{}]
@@ -207,16 +210,6 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     record.invalid_reasons = reasons_against(record)
     record.valid = not record.invalid_reasons
     return record
-
-
-def _history(events: list[dict]) -> list[dict]:
-    """Return one entry for each epoch; one that was repeated from a checkpoint counts once."""
-    epochs = {}
-    for event in events_of_kind(events, "epoch"):
-        epochs[event["epoch"]] = {
-            name: event[name] for name in event if name not in OF_AN_EVENT
-        }
-    return list(epochs.values())
 
 
 def _counts(events: list[dict], history: list[dict]) -> dict:

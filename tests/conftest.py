@@ -170,7 +170,7 @@ def write_run_dir(runs_dir, system="local"):
     made = config.make("resnet50", devices=2, local_batch_size=16, system=system)
     folder = runs_dir / system / config.run_id(made)
     folder.mkdir(parents=True)
-    values = config.to_dict(made)
+    values = config.asdict(made)
     files.write_json(
         folder / "run.json",
         {

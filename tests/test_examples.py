@@ -62,7 +62,7 @@ def test_a_workload_of_ones_own_has_typed_parameters_too(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     made = config.make("straight_line", devices=2)
     assert (made.local_batch_size, made.global_batch_size) == (10, 20)
-    assert config.from_dict(config.to_dict(made)) == made
+    assert config.from_dict(config.asdict(made)) == made
     assert config.run_id(made).startswith("straight_line-my-points-n2-lbs10-gbs20-")
     with pytest.raises(ValueError, match="epochs: must have type integer"):
         config.make("straight_line", epochs="many")

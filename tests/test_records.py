@@ -220,7 +220,7 @@ def test_each_committed_record_finds_its_run_in_its_study():
     for folder in committed:
         record = records.read_record(folder)
         made = config.from_dict(record.config)
-        assert config.to_dict(made) == record.config, "every parameter stands there"
+        assert config.asdict(made) == record.config, "every parameter stands there"
         assert made in studies.find([folder.parent.name])[folder.parent.name]
         assert folder.name == record.run_id == config.run_id(made)
         was |= {record.run_id, record.was["run_id"]}

@@ -29,8 +29,6 @@ names units in what others measured: there it is *likewise* or *otherwise*, whic
 the study's runs.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -75,9 +73,8 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     verdict (``counts``).
     """
     table = observations.means(observations.load(runs_dir))
-    study = table[table["origin"] == "published"]
-    study = pd.concat([study, observations.published_runs("derived")])
-    printed = study[study["provenance"] == "published"]
+    printed = table[table["origin"] == "published"]
+    study = pd.concat([printed, observations.published_runs("derived")])
     own = table.query(OF_GPUS)
     machines = own.groupby(own["system"] + " " + own["hardware"])
     errata = published.errata()
@@ -100,11 +97,8 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
         if "reading" in claim:
             other = judge(claim | claim["reading"], study)
             entry["reading"] = {"on": claim["reading"]["as"], **other}
-        judged = [
-            {"on": name, **judge(claim, rows)}
-            for name, rows in [("all", own), *machines]
-            if (name == "all") == ("hardware" in claim.get("a", ""))
-        ]
+        tried = [("all", own)] if "hardware" in claim.get("a", "") else machines
+        judged = [{"on": name, **judge(claim, rows)} for name, rows in tried]
         entry["own"] = [verdict for verdict in judged if "value" in verdict]
         if "elsewhere" in claim:
             entry["elsewhere"] = elsewhere(claim, outside)
@@ -188,8 +182,7 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     asked = claim.get("series", [])
     there = [name for name in asked if name in set(table["series"].explode())]
     numbers = table[["value", "error", "freedom"]].to_numpy(float).T
-    shown = intervals(*numbers, claim.get("every", False))
-    _, low, high = shown
+    value, low, high = intervals(*numbers, claim.get("every", False))
     verdicts = {at: str(decide(low, high, claim, at)) for at in (1.05, THRESHOLD, 1.2)}
     unknown = set(claim.get("needs", [])) - set(
         rows["devices"][rows["series"].isin(there)]
@@ -202,16 +195,14 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     verdict = INCONCLUSIVE if reason else verdicts[THRESHOLD]
     lowest, highest = allowed(claim, THRESHOLD)
     place = np.minimum(low - lowest, highest - high).argmin()
-    names = ("value", "low", "high")
     values = zip(table["unit"], table["value"], strict=True)
     return {
         "verdict": verdict,
         "reason": reason,
         "quantity": claim["quantity"],
-        **{
-            name: _printed(claim, ends[place])
-            for name, ends in zip(names, shown, strict=True)
-        },
+        "value": _printed(claim, value[place]),
+        "low": _printed(claim, low[place]),
+        "high": _printed(claim, high[place]),
         "of": table["unit"].iloc[place] if len(low) == len(table) else "mean",
         "allowed": [_printed(claim, end) for end in (lowest, highest)],
         "units": {unit: _printed(claim, log) for unit, log in values},
@@ -296,22 +287,19 @@ def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows[rows["series"] == name].sort_values("devices")
     rows = rows[rows["recipe"].isin(rows["recipe"].mode()[:1])]
     rows = rows.drop_duplicates("devices").set_index("devices")
-    first, last = (
-        claim.get("from", rows.index.min()),
-        claim.get("to", [rows.index.max()]),
-    )
+    first = claim.get("from", rows.index.min())
+    last = claim.get("to", [rows.index.max()])
     before = rows.reindex([first]).iloc[0]
-    after = rows[rows.index.isin(last)]
-    after = after.drop(first, errors="ignore")
+    after = rows[rows.index.isin(last) & (rows.index != first)]
     value = after["value"] - before["value"]
     error = np.hypot(before["error"], after["error"])
     if "per" in claim:
         span = np.log(after[claim["per"]] / before[claim["per"]])
         value, error = value / span - 1, error / abs(span)
     unit = [f"{name} n={first} to {end}" for end in after.index]
-    changes = after.assign(
-        unit=unit, value=value, error=error, freedom=before["freedom"]
-    ).assign(base=before["run"], series=[[name]] * len(after))
+    of_all = {"freedom": before["freedom"], "base": before["run"]}
+    named = {"unit": unit, "series": [[name]] * len(after)}
+    changes = after.assign(value=value, error=error, **of_all, **named)
     return changes[[*UNIT, "run", "base"]].dropna(subset="value")
 
 

@@ -1,7 +1,5 @@
 """The Python interface: runs as one table, power over time, comparisons."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -2,8 +2,6 @@
 evidence.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

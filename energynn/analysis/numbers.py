@@ -1,7 +1,5 @@
 """Numbers for the manuscript, as the tables of the notebooks: none is typed there."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -29,9 +27,7 @@ PACKAGES = (
 ABOUT = ("unit", "source", "provenance", "holds_for")
 
 
-def save_tables(
-    notebook: str, tables: dict, build_dir: str | Path = "build", **common
-) -> None:
+def save_tables(notebook: str, tables: dict, build_dir: str | Path, **common) -> None:
     """Write the tables that a notebook hands over to build/numbers/<notebook>.json.
 
     A table is a data frame, or a mapping row -> column -> value. Its columns ``unit``, ``source``,

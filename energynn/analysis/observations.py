@@ -2,8 +2,6 @@
 quantity.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -191,7 +189,7 @@ def published_runs(name: str = "values") -> pd.DataFrame:
     return _with_speed_up(runs, ["series", "device_name"])
 
 
-def without_training(runs_dir: str | Path = "runs") -> pd.DataFrame:
+def without_training(runs_dir: str | Path) -> pd.DataFrame:
     """Tabulate measured commands and imported perun files with the columns of ``load`` they have.
 
     ``origin`` is "command" or "imported", ``name`` what a person gave, else the command. Records

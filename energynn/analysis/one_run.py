@@ -1,7 +1,5 @@
 """Draw one run: its power over time, and the energy, the loss and the error that came of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import altair as alt
@@ -59,7 +57,10 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     component = alt.Color("component:N", title=None)
     watts = _curve(power, TIME, POWER).encode(component)
     # without phases, their chart would have no end
-    over_time = [_shades(phases) + watts if len(phases) else watts]
+    fill = alt.Fill("phase:N", title=None).scale(range=theme.COLOURS[1:])
+    spans = alt.X(f"{TIME}:Q"), alt.X2("end:Q", title=TIME), fill
+    shades = alt.Chart(phases).mark_rect(opacity=0.3).encode(*spans)
+    over_time = [shades + watts if len(phases) else watts]
     beside = [_curve(energy, TIME, ENERGY)]
     if len(epochs) > 1:
         epochs[ENERGY] = np.interp(epochs[TIME], energy[TIME], energy[ENERGY])
@@ -75,13 +76,6 @@ def draw(run_dir: Path) -> alt.HConcatChart:
         said += f"Not valid as evidence: {reasons}"
     name = record.config.get("command", record.run_id)
     return alt.hconcat(left, right, title=theme.titled(name, said))
-
-
-def _shades(phases: pd.DataFrame) -> alt.Chart:
-    fill = alt.Fill("phase:N", title=None).scale(range=theme.COLOURS[1:])
-    begin = alt.X(f"{TIME}:Q")
-    end = alt.X2("end:Q", title=TIME)
-    return alt.Chart(phases).mark_rect(opacity=0.3).encode(begin, end, fill)
 
 
 def _curve(table: pd.DataFrame, x: str, y: str) -> alt.Chart:

@@ -1,7 +1,5 @@
 """What others measured, in the names and units of our own tables (data_manifests/others)."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from energynn.analysis import observations

@@ -2,8 +2,6 @@
 build/figures.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Power over time of a run: reading, and thinning that keeps peaks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

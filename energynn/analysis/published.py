@@ -1,7 +1,5 @@
 """What the study published, as tables; each value says where it stands, and its provenance."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -1,7 +1,5 @@
 """Compare what the default study gave with the committed reference: PASS or FAIL for each band."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write the interactive report: one HTML file that needs no network."""
 
-from __future__ import annotations
-
 import html
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tabulate run records: one row per run, in the units of the record and in kWh and h."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Energy against GPU hours, of published and own runs over a model's curves."""
 
-from __future__ import annotations
-
 import altair as alt
 import pandas as pd
 

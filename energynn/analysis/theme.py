@@ -2,8 +2,6 @@
 provenance by shape.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import textwrap
@@ -228,7 +226,7 @@ def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -
     return path
 
 
-def save_spec(spec: dict, name: str, build_dir: str | Path = "build") -> Path:
+def save_spec(spec: dict, name: str, build_dir: str | Path) -> Path:
     """Write a chart's Vega-Lite specification for the interactive report."""
     path = Path(build_dir) / "figures" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,5 @@
 """Write what describes a data set, data_manifests/<dataset>/, for those who maintain one."""
 
-from __future__ import annotations
-
 import json
 import mimetypes
 import os

@@ -1,7 +1,5 @@
 """SHA-256 or MD5 of many large files, several at a time."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """ERA5 states for FourCastNet: the embedded ensemble, and how it is split and normalized."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

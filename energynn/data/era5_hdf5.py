@@ -1,7 +1,5 @@
 """FourCastNet's yearly HDF5 files of ERA5, and those that others write in its layout."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from datetime import datetime

@@ -5,8 +5,6 @@ Each year becomes a ``Source``: FourCastNet's twenty channels in its order, ever
 north to south.
 """
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections import Counter

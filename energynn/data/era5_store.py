@@ -7,8 +7,6 @@ of squared deviations of each channel; ``mean-<year>.npy`` is the mean state. No
 climatology merge these over the training years, whichever they are.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Iterator

@@ -2,8 +2,6 @@
 and what can be weather.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Iterable

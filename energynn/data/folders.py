@@ -1,7 +1,5 @@
 """The files of a data set's folder, as it is described, verified and trained on."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

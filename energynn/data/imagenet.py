@@ -6,8 +6,6 @@ official archives, which are read in place, or in a prepared store. A split's ``
 same from all three but for the place.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

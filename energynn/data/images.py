@@ -2,8 +2,6 @@
 are broken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 

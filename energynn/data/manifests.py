@@ -1,7 +1,5 @@
 """Data sets and what proves that they are what they are said to be: data_manifests/<dataset>/."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ An easy task: colours alone tell most photographs apart, and validation crops co
 ten pictures.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -618,11 +618,6 @@ def from_dict(values: dict, named: str = "") -> RunConfig:
         raise ValueError(f"config: {error}") from error
 
 
-def to_dict(config: RunConfig) -> dict:
-    """Return plain values for run.json and record.json."""
-    return asdict(config)
-
-
 def at_birth(workload: str) -> dict:
     """Return the values that the parameters of a workload had when they came."""
     return VALUES_AT_BIRTH["shared"] | VALUES_AT_BIRTH.get(workload, {})
@@ -669,7 +664,7 @@ def named_values(config: RunConfig) -> dict:
     unnamed = UNNAMED if config.workload in CONFIGS else ()
     return {
         name: value
-        for name, value in to_dict(config).items()
+        for name, value in asdict(config).items()
         if name not in unnamed and value != first.get(name)
     }
 

@@ -69,20 +69,12 @@ def site(name: str) -> Site:
     with one_fault(own if own.exists() else path):
         values = toml_table(path)
         if not is_own:
-            shipped_values, values = values, machine.table(own)
-            _require_commands_of(shipped_values, values)
-        return from_dict(values | {"name": path.stem, "file": str(path.resolve())})
-
-
-def _require_commands_of(shipped: dict, values: dict) -> None:
-    """Raise ValueError where a file among the runs, which may come from others, brings commands."""
-    for name in COMMANDS:
-        if values.get(name) != shipped.get(name):
-            raise ValueError(
-                f"{name} would become a command of a job; write it in systems/NAME.toml"
-            )
-
-
-def from_dict(values: dict) -> Site:
-    """Make a site from a dictionary of its fields; raises ValueError for ill-typed values."""
-    return msgspec.convert(values, Site)
+            known, values = values, machine.table(own)
+            # a file among the runs may come from others, and brings no commands
+            for name in COMMANDS:
+                if values.get(name) != known.get(name):
+                    raise ValueError(
+                        f"{name} would become a command of a job; write it in systems/NAME.toml"
+                    )
+        facts = {"name": path.stem, "file": str(path.resolve())}
+        return msgspec.convert(values | facts, Site)

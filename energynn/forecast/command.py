@@ -1,7 +1,5 @@
 """A measured command as the model sees it: what a person told of it, beside its devices."""
 
-from __future__ import annotations
-
 from energynn.experiment.config import CountOrNone, RunConfig
 
 

@@ -1,7 +1,5 @@
 """Price runs before they are made: the forecast of the fit to what is published on their system."""
 
-from __future__ import annotations
-
 import functools
 
 import pandas as pd

@@ -4,8 +4,6 @@ The most probable parameters under weak normal priors, their covariance by Lapla
 and an error of the model that the residuals tell, with Student's t for the few that there are.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from dataclasses import dataclass

@@ -27,8 +27,6 @@ first local batches), updates. allreduce_s: of one update at the full bandwidth.
 from one update to the next at least.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 # Parameters that are learnt: unit and meaning.

@@ -1,7 +1,5 @@
 """Plan how many devices and which batch: what nothing beats in time, energy and GPU hours."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

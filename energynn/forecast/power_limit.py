@@ -1,7 +1,5 @@
 """What a power limit does to time and energy of GPUs: by curves that others measured (Zeus)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -1,7 +1,5 @@
 """Forecast configurations with 90 % intervals and causes, and mark what lies outside the fit."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from pathlib import Path
@@ -75,7 +73,7 @@ def asked(fit: Fit, study: str | None, parameters: dict) -> list[RunConfig]:
     anew = {"global_batch_size": None} if parameters else {}
     if "global_batch_size" in parameters:
         anew = {"local_batch_size": None, "accumulation_steps": None}
-    return [config.make(**config.to_dict(run) | anew | parameters) for run in found]
+    return [config.make(**config.asdict(run) | anew | parameters) for run in found]
 
 
 def most_devices(site: Site) -> int:

@@ -218,7 +218,7 @@ def _of_study(row: dict, site: Site) -> Taken:
     run = next(run for run in planned if run.devices == row["devices"])
     time_s = SECOND_PER_HOUR * row["gpu_hours"] / run.devices
     power_W = 1000 * row["energy_total_kWh"] / row["gpu_hours"]
-    return Taken(config.to_dict(run), time_s, power_W, row["repeats"])
+    return Taken(config.asdict(run), time_s, power_W, row["repeats"])
 
 
 # ------------------------------------------------------------------------------------------ own
@@ -353,7 +353,7 @@ def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Taken:
     if scope:
         powers_W = [getattr(record, f"mean_power_{scope}_W") for record in group]
         power_W = float(stats.gmean(powers_W)) / run.devices
-    return Taken(config.to_dict(run), time_s, power_W, len(group))
+    return Taken(config.asdict(run), time_s, power_W, len(group))
 
 
 def here(site: Site, machine: dict, on_gpu: bool) -> Site:

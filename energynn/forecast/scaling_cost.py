@@ -1,8 +1,6 @@
 """The cost of scaling: what ResNet50 takes more on 256 GPUs than on four, at about the
 same error."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Write records of runs that nobody made: what the model forecasts, with scatter, so labelled."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -38,10 +36,7 @@ def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
 
 
 def _write(fit: Fit, run: RunConfig, out: Path) -> Path:
-    folder, of_node = (
-        out / run.system / config.run_id(run),
-        fit.runs.site.devices_per_node,
-    )
+    folder, of_node = config.folder(run, out), fit.runs.site.devices_per_node
     if folder.exists():
         raise ValueError(f"{folder}: is there; choose another --out")
     time_s, powers_W = _drawn(fit, run)
@@ -79,7 +74,7 @@ def _drawn(fit: Fit, run: RunConfig) -> tuple[float, pd.Series]:
 
 
 def _intent(fit: Fit, run: RunConfig) -> dict:
-    plain, site = config.to_dict(run), fit.runs.site
+    plain, site = config.asdict(run), fit.runs.site
     number = site.devices_per_node
     machine = {
         "hostname": "simulated",

@@ -1,7 +1,5 @@
 """Show forecasts, plans, fits and probes to people, as text."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 

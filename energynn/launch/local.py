@@ -47,7 +47,7 @@ def run_study(
         tell("\n--- to warm up: the first run, which does not count")
         with tempfile.TemporaryDirectory() as name:
             elsewhere = configuration.folder(runs[0], Path(name))
-            execute(configuration.to_dict(runs[0]), elsewhere)
+            execute(configuration.asdict(runs[0]), elsewhere)
     failed, made = [], []
     for number, run in enumerate(missing, 1):
         elapsed_s = time.monotonic() - begun
@@ -57,7 +57,7 @@ def run_study(
             failed.append(f"{run_dir.name}: left out for lack of time")
             continue
         tell(f"\n--- run {number} of {len(missing)}: {run_dir.name}")
-        parameters = configuration.to_dict(run) | (labels or {})
+        parameters = configuration.asdict(run) | (labels or {})
         status, last_line = execute(parameters, run_dir)
         made.append(time.monotonic() - begun - elapsed_s)
         record = records.read(run_dir)

@@ -36,7 +36,7 @@ def target(workload: str, site: Site, parameters: dict) -> RunConfig:
 
 def shorter(run: RunConfig, batches: int, **changed) -> RunConfig:
     """Make a run of so many batches, or of a year or two; of epochs where its data are not cut."""
-    plain = config.to_dict(run) | {"epochs": 1, "save_weights": False}
+    plain = config.asdict(run) | {"epochs": 1, "save_weights": False}
     plain |= {"accumulation_steps": 1, "global_batch_size": None}
     plain |= {"sampling_period_s": PERIOD_S} | changed
     if plain["dataset"] == "era5":
@@ -121,7 +121,7 @@ def hand_over(probes: list[RunConfig], site: Site) -> str:
     study.parent.mkdir(exist_ok=True)
     study.write_text(
         "from energynn.experiment import config\n\n\ndef study(system):\n"
-        f"    runs = {[config.to_dict(run) for run in probes]!r}\n"
+        f"    runs = {[config.asdict(run) for run in probes]!r}\n"
         "    named = runs[0]['workload']\n"
         "    return [config.from_dict(run | dict(system=system), named) for run in runs]\n"
     )

@@ -126,7 +126,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     if data_root.is_relative_to(REPOSITORY):
         data_root = data_root.relative_to(REPOSITORY)
     commit, dirty = machine.git_state()
-    values = configuration.to_dict(config)
+    values = configuration.asdict(config)
     path = machine.system_file(runs_dir, config.system)
     machine.write_usual(path)
     return supervise.facts(run_dir, path, described, uses_gpus=on_gpu) | {

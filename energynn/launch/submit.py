@@ -69,7 +69,14 @@ def submit_runs(
     to cost more than ``max_gpu_hours`` (default: the system's).
     """
     system_dir = runs_dir.absolute() / site.name
-    jobs = plan(runs, site, system_dir, _queued(system_dir))
+    # running, or with a job that is queued
+    folders = [path.parent for path in system_dir.glob("*/job")]
+    jobs_of = {folder: status.read_submission(folder).job_id for folder in folders}
+    queue = slurm.queue(jobs_of.values())
+    queued = {
+        path for path in folders if jobs_of[path] in queue or records.is_running(path)
+    }
+    jobs = plan(runs, site, system_dir, queued)
     missing = [run for job in jobs for run in job.runs.values()]
     done = f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued"
     tell(f"{done}; {len(missing)} to make")
@@ -107,7 +114,7 @@ def cluster(system: str, options: list[str] = ()) -> Site:
             f"system: {site.name} is no cluster; `energynn study run NAME` works here"
         )
     given = msgspec.structs.asdict(site) | {"sbatch": [*site.sbatch, *options]}
-    return systems.from_dict(given)
+    return msgspec.convert(given, Site)
 
 
 def _nodes(run: RunConfig, site: Site) -> int:
@@ -132,14 +139,6 @@ def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
                     raise ValueError(f"{variable}: {folder} is no folder")
             manifests.checksums(dataset)
     return faults
-
-
-def _queued(system_dir: Path) -> set[Path]:
-    """List the folders of runs that are running, or whose jobs are queued."""
-    folders = [path.parent for path in system_dir.glob("*/job")]
-    jobs = {folder: status.read_submission(folder).job_id for folder in folders}
-    queue = slurm.queue(jobs.values())
-    return {path for path in folders if jobs[path] in queue or records.is_running(path)}
 
 
 def plan(
@@ -247,7 +246,7 @@ def submit(
     for folder, run in job.runs.items():  # all before the job, which may start at once
         (folder / "job").mkdir(parents=True, exist_ok=True)
         (folder / "job" / "job.sh").write_text(text)
-        parameters = configuration.to_dict(run)
+        parameters = configuration.asdict(run)
         files.write_json(folder / "job" / "parameters.json", parameters)
         status.write(folder, "submission", submission)
     options = []

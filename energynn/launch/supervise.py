@@ -117,7 +117,7 @@ def verdict(
     folder: Path,
     size: int,
     stop_reason: str,
-    by: str = "",
+    by: str,
 ) -> tuple[str, str]:
     """Return status and reason of a run, from the last event of each of ``size`` ranks.
 
@@ -200,7 +200,7 @@ def make(run_dir: Path, parent: int) -> None:
     _alone = take_host()
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
-    words, environment = ranks_command(folder, intent), rank_environment(folder, intent)
+    words, environment = ranks_command(folder, intent), rank_environment(intent)
     pipes = APART | {"stderr": subprocess.STDOUT}
     ranks = start(words, folder, environment, signal.SIGKILL, **pipes)
     ended_for = _wait_for_ranks(ranks, folder, intent["devices"], stopped, parent)
@@ -294,9 +294,9 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
     return [*launchers.mpi_start(devices), *ranks]
 
 
-def rank_environment(folder: Path, intent: dict) -> dict[str, str]:
+def rank_environment(intent: dict) -> dict[str, str]:
     """Return the ranks' environment: threads, and the GPUs that they use; others are hidden."""
-    return perun_adapter.environment(folder, launchers.mpi_environment()) | {
+    return perun_adapter.environment(launchers.mpi_environment()) | {
         "OMP_NUM_THREADS": str(intent["config"]["threads_per_device"]),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, _gpus_of(intent))),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's

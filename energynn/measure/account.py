@@ -3,8 +3,6 @@
 Each host is accounted on its own clock, between the marks that its own ranks wrote after a barrier.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain
@@ -116,7 +114,10 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
     result["samples_in_training"] = sum(segment.samples for segment in segments)
     result["coverage"] = min(segment.coverage for segment in segments)
     result |= energy.totals(sensors, time_s)
-    result |= _idle(trained)
+    # idle powers of all hosts together, of the first segment that knows them
+    for part in trained:
+        for name in set.intersection(*(set(host.idle_W) for host in part)):
+            result.setdefault(name, sum(host.idle_W[name] for host in part))
     result["energy_phases"] = _phases(hosts, result)
     return result
 
@@ -252,15 +253,6 @@ def _idle_W(idle: list[Evidence], when: str) -> dict[str, float]:
         if own and min(one.readings for one in own) >= FEWEST_IDLE_SAMPLES:
             energy_J = sum(one.energy_J for one in own)
             watts[f"idle_power_{component}_{when}_W"] = energy_J / own[0].length_s
-    return watts
-
-
-def _idle(parts: list[list[Host]]) -> dict[str, float]:
-    """Return idle powers of all hosts together, of the first segment that knows them."""
-    watts: dict[str, float] = {}
-    for part in parts:
-        for name in set.intersection(*(set(host.idle_W) for host in part)):
-            watts.setdefault(name, sum(host.idle_W[name] for host in part))
     return watts
 
 

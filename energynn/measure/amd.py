@@ -1,7 +1,5 @@
 """AMD GPUs through their own library, which is imported only where there are some."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec

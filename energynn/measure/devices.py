@@ -4,8 +4,6 @@ A device is known by its UUID, a host by the boot id of its kernel; within one b
 clock gives the order, between boots the number of the start.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterable

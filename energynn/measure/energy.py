@@ -9,8 +9,6 @@ Times are seconds of one host's monotonic clock. Nothing here repairs a reading.
 about windows is ``evidence.py``'s; what is too long for a memory comes in pieces (``stream.py``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 from operator import mul

@@ -4,8 +4,6 @@ A week of samples is longer than a memory. All that the energy of a window, its 
 tests need is a few numbers of a sensor, and those of two pieces add up. ``energy.py`` judges them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -212,11 +210,8 @@ class Evidence:
         runs = np.column_stack([values[begins], t_s[ends] - t_s[begins]])
         runs = runs[runs[:, 1] > 0]
         self.zero_s = runs[runs[:, 0] == 0, 1].max(initial=self.zero_s)
-        self.still = _longest(np.concatenate([self.still, runs]))
-
-
-def _longest(runs: np.ndarray) -> np.ndarray:
-    """Keep the (reading, duration) that no higher reading lasts as long as."""
-    runs = runs[np.argsort(-runs[:, 0])]
-    before_s = np.maximum.accumulate(np.append(0.0, runs[:, 1]))[:-1]
-    return runs[runs[:, 1] > before_s]
+        # keep the (reading, duration) that no higher reading lasts as long as
+        runs = np.concatenate([self.still, runs])
+        runs = runs[np.argsort(-runs[:, 0])]
+        before_s = np.maximum.accumulate(np.append(0.0, runs[:, 1]))[:-1]
+        self.still = runs[runs[:, 1] > before_s]

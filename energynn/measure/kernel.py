@@ -3,8 +3,6 @@
 What it does not tell, or not in letters, is empty: nothing of it ends a program.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -4,8 +4,6 @@ perun launches the ranks, elects one sampler process per host over MPI, reads it
 writes its own HDF5. Our samples come from a thread of our own inside that same process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os
@@ -18,13 +16,17 @@ import numpy as np
 
 from energynn.host.files import is_locked
 from energynn.host.launchers import ranks_of_this_host, write_whole_lines
-from energynn.host.processes import end_forks_with_this, end_with_parent, require_an_end
+from energynn.host.processes import (
+    MARK_VARIABLE,
+    end_forks_with_this,
+    end_with_parent,
+    require_an_end,
+)
 from energynn.host.reading import one_fault, require_file, require_plain_hdf5
 from energynn.measure.kernel import POWERCAP, cpu_name
 from energynn.measure.sampler_process import begin
 
 PERUN_VERSION = "1.0.0"
-RUN_DIR_VARIABLE = "ENERGYNN_RUN_DIR"
 # perun as a program; a Ctrl-C waits for the trainer: perun would join its sampler for ever.
 PERUN = (
     "import runpy, signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT});"
@@ -84,12 +86,11 @@ def command(
     return [*perun, *options, "--", str(script), str(run_dir)]
 
 
-def environment(run_dir: Path, given: dict[str, str]) -> dict[str, str]:
+def environment(given: dict[str, str]) -> dict[str, str]:
     """Return the ranks' environment: PERUN_* variables would overrule our configuration file."""
-    clean = {
+    return {
         name: value for name, value in given.items() if not name.startswith("PERUN_")
     }
-    return clean | {RUN_DIR_VARIABLE: str(run_dir)}
 
 
 # ------------------------------------------------------------------------------- during the run
@@ -123,7 +124,7 @@ def processor() -> dict[str, str]:
 
 def _start_sampler():
     """Start sampling in perun's sampler process before that reports ready, and so before a rank."""
-    sampler = begin(Path(os.environ[RUN_DIR_VARIABLE]), ranks_of_this_host())
+    sampler = begin(Path(os.environ[MARK_VARIABLE]), ranks_of_this_host())
     multiprocessing.util.Finalize(None, sampler.stop, exitpriority=1)
     return lambda values: None
 

@@ -1,7 +1,5 @@
 """A sampler process of our own for each host: under any launcher, and where perun is missing."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,7 +1,5 @@
 """Write and read the files that a run appends to: samples of hosts, events and phases of ranks."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Sensors of one host: find them, choose the one that counts for each device, write readings."""
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -4,8 +4,6 @@ A file is read in pieces; of each sensor only the last readings are kept, so tha
 after each reading are known when it counts. A file of one piece is read as a whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path

@@ -7,8 +7,6 @@ al. 2022, github.com/NVlabs/ FourCastNet, networks/afnonet.py), so that its weig
 is our own.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -2,8 +2,6 @@
 architecture.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from pathlib import Path

@@ -2,8 +2,6 @@
 srun, or alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import enum

@@ -6,8 +6,6 @@ The recipe is that of the paper, section 3.3.1; where it is silent, that of the 
 data come from the configuration.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -165,7 +165,7 @@ class Progress:
                 print(line, flush=True)
 
 
-def require_finite(losses: list[float], epoch: int, first_step: int = 0) -> None:
+def require_finite(losses: list[float], epoch: int, first_step: int) -> None:
     """Raise ValueError naming epoch and step, both from 1, if a loss of this epoch is not a
     finite number.
     """

@@ -5,8 +5,6 @@ What is said about the recipe comes from the paper, section 3.2.1, and where it 
 study's own code (github.com/RAI-SCC/ResNet), marked "study's code".
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial

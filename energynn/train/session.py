@@ -4,8 +4,6 @@ to stop.
 The trainer calls the session; the session never calls the trainer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

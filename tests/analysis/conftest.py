@@ -58,7 +58,7 @@ def write_run(
     ``parts_W``: mean power per component; by default all is the CPU's. ``settings`` replace the
     configuration's.
     """
-    settings = config.to_dict(configuration) | (settings or {})
+    settings = config.asdict(configuration) | (settings or {})
     stage = settings.get("stage", "")
     devices, repeat = settings["devices"], settings["repeat"]
     kind = "-".join(filter(None, (configuration.workload, stage, f"n{devices}")))

@@ -246,7 +246,7 @@ def test_a_training_counts_broken_images(tree, tmp_path):
     )
 
     def train(folder):
-        parameters = json.dumps(config.to_dict(settings))
+        parameters = json.dumps(config.asdict(settings))
         done = start_ranks(1, script, folder, parameters, "float32", tree)
         lines = (folder / "events-rank0.jsonl").read_text().splitlines()
         return done, list(map(json.loads, lines))

@@ -77,7 +77,7 @@ def test_any_value_of_any_parameter_is_within_its_limits_or_refused_by_name(
         return
     number = getattr(made, name)
     assert limits.get("minimum", number) <= number <= limits.get("maximum", number)
-    assert config.from_dict(config.to_dict(made)) == made
+    assert config.from_dict(config.asdict(made)) == made
 
 
 def test_batch_sizes_follow_from_each_other():
@@ -93,8 +93,8 @@ def test_batch_sizes_follow_from_each_other():
 
 
 def test_paper_is_the_recipe_of_the_study_and_fast_changes_its_cost_only():
-    paper = config.to_dict(config.make("resnet50", preset="paper"))
-    fast = config.to_dict(config.make("resnet50", preset="fast"))
+    paper = config.asdict(config.make("resnet50", preset="paper"))
+    fast = config.asdict(config.make("resnet50", preset="fast"))
     differing = {name for name in paper | fast if paper.get(name) != fast.get(name)}
     assert differing == {"preset", *config.FAST, *config.FAST_IMAGES}
     network = dict(dataset="era5", patch_size=8, embed_dim=768, depth=12)
@@ -107,13 +107,13 @@ def test_paper_is_the_recipe_of_the_study_and_fast_changes_its_cost_only():
         (dict(preset="paper", **tuning), (1e-4, 50)),
     ):
         made = config.make("fourcastnet", **parameters)
-        assert config.to_dict(made) | network == config.to_dict(made)
+        assert config.asdict(made) | network == config.asdict(made)
         assert (made.learning_rate, made.epochs) == recipe
     assert pretrain[0] == 5e-4
 
 
 def test_a_record_from_before_a_parameter_has_the_value_that_the_parameter_came_with():
-    plain = config.to_dict(config.make(preset="fast"))
+    plain = config.asdict(config.make(preset="fast"))
     assert config.make(**plain) == config.from_dict(plain)
     older = {name: plain[name] for name in plain if name not in ("seed", "drop_last")}
     assert config.from_dict(older) == config.from_dict(plain)
@@ -164,7 +164,7 @@ WATCHED = dict(
 def test_how_a_run_is_watched_changes_neither_its_name_nor_its_recipe(name, value):
     plain, other = config.make(), config.make(**{name: value})
     assert plain != other and config.run_id(plain) == config.run_id(other)
-    assert config.recipe(config.to_dict(plain)) == config.recipe(config.to_dict(other))
+    assert config.recipe(config.asdict(plain)) == config.recipe(config.asdict(other))
 
 
 def test_another_default_makes_another_name_and_a_new_parameter_none(monkeypatch):
@@ -182,7 +182,7 @@ def test_another_default_makes_another_name_and_a_new_parameter_none(monkeypatch
     as_before = config.make(momentum=0.9)
     assert config.run_id(as_before) == name
     assert config.run_id(config.make(momentum=0.9, nesterov=True)) != name
-    values = config.to_dict(plain)
+    values = config.asdict(plain)
     assert config.from_dict(values) == as_before, "with its own momentum"
     del values["momentum"]
     assert config.from_dict(values) == as_before, "with that of its time"
@@ -234,6 +234,6 @@ def test_a_power_limit_is_refused_and_old_records_with_one_are_read():
             config.make(power_limit_W=watts)
     plain = config.make()
     assert config.make(power_limit_W=0) == plain
-    old = config.to_dict(plain) | {"power_limit_W": 300.0}
-    assert config.to_dict(config.from_dict(old)) == old
+    old = config.asdict(plain) | {"power_limit_W": 300.0}
+    assert config.asdict(config.from_dict(old)) == old
     assert config.run_id(config.from_dict(old)) != config.run_id(plain)

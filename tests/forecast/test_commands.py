@@ -146,7 +146,7 @@ def test_forecasts_stand_beside_the_facts(simulated):
 @pytest.mark.parametrize("workload", config.CONFIGS)
 def test_two_runs_have_one_recipe_in_both_rooms_or_in_none(workload):
     """For each parameter by itself: a table's recipe, and that of a fit."""
-    plain = config.to_dict(config.make(workload))
+    plain = config.asdict(config.make(workload))
     alike = dict(run_id="", workload=workload, system="", started_at="", devices=1)
     record = records.Intent(**alike, machine={}, device_name="A100", config=plain)
     counted = set()

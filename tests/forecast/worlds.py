@@ -95,7 +95,7 @@ def taken(workload: str, site: Site, configs: list, values: dict, **more) -> Run
     seen = Runs(
         workload,
         site,
-        [Taken(config.to_dict(run), 1.0, repeats=5) for run in configs],
+        [Taken(config.asdict(run), 1.0, repeats=5) for run in configs],
         **more,
     )
     return with_results(seen, *model.predict(values, seen.work))

@@ -546,7 +546,7 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     def variables(**parameters):
         intent = prepared(run_dir, **parameters)
         supervise.ranks_command(run_dir, intent)
-        environment = supervise.rank_environment(run_dir, intent)
+        environment = supervise.rank_environment(intent)
         return environment["CUDA_VISIBLE_DEVICES"], (run_dir / "perun.ini").read_text()
 
     visible, perun = variables(devices=2)

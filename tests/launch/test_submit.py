@@ -134,7 +134,7 @@ def test_nodes_follow_the_devices(tmp_path):
 def render(runs=1, minutes=60, system_dir="/runs/two-nodes", **fields):
     run, _ = fine_tuning()
     folders = {Path(system_dir) / f"run-{number}": run for number in range(runs)}
-    site = systems.from_dict(FIELDS | fields)
+    site = msgspec.convert(FIELDS | fields, systems.Site)
     return submit.script(submit.Job(folders, minutes), site, "mine")
 
 
@@ -231,7 +231,7 @@ def test_a_fault_in_a_systems_file_is_one_clear_line(tmp_path, line, words):
 def test_systems_that_ship_can_be_read_and_a_slip_is_told():
     for path in (REPOSITORY / "systems").glob("*.toml"):
         site = systems.site(path.stem)
-        assert systems.from_dict(msgspec.structs.asdict(site)) == site
+        assert msgspec.convert(msgspec.structs.asdict(site), systems.Site) == site
     with pytest.raises(ValueError, match="did you mean horeka-a100.*choose one of"):
         systems.site("horeka-a10")
 

@@ -17,9 +17,8 @@ def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PERUN_SAMPLING_PERIOD", "5")
-    environment = perun_adapter.environment(tmp_path, dict(os.environ))
+    environment = perun_adapter.environment(dict(os.environ))
     assert not [name for name in environment if name.startswith("PERUN_")]
-    assert environment[perun_adapter.RUN_DIR_VARIABLE] == str(tmp_path)
     perun_adapter.write_configuration(tmp_path / "perun.ini", 0.25, [0, 12])
     ini = configparser.ConfigParser()
     ini.read(tmp_path / "perun.ini")

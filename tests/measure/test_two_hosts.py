@@ -10,6 +10,7 @@ import pytest
 
 from energynn import records
 from energynn.experiment import config
+from energynn.host import processes
 from energynn.launch import start, supervise
 from tests.powercap import constant_power
 from tests.processes import printed
@@ -56,8 +57,9 @@ def test_two_hosts_count_twice_each_on_its_own_clock(tmp_path, monkeypatch, powe
     for host, ahead_s in (("host-a", 0), ("host-b", AHEAD_S)):
         of_host = [*UNSHARE, "--monotonic", str(ahead_s), "sh", "-c", NAMED, host]
         command += ["-n", "1", *of_host, str(tmp_path / host), *rank, ":"]
-    environment = supervise.rank_environment(run_dir, intent) | {
-        "MASTER_ADDR": "127.0.0.1"
+    environment = supervise.rank_environment(intent) | {
+        "MASTER_ADDR": "127.0.0.1",
+        processes.MARK_VARIABLE: str(run_dir),
     }
     printed(*command[:-1], env=environment, timeout=300)
     record = records.build(run_dir, "finished", "")

@@ -65,7 +65,7 @@ def train():
     ) -> Run:
         run_dir.mkdir(parents=True)
         config = configuration.make(workload, **parameters)
-        settings = json.dumps(configuration.to_dict(config))
+        settings = json.dumps(configuration.asdict(config))
         words = HERE / script, run_dir, settings, dtype
         done = start_ranks(ranks or config.devices, *words)
         assert bool(done.returncode) == is_refused, done.stdout

@@ -46,7 +46,7 @@ def start(launcher, run_dir, base=TINY, **parameters) -> subprocess.Popen:
         pytest.skip("no mpirun")
     run_dir.mkdir(exist_ok=True)
     made = configuration.make(**base | parameters)
-    settings = json.dumps(configuration.to_dict(made))
+    settings = json.dumps(configuration.asdict(made))
     starts = [MPIRUN, "-n", "2"] if launcher == "mpirun" else TORCHRUN
     script = [sys.executable, str(HERE / "rank_main.py")]
     command = [*starts, *script, str(run_dir), settings, "float32"]

@@ -143,7 +143,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_checkpoint(tmp
     script = tmp_path / "not_a_number.py"
     script.write_text(NOT_A_NUMBER)
     done = start_ranks(
-        1, script, tmp_path, json.dumps(configuration.to_dict(made)), "float32"
+        1, script, tmp_path, json.dumps(configuration.asdict(made)), "float32"
     )
     assert done.returncode == 1
     assert done.stdout.strip().endswith(

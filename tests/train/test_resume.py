@@ -94,7 +94,7 @@ def test_kills_at_named_points_change_no_bit(tmp_path, name):
     parameters, points = CASES[name]
     parameters = parameters | dict(save_weights=True, checkpoint_period_s=0.001)
     config = configuration.make(**parameters)
-    settings = json.dumps(configuration.to_dict(config))
+    settings = json.dumps(configuration.asdict(config))
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     unbroken.mkdir()
     broken.mkdir()
@@ -125,7 +125,7 @@ def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
     sizes = IMAGES | dict(epochs=1, training_samples=20, validation_samples=120)
     sizes |= dict(evaluate_training_set=True, checkpoint_period_s=0, save_weights=True)
     config = configuration.make("resnet50", **sizes)
-    settings = json.dumps(configuration.to_dict(config))
+    settings = json.dumps(configuration.asdict(config))
     (tmp_path / "program.py").write_text(
         STOPPED_IN_EVALUATION % str(HERE / "rank_main.py")
     )
