@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,8 @@ from energynn.analysis import results
 from energynn.experiment import config
 from energynn.host.files import REPOSITORY
 from tests.jpegs import as_jpegs
-from tests.processes import ENERGYNN, printed
+from tests.processes import ENERGYNN, printed, with_gpus
+from tests.run_files import text_of
 
 EXAMPLES = REPOSITORY / "examples"
 
@@ -91,7 +91,7 @@ def follow(tmp_path, monkeypatch):
     monkeypatch.setenv("ENERGYNN_RUNS", str(tmp_path / "runs"))
 
     def follow(words: str) -> dict:
-        text = (REPOSITORY / "docs" / "own.md").read_text()
+        text = text_of("docs/own.md")
         found = re.findall(rf"^    \.venv/bin/energynn (.*(?:{words}).*)", text, re.M)
         assert len(found) == 2, found
         for line in found:
@@ -141,16 +141,15 @@ def test_resnet50_trains_on_ones_own_images(tmp_path, follow):
 @pytest.mark.slow
 def test_minutes_of_an_imagined_gpu_are_records_with_its_power(tmp_path):
     """`make gpu-minutes` with seconds for minutes, on a GPU of 300 W."""
-    fakes = ["tests/train/imagined", "tests/measure/fake_sensors", ""]
-    environment = {
-        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / fake) for fake in fakes),
-        "FAKE_GPUS": json.dumps([dict(high_W=300.0, update_s=0.1, averaged=True)]),
-        "ENERGYNN_RUNS": str(tmp_path),
-    }
+    gpus, fakes = (
+        [dict(high_W=300.0, update_s=0.1, averaged=True)],
+        "tests/train/imagined",
+    )
+    environment = with_gpus(gpus, REPOSITORY / fakes, ENERGYNN_RUNS=str(tmp_path))
     sizes = "image_size=32 wait_s=0.1 idle_ready_s=0"
     words = ["MINUTE_S=6", "WORK_SIZES=4", f"GPU_PYTHON={sys.executable}"]
     words.append(f"MINUTES_WITH={sizes}")
-    printed("make", "gpu-minutes", *words, cwd=REPOSITORY, env=os.environ | environment)
+    printed("make", "gpu-minutes", *words, cwd=REPOSITORY, env=environment)
     made = [records.read(folder) for folder in records.run_dirs(tmp_path)]
     kinds = [record.config["kind"] for record in made]
     assert Counter(kinds) == dict(idle=1, simulated_collective=1, starved=1, work=1)

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from energynn import cli
 from energynn.analysis import claims, observations, published
-from energynn.host.files import REPOSITORY
 from tests.analysis import by_hand
 from tests.analysis.conftest import write_replica, write_study
+from tests.processes import answer
+from tests.run_files import text_of
 
 ENTRIES, RESTATED = claims.read("claim"), claims.read("restated")
 ENTRY = {one["id"]: one for one in ENTRIES}
@@ -204,7 +204,7 @@ def test_other_thresholds_are_told_where_they_decide_otherwise(judged):
 
 
 def test_docs_tell_the_verdicts(found):
-    page = (REPOSITORY / "docs" / "verdicts.md").read_text()
+    page = text_of("docs/verdicts.md")
     rows = dict(
         line[2:].split(" | ", 1) for line in page.splitlines() if line.startswith("| ")
     )
@@ -225,7 +225,7 @@ def test_docs_tell_the_verdicts(found):
 
 
 def test_what_would_decide_is_told_of_every_statement_without_data(judged):
-    page = (REPOSITORY / "docs" / "verdicts.md").read_text()
+    page = text_of("docs/verdicts.md")
     page = page.partition("No data; ")[2].partition("## ")[0]
     told = re.findall(r"^- (.*): (.*)$", page, re.MULTILINE)
     told = {name: decides for decides, ids in told for name in ids.split(", ")}
@@ -361,14 +361,12 @@ def test_small_runs_on_a_cpu_are_no_evidence(tmp_path):
     assert verdicts(found) == {}
 
 
-def test_the_command_prints_the_ledger(tmp_path, capsys):
-    runs = str(write_replica(tmp_path, series="R1"))
-    assert cli.main(["claims", "--data", runs, "--json"]) == 0
-    one = json.loads(capsys.readouterr().out)["claims"][0]
+def test_the_command_prints_the_ledger(tmp_path):
+    words = ["claims", "--data", write_replica(tmp_path, series="R1")]
+    one = json.loads(answer(*words, "--json"))["claims"][0]
     assert {"id", "says", "published", "own"} <= set(one)
     assert {"verdict", "value", "low", "high", "units", "at"} <= set(one["published"])
-    assert cli.main(["claims", "--data", runs]) == 0
-    text = capsys.readouterr().out
+    text = answer(*words)
     assert "lbs-speed-up-near-optimal (Section 3.2.2, second paragraph)" in text
 
 

@@ -8,13 +8,14 @@ import pytest
 import typst
 
 from energynn.analysis import numbers, paper
+from energynn.host.reading import json_table
 
 ABOUT = dict(unit="kW", source="R4 n=4", provenance="published", holds_for="R4")
 
 
 def saved(folder, table, notebook="10_a", **about) -> dict:
     numbers.save_tables(notebook, {"slope": table}, folder, **about)
-    return json.loads((folder / "numbers" / f"{notebook}.json").read_text())["slope"]
+    return json_table(folder / "numbers" / f"{notebook}.json")["slope"]
 
 
 def test_tables_are_merged_in_order(tmp_path):
@@ -22,7 +23,7 @@ def test_tables_are_merged_in_order(tmp_path):
     table = pd.DataFrame({"value": [np.float64(0.26583)]}, ["R4"])
     numbers.save_tables("10_a", {"slope": table}, tmp_path, **ABOUT)
     numbers.merge(tmp_path)
-    merged = json.loads((tmp_path / "numbers.json").read_text())
+    merged = json_table(tmp_path / "numbers.json")
     assert list(merged) == ["slope", "width"]
     expected = {"value": 0.26583, "notebook": "10_a"}
     assert merged["slope"] == {"R4": ABOUT | expected}

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from energynn import cli, records
+from energynn import records
 from energynn.data import manifests
 from energynn.experiment import config
 from energynn.host import files, launchers
@@ -23,7 +23,8 @@ from energynn.launch import start, supervise
 from energynn.measure import kernel, samples
 from energynn.measure.samples import pieces, read_events
 from tests import powercap
-from tests.processes import ENERGYNN, energynn, processes_of, wait_until
+from tests.processes import ENERGYNN, answer, energynn, processes_of, wait_until
+from tests.run_files import text_of
 
 TINY = dict(
     workload="fourcastnet", embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02
@@ -45,12 +46,12 @@ supervise.make(run_dir, os.getppid())
 """
 
 
-def papermill(runs_dir, parameters):
+def papermill(runs_dir, parameters, **options):
     notebook = REPOSITORY / "notebooks" / "run_training.ipynb"
     given = json.dumps({**parameters, "runs_dir": str(runs_dir)})
     words = [notebook, Path(runs_dir).parent / "out.ipynb", "--parameters_yaml", given]
     words = ["papermill", "--no-progress-bar", "--log-output", *map(str, words)]
-    return subprocess.Popen([sys.executable, "-m", *words], **PIPES)
+    return subprocess.Popen([sys.executable, "-m", *words], **PIPES, **options)
 
 
 def python(runs_dir, parameters, program=RUN, **options):
@@ -100,14 +101,18 @@ def victim(runs_dir, who, started):
 
 @pytest.mark.slow
 def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_path):
-    runs_dir = tmp_path / "runs"
-    # beside other tests a second of idling can have too few readings
-    started = papermill(runs_dir, LONGER | dict(idle_baseline_s=4))
+    runs_dir, watts = tmp_path / "runs", 200.0
+    environment = os.environ | {"ENERGYNN_POWERCAP": str(tmp_path / "powercap")}
     lines, live = [], []
-    for line in started.stdout:
-        lines.append(line)
-        if not list(runs_dir.glob("local/*/record.json")):
-            live.append(line)
+    # it wraps in 5 s
+    with powercap.constant_power(tmp_path / "powercap", watts, range_uJ=10**9):
+        # beside other tests a second of idling can have too few readings
+        parameters = LONGER | dict(idle_baseline_s=4)
+        started = papermill(runs_dir, parameters, env=environment)
+        for line in started.stdout:
+            lines.append(line)
+            if not list(runs_dir.glob("local/*/record.json")):
+                live.append(line)
     assert started.wait() == 0, "".join(lines)
     assert "s left" in "".join(live), "progress is to be seen while it trains"
     made = only_run(runs_dir)
@@ -121,6 +126,12 @@ def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_
     assert {part["rank"] for part in parts} == {0, 1, None}
     total_J = sum(part["energy_cpu_J"] for part in parts)
     assert total_J == pytest.approx(record.energy_cpu_J, rel=1e-3)
+    training_J = watts * record.training_time_s
+    assert record.energy_cpu_J == pytest.approx(training_J, rel=0.01)
+    assert record.energy_cpu_provenance == "simulated"
+    of_perun_J = record.energy_perun_cpu_J
+    assert of_perun_J == pytest.approx(watts * record.perun_time_s, rel=0.1)
+    assert record.energy_perun_total_J == of_perun_J
     assert 0 < record.idle_power_cpu_before_W
     before = (made / "record.json").stat().st_mtime_ns
     assert start.run(config.make(**LONGER), runs_dir) == made
@@ -190,7 +201,7 @@ def role(process, started, ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_a_run_has_the_processes_that_the_page_names(tmp_path, loader_workers):
-    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    page = text_of("docs/architecture.md")
     table = page.partition("A run has these processes")[2].partition("\n\n|")[2]
     lines = table.partition("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in line.split("|")] for line in lines]
@@ -413,28 +424,6 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
 
 
 @pytest.mark.slow
-def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
-    watts = 200.0
-    # wraps in 5 s
-    environment = os.environ | {"ENERGYNN_POWERCAP": str(tmp_path / "powercap")}
-    with powercap.constant_power(tmp_path / "powercap", watts, range_uJ=10**9):
-        started = python(
-            tmp_path / "runs", TINY | dict(devices=2, epochs=40), env=environment
-        )
-        output = started.communicate(timeout=300)[0]
-    assert started.returncode == 0, output
-    record = records.read(only_run(tmp_path / "runs"))
-    assert record.energy_cpu_provenance == "simulated"
-    assert record.energy_cpu_J == pytest.approx(
-        watts * record.training_time_s, rel=0.01
-    )
-    assert record.energy_perun_total_J == record.energy_perun_cpu_J
-    assert record.energy_perun_cpu_J == pytest.approx(
-        watts * record.perun_time_s, rel=0.1
-    )
-
-
-@pytest.mark.slow
 def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -475,13 +464,13 @@ def prepared(run_dir, **parameters):
     return start.prepare(config.make("fourcastnet", **parameters), run_dir)
 
 
-def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path, capsys):
+def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path):
     intent = prepared(tmp_path / "mine" / "local" / "run")
     with supervise.take_host():
         with pytest.raises(ValueError, match="another measured run has this machine"):
             start.warnings_of(intent)
-        assert cli.main(["measure", "--out", str(tmp_path / "run"), "--", "true"]) == 2
-        assert "another measured run has this machine" in capsys.readouterr().err
+        said = answer("measure", "--out", tmp_path / "run", "--", "true", status=2)
+        assert "another measured run has this machine" in said
     assert not start.warnings_of(intent)
 
 

@@ -21,6 +21,7 @@ from energynn.measure import machine
 from tests.conftest import minimal_record
 from tests.launch.conftest import TWO_NODES
 from tests.processes import ENERGYNN, answer, printed
+from tests.run_files import text_of
 
 FIELDS = msgspec.structs.asdict(systems.site(TWO_NODES))
 COUNTS = {"R1": 45, "R2": 25, "R3": 20, "R4": 45, "R5": 25, "R6": 20, "F1": 7, "F2": 5}
@@ -270,7 +271,7 @@ def test_git_sees_no_file_of_a_machine():
 
 def test_the_container_holds_all_that_its_commands_need(tmp_path):
     """Without Apptainer: its files are copied as it would, and a command works on them."""
-    text = (REPOSITORY / "systems" / "energynn.def").read_text()
+    text = text_of("systems/energynn.def")
     for source, target in re.findall(r"^    (\S+) (/opt/energynn/\S+)$", text, re.M):
         assert target == f"/opt/energynn/{source}"
         copy = tmp_path / source
