@@ -17,8 +17,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
 
 from energynn.data import imagenet, manifests, photographs
 from energynn.experiment import config
@@ -29,7 +27,7 @@ from energynn.train import afno, fourcastnet, resnet50
 from energynn.train.afno import AFNO
 from energynn.train.distributed import World
 from energynn.train.phases import PhaseTimer
-from tests.jpegs import as_jpegs
+from tests.jpegs import as_jpegs, usual_images
 from tests.peers import table
 from tests.saved_bytes import every_activation_kept
 
@@ -227,16 +225,7 @@ def image_loading(baseline: str = "ImageFolder and Pillow") -> list[dict]:
                 for k, data in enumerate(as_jpegs([name], count, (500, 375), label)):
                     (root / split / name / f"{k}.jpg").write_bytes(data)
         imagenet.prepare(root, store)
-        mean, std = resnet50.CHANNEL_MEAN, resnet50.CHANNEL_STD
-        usual = transforms.Compose(
-            [
-                transforms.RandomResizedCrop(224, scale=(0.5, 1.0)),
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                transforms.Normalize(mean, std),
-            ]
-        )
-        pillow = ImageFolder(root / "train", usual)
+        pillow = usual_images(root / "train", 224)
         loaders = {
             baseline: DataLoader(
                 pillow, 32, num_workers=WORKERS, persistent_workers=True

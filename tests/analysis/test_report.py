@@ -15,7 +15,7 @@ from energynn.experiment import config
 from energynn.host.reading import json_table
 from tests.analysis.conftest import write_run, write_study
 from tests.analysis.notebook import execute
-from tests.processes import answer
+from tests.processes import answer, refused
 from tests.run_files import text_of
 
 BROWSERS = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
@@ -114,8 +114,7 @@ def test_the_report_shows_results_statements_and_captions_without_network(built)
 
 
 def test_report_without_notebooks_says_what_to_do(tmp_path):
-    with pytest.raises(ValueError, match="notebooks first"):
-        report.build(tmp_path)
+    refused("notebooks first", report.build, tmp_path)
 
 
 def test_a_click_shows_a_run_and_with_shift_a_second_one(opened):

@@ -13,10 +13,8 @@ from energynn.launch import slurm
     "answer",
     [
         "41\n",
-        "41;second\n",
         "\n  Welcome to Lonestar6!\n----\n--> Verifying quota (/home1)...OK\n41\n",
         "41\nYou have 12 of 40 node hours left\n",
-        "Submitted batch job 41\n",
         "Submitted batch job 41 on cluster second\r\n",
         "maintenance on 2026-12-01\n41;second\n*** 3 jobs ***\n",
     ],

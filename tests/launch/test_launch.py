@@ -23,7 +23,14 @@ from energynn.launch import start, supervise
 from energynn.measure import kernel, samples
 from energynn.measure.samples import pieces, read_events
 from tests import powercap
-from tests.processes import ENERGYNN, answer, energynn, processes_of, wait_until
+from tests.processes import (
+    ENERGYNN,
+    answer,
+    energynn,
+    processes_of,
+    refused,
+    wait_until,
+)
 from tests.run_files import text_of
 
 TINY = dict(
@@ -66,6 +73,10 @@ def python(runs_dir, parameters, program=RUN, **options):
 def only_run(runs_dir):
     (run_dir,) = (path.parent for path in Path(runs_dir).glob("local/*/run.json"))
     return run_dir
+
+
+def record_of(runs_dir):
+    return records.read(only_run(runs_dir))
 
 
 def begun(runs_dir, number=1, ranks=2):
@@ -173,7 +184,7 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_it(
     started.communicate(timeout=20)
     assert started.returncode != 0
     records.recover(runs_dir)
-    record = records.read(only_run(runs_dir))
+    record = record_of(runs_dir)
     assert record.status == status and words in record.status_reason
     assert not record.valid and records.check(runs_dir) == []
     kept = next(pieces(next(only_run(runs_dir).glob("samples-*.jsonl"))))
@@ -241,7 +252,7 @@ def test_a_ctrl_c_while_perun_waits_for_its_sampler_ends_the_run(tmp_path):
     output = started.communicate(timeout=60)[0]
     assert started.returncode == 1, output
     wait_until(lambda: not processes_of(tmp_path), 5)
-    assert records.read(only_run(tmp_path / "runs")).status in ("failed", "killed")
+    assert record_of(tmp_path / "runs").status in ("failed", "killed")
 
 
 HANGS = {
@@ -266,7 +277,7 @@ def test_a_rank_that_hangs_is_ended(tmp_path, program, status):
     started = python(tmp_path, TINY, changes + SUPERVISE)
     output = started.communicate(timeout=60)[0]
     assert not processes_of(tmp_path), output
-    assert records.read(only_run(tmp_path)).status == status, output
+    assert record_of(tmp_path).status == status, output
 
 
 @pytest.mark.slow
@@ -277,7 +288,7 @@ def test_a_sampler_that_died_is_a_gap_and_the_run_is_not_valid(tmp_path):
     time.sleep(1)
     process_of(tmp_path, "energynn.measure.sampler_process").kill()
     output = started.communicate(timeout=120)[0]
-    record = records.read(only_run(tmp_path))
+    record = record_of(tmp_path)
     assert record.status == "finished" and not record.valid, output
     assert record.coverage < 0.9 and not processes_of(tmp_path)
 
@@ -306,7 +317,7 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(
     output = started.communicate(timeout=300)[0]
     ended_at = time.monotonic_ns()
     assert not processes_of(tmp_path), output
-    record = records.read(only_run(tmp_path))
+    record = record_of(tmp_path)
     assert record.status == "failed" and words in record.status_reason
     assert record.energy_cpu_J > 0 and record.history[-1]["epoch"] == 4
     kept = next(pieces(next(only_run(tmp_path).glob("samples-*.jsonl"))))
@@ -329,7 +340,7 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
             time.sleep(1)
             victim(runs_dir, who, started).send_signal(how)
         output = started.communicate(timeout=300)[0]
-        record = records.read(only_run(runs_dir))
+        record = record_of(runs_dir)
         assert started.returncode == status, output
         assert ("it can go on" in record.status_reason) == (status == 75)
         assert ("goes on after " in output) == (number > 1)
@@ -357,12 +368,12 @@ def test_a_run_that_failed_by_a_timeout_goes_on_with_a_longer_one(tmp_path):
     wait_until(lambda: list(runs_dir.glob("local/*/checkpoint/*.sha256")))
     rank_of(runs_dir, 1).send_signal(signal.SIGSTOP)
     output = started.communicate(timeout=300)[0]
-    failed = records.read(only_run(runs_dir))
+    failed = record_of(runs_dir)
     assert failed.status == "failed" and "lost" in failed.status_reason, output
     assert failed.config["collective_timeout_s"] == 3
     started = python(runs_dir, given | dict(collective_timeout_s=60))
     output = started.communicate(timeout=300)[0]
-    record = records.read(only_run(runs_dir))
+    record = record_of(runs_dir)
     assert record.valid and "goes on after " in output, output
     assert record.run_id == failed.run_id and len(record.segments) == 2
     assert record.config["collective_timeout_s"] == 60
@@ -376,8 +387,7 @@ def test_several_devices_of_a_batch_job_need_perun(monkeypatch):
     monkeypatch.setattr(launchers.importlib.util, "find_spec", lambda name: None)
     assert launchers.find_launcher(2) == "torchrun"
     monkeypatch.setenv(launchers.SRUN_VARIABLE, "")
-    with pytest.raises(ValueError, match="no perun found"):
-        launchers.find_launcher(2)
+    refused("no perun found", launchers.find_launcher, 2)
 
 
 TWO_POINTS = """
@@ -444,7 +454,7 @@ def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line(tmp_path):
         assert not processes_of(disk / "runs")
         (disk / "filler").unlink()
         records.recover(disk / "runs")
-        record = records.read(only_run(disk / "runs"))
+        record = record_of(disk / "runs")
         assert record.status in ("failed", "killed") and record.energy_cpu_J > 0
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
@@ -467,8 +477,7 @@ def prepared(run_dir, **parameters):
 def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path):
     intent = prepared(tmp_path / "mine" / "local" / "run")
     with supervise.take_host():
-        with pytest.raises(ValueError, match="another measured run has this machine"):
-            start.warnings_of(intent)
+        refused("another measured run has this machine", start.warnings_of, intent)
         said = answer("measure", "--out", tmp_path / "run", "--", "true", status=2)
         assert "another measured run has this machine" in said
     assert not start.warnings_of(intent)
@@ -487,8 +496,7 @@ def test_a_host_is_one_across_network_namespaces(tmp_path, monkeypatch, name):
         assert path.stat().st_mode & 0o777 == 0o444  # of every user
         # the name of another network namespace is free
         monkeypatch.setattr(supervise.socket.socket, "bind", lambda *_: None)
-        with pytest.raises(ValueError, match="another measured run has this machine"):
-            supervise.take_host()
+        refused("another measured run has this machine", supervise.take_host)
     supervise.take_host().close()
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
@@ -501,10 +509,8 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path):
     run_dir = tmp_path / "local" / "run"
     with pytest.raises(OSError, match="Not a directory"):
         prepared(tmp_path / "file" / "runs" / "local" / "run")
-    with pytest.raises(ValueError, match="runs_dir: is empty"):
-        start.run(config.make(), "")
-    with pytest.raises(ValueError, match="data describe era6"):
-        start.prepare(config.make(dataset="era6"), run_dir)
+    refused("runs_dir: is empty", start.run, config.make(), "")
+    refused("data describe era6", start.prepare, config.make(dataset="era6"), run_dir)
     intent = prepared(run_dir) | {"started_at": "earlier"}
     run_dir.mkdir()
     start.begin(intent, run_dir)
@@ -546,8 +552,7 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     assert visible == "" and "exclude_backends = nvml amdsmi" in perun
     seen[:] = [2, 3, 0, 1]  # as CUDA_VISIBLE_DEVICES puts them
     assert variables(devices=2)[0] == "2,3"
-    with pytest.raises(ValueError, match="this machine or job has 4; ask for fewer"):
-        variables(devices=5)
+    refused("this machine or job has 4; ask for fewer", variables, devices=5)
 
 
 def test_a_run_started_twice_in_an_instant_goes_on_once(tmp_path, monkeypatch):
@@ -558,8 +563,7 @@ def test_a_run_started_twice_in_an_instant_goes_on_once(tmp_path, monkeypatch):
     (run_dir / "run.json").write_text("of the first")
     monkeypatch.setattr(start, "PATIENCE_S", 0.1)
     held = files.lock(run_dir / records.START_LOCK)
-    with pytest.raises(ValueError, match="is running"):
-        start.run(made, tmp_path)
+    refused("is running", start.run, made, tmp_path)
     assert (run_dir / "run.json").read_text() == "of the first"
     monkeypatch.setattr(start, "PATIENCE_S", 60)
     monkeypatch.setattr(records, "is_made", lambda _: held.closed)
@@ -580,15 +584,11 @@ def test_an_attempt_whose_launcher_was_killed_has_a_record_before_it_is_moved_as
 def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(launchers.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="no MPI found: mpirun is not on PATH"):
-        launchers.find_mpi()
+    refused("no MPI found: mpirun is not on PATH", launchers.find_mpi)
     (tmp_path / "mpirun").write_text("#!/bin/sh\necho HYDRA\n")
     (tmp_path / "python").write_text(
         "#!/bin/sh\necho cannot load MPI library >&2; exit 1\n"
     )
     for name in ("mpirun", "python"):
         (tmp_path / name).chmod(0o755)
-    with pytest.raises(
-        ValueError, match="no MPI library found by mpi4py .*cannot load MPI"
-    ):
-        launchers.find_mpi()
+    refused("no MPI library found by mpi4py .*cannot load MPI", launchers.find_mpi)
