@@ -64,12 +64,10 @@ def cluster():
         pytest.skip(
             f"no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)"
         )
-    unshare = subprocess.run(
-        ["unshare", "--uts", "--time", "true"], capture_output=True
-    )
+    unshare = subprocess.run(["unshare", "--uts", "true"], capture_output=True)
     if os.getuid() or unshare.returncode:
         pytest.skip(
-            "a private Slurm of two nodes needs root, and the right to make UTS and time namespaces"
+            "a private Slurm of two nodes needs root, and the right to make UTS namespaces"
         )
     # A short path: munge's socket must fit.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))

@@ -3,8 +3,7 @@
 #
 # No systemd, no cgroups, no accounting. Each slurmd has a UTS namespace of its own, so that its jobs see a host named
 # n1 or n2: without it perun, MPI and our sampler would take both nodes for one. And a mount namespace with a
-# /etc/hosts that knows both names, and a boot id of its own. The monotonic clock of n2 is ahead, as that of another
-# machine would be: whoever compares clocks of two hosts is wrong by 5,000 s.
+# /etc/hosts that knows both names, and a boot id of its own.
 set -euo pipefail
 command=$1; D=$(readlink -m "$2"); node=${3:-}
 P=${SLURM_BASE_PORT:-17000}
@@ -13,8 +12,7 @@ H=$(hostname -s)
 
 node_up() {
   cat /proc/sys/kernel/random/uuid > "$D/etc/boot-$1"
-  ahead_s=0; [ "$1" = n1 ] || ahead_s=5000
-  unshare --uts --mount --time --monotonic "$ahead_s" --fork -- sh -c 'hostname "$0" && mount --bind "$1/etc/hosts" /etc/hosts &&
+  unshare --uts --mount -- sh -c 'hostname "$0" && mount --bind "$1/etc/hosts" /etc/hosts &&
     mount --bind "$1/etc/boot-$0" /proc/sys/kernel/random/boot_id && exec slurmd -N "$0"' "$1" "$D"
 }
 
