@@ -17,8 +17,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
 
 from energynn.data import imagenet, manifests, photographs
 from energynn.experiment import config
@@ -29,7 +27,7 @@ from energynn.train import afno, fourcastnet, resnet50
 from energynn.train.afno import AFNO
 from energynn.train.distributed import World
 from energynn.train.phases import PhaseTimer
-from tests.jpegs import as_jpegs
+from tests.jpegs import as_jpegs, usual_images
 from tests.peers import table
 from tests.saved_bytes import every_activation_kept
 
@@ -77,6 +75,11 @@ def seconds_of(
     return clock() - begun
 
 
+def tell(what: str, pair: int, pairs: int, ratio: float) -> None:
+    words = f"  {what}, pair {pair + 1} of {pairs}: {ratio:.3f}"
+    print(words, file=sys.stderr, flush=True)
+
+
 def measuring_costs() -> list[dict]:
     """Time of a training loop measured as in a run (sampler beside it, phases timed), over the
     time without.
@@ -89,31 +92,23 @@ def measuring_costs() -> list[dict]:
         times = {}
         for on in (pair % 2 == 0, pair % 2 == 1):  # each comes first as often
             with tempfile.TemporaryDirectory() as folder:
+                if not on:
+                    times[on] = seconds_of(step, STEPS)
+                    continue
                 stop = context.Event()
-                child = (
-                    context.Process(
-                        target=sample_until_told, args=(folder, PERIOD_S, stop)
-                    )
-                    if on
-                    else None
-                )
-                if child:
-                    child.start()
-                    while not (Path(folder) / "samples.jsonl").exists():
-                        time.sleep(0.05)
-                timer = PhaseTimer(torch.device("cpu"), folder, 0) if on else None
-                times[on] = seconds_of(lambda t=timer: step(t) if t else step(), STEPS)
-                if child:
-                    timer.write()
-                    stop.set()
-                    child.join()
+                given = folder, PERIOD_S, stop
+                child = context.Process(target=sample_until_told, args=given)
+                child.start()
+                while not (Path(folder) / "samples.jsonl").exists():
+                    time.sleep(0.05)
+                timer = PhaseTimer(torch.device("cpu"), folder, 0)
+                times[on] = seconds_of(functools.partial(step, timer), STEPS)
+                timer.write()
+                stop.set()
+                child.join()
         ratios.append(times[True] / times[False])
         measured.append(times[True])
-        print(
-            f"  measuring, pair {pair + 1} of {PAIRS}: {ratios[-1]:.3f}",
-            file=sys.stderr,
-            flush=True,
-        )
+        tell("measuring", pair, PAIRS, ratios[-1])
     baseline, ratio = "the same loop without", statistics.median(ratios)
     value = statistics.median(measured)
     return [entry("time of training with measurement", value, "s", baseline, ratio)]
@@ -206,11 +201,7 @@ def afno_against_published_code() -> list[dict]:
         if pair >= 0:
             ratios.append(seconds[1] / seconds[0])
             own_s.append(seconds[0])
-            print(
-                f"  AFNO, pair {pair + 1} of {AFNO_PAIRS}: {ratios[-1]:.3f}",
-                file=sys.stderr,
-                flush=True,
-            )
+            tell("AFNO", pair, AFNO_PAIRS, ratios[-1])
     name = "AFNO step: published code over ours"
     ratio = statistics.median(ratios)
     compared = entry(name, statistics.median(own_s), "s (ours)", "ours", ratio)
@@ -234,16 +225,7 @@ def image_loading(baseline: str = "ImageFolder and Pillow") -> list[dict]:
                 for k, data in enumerate(as_jpegs([name], count, (500, 375), label)):
                     (root / split / name / f"{k}.jpg").write_bytes(data)
         imagenet.prepare(root, store)
-        mean, std = resnet50.CHANNEL_MEAN, resnet50.CHANNEL_STD
-        usual = transforms.Compose(
-            [
-                transforms.RandomResizedCrop(224, scale=(0.5, 1.0)),
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                transforms.Normalize(mean, std),
-            ]
-        )
-        pillow = ImageFolder(root / "train", usual)
+        pillow = usual_images(root / "train", 224)
         loaders = {
             baseline: DataLoader(
                 pillow, 32, num_workers=WORKERS, persistent_workers=True
@@ -313,13 +295,7 @@ def peers() -> list[dict]:
 
 def entry(name: str, value: float, unit: str, baseline: str, ratio: float) -> dict:
     """A comparison as build/bench.json has it."""
-    compared = {
-        "name": name,
-        "value": value,
-        "unit": unit,
-        "baseline": baseline,
-        "ratio": ratio,
-    }
+    compared = dict(name=name, value=value, unit=unit, baseline=baseline, ratio=ratio)
     return compared | {"pairs": PAIRS, "machine": machine.describe_machine()["cpu"]}
 
 

@@ -149,6 +149,11 @@ def run_dir(tmp_path):
     return write_run_dir(tmp_path / "runs")
 
 
+def built(run_dir):
+    """Build the record of a run that has finished."""
+    return records.build(run_dir, "finished", "")
+
+
 def forge(path, **fields):
     """Change a record and make its own digest right again, as somebody who knows how would."""
     record = json_table(path) | fields
@@ -160,7 +165,7 @@ def write_runs(runs_dir, *systems):
     """Valid runs of these systems, with their records."""
     folders = [write_run_dir(runs_dir, system) for system in systems]
     for folder in folders:
-        assert records.build(folder, "finished", "").valid
+        assert built(folder).valid
     return folders
 
 

@@ -2,9 +2,12 @@
 
 import io
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
 
 from energynn.data.photographs import PHOTOGRAPHS, source_path
 
@@ -37,3 +40,14 @@ def as_jpegs(
             part.save(data, "JPEG", quality=quality)
             files.append(data.getvalue())
     return files
+
+
+def usual_images(folder: Path, size: int) -> ImageFolder:
+    """Images and labels below a folder as people train on them, by Pillow and torchvision."""
+    steps = [
+        transforms.RandomResizedCrop(size, scale=(0.5, 1.0)),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    ]
+    return ImageFolder(folder, transforms.Compose(steps))

@@ -3,6 +3,8 @@
 import h5py
 import numpy as np
 
+from energynn.host.files import REPOSITORY
+
 RANGE_UJ = 262143328850
 STARTED = "2026-01-02T03:04:05.500000"
 RESULTS = {"RUNTIME": 20.5, "ENERGY": 107.0, "GPU_ENERGY": 100.0, "DRAM_ENERGY": 7.0}
@@ -66,3 +68,11 @@ def layout_0_8():
         ("gpu", "CUDA:0_POWER", "W", 1e-3, np.full(21, 250_000, "uint32")),
         ("gpu", "CUDA:0_MEM", "B", 1.0, np.zeros(21, "uint64")),
     ]
+
+
+def damaged(path, place, byte):
+    """Write the file of a committed run with another byte at a place."""
+    (whole,) = REPOSITORY.glob("runs/large-batch/*-bb7e6900/perun/energynn.hdf5")
+    content = bytearray(whole.read_bytes())
+    content[place] = byte
+    path.write_bytes(content)

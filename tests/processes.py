@@ -9,6 +9,7 @@ import sys
 import time
 
 import psutil
+import pytest
 
 from energynn import cli
 from energynn.host.files import REPOSITORY
@@ -62,6 +63,13 @@ def answer(*words, status=0) -> str:
     found, out, errors = said(*words)
     assert found == status, out + errors
     return out + errors
+
+
+def refused(words, function, *given, **named):
+    """Expect that a function refuses what it is given, in one line that holds these words."""
+    with pytest.raises(ValueError, match=words) as error:
+        function(*given, **named)
+    assert "\n" not in str(error.value)
 
 
 def wait_until(condition, timeout_s=180, what="", pause_s=0.05):

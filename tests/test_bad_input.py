@@ -1,7 +1,6 @@
 """Bad input to a command is one clear line, executes nothing, and loses nothing."""
 
 import os
-import signal
 from itertools import product
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tests.processes import answer, said
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch, signals):
     """Work in an empty folder, in which a program that is started would leave `canary`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}:{os.environ['PATH']}")
@@ -26,18 +25,7 @@ def here(tmp_path, monkeypatch):
     ghostscript = tmp_path / "programs" / "gs"
     ghostscript.write_text(f"#!/bin/sh\ntouch {tmp_path}/canary\n")
     ghostscript.chmod(0o755)
-    numbers = (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    )
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    yield tmp_path
-    for number, handler in handlers.items():
-        # `measure` passes signals on to its command
-        signal.signal(number, handler)
+    return tmp_path  # `measure` passes signals on to its command
 
 
 def content(folder: Path) -> dict:

@@ -9,11 +9,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from energynn import cli, records
+from energynn import cli
 from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.host.reading import json_table
-from tests.conftest import write_perun_hdf5, write_runs
+from tests.conftest import built, write_perun_hdf5, write_runs
 from tests.processes import ENERGYNN, ended, printed, said
 from tests.run_files import edit
 
@@ -93,7 +93,7 @@ def checkout(tmp_path_factory):
     command = "python train.py --learning-rate 0.1 --data /data/imagenet --epochs 90"
     about = dict(run_id=MEASURED, workload="command", config={"command": command})
     edit(made / "run.json", **about)
-    records.build(made, "finished", "")
+    built(made)
     (folder / "build").mkdir()
     files.write_json(folder / "build" / "numbers.json", {})
     write_perun_hdf5(folder / "train.hdf5", 20.0, 30.0)

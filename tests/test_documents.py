@@ -1,6 +1,5 @@
 """README.md and docs/*.md: their links lead somewhere; their commands, studies and paths exist."""
 
-import json
 import os
 import re
 import shlex
@@ -15,7 +14,9 @@ from energynn import cli
 from energynn.cli.options import parameters_of
 from energynn.experiment import config, studies
 from energynn.host.files import REPOSITORY
+from energynn.host.reading import json_table
 from tests.processes import printed
+from tests.run_files import text_of
 
 README = REPOSITORY / "README.md"
 DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
@@ -63,14 +64,8 @@ def command_lines(text: str) -> list[str]:
     lines = []
     for block in blocks(text):
         if not is_python(block):
-            lines += [
-                line for line in block.splitlines() if is_command_or_comment(line)
-            ]
+            lines += [line for line in block.splitlines() if line.startswith(LINES)]
     return lines
-
-
-def is_command_or_comment(line: str) -> bool:
-    return line.startswith(LINES)
 
 
 def code_spans(text: str) -> list[str]:
@@ -120,8 +115,8 @@ def test_documents_are_read_in_minutes():
         for path in [*DOCS, REPOSITORY / "CONTRIBUTING.md"]
     )
     assert words <= 15_000
-    assert len((REPOSITORY / "docs/architecture.md").read_text().split()) <= 1200
-    assert len((REPOSITORY / "CHANGELOG.md").read_text().split()) <= 600
+    assert len(text_of("docs/architecture.md").split()) <= 1200
+    assert len(text_of("CHANGELOG.md").split()) <= 600
 
 
 def test_the_readme_links_every_document():
@@ -165,9 +160,7 @@ def test_every_line_of_a_block_is_a_command_that_is_tested(path):
 
 @documents
 def test_make_targets_exist(path):
-    targets = re.findall(
-        r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE
-    )
+    targets = re.findall(r"^([a-z-]+):", text_of("Makefile"), flags=re.MULTILINE)
     for words in commands(path.read_text(), "make"):
         assert {word for word in words if "=" not in word} <= set(targets), words
 
@@ -205,7 +198,7 @@ def test_papermill_commands_are_runs_that_can_be_made(path):
 
 @guides
 def test_extras_that_pip_installs_exist(path):
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
     for words in commands(path.read_text(), "pip"):
         for extra in re.findall(r"^\.\[(.*)\]$", words[-1]):
             assert extra in project["optional-dependencies"], extra
@@ -222,12 +215,12 @@ def test_an_own_study_gives_runs(path, tmp_path):
 
 
 def test_the_guide_to_clusters_has_a_study_of_ones_own():
-    assert len(own_studies((REPOSITORY / "docs/cluster.md").read_text())) == 1
+    assert len(own_studies(text_of("docs/cluster.md"))) == 1
 
 
 def test_the_pictures_letters_fit_in_their_boxes():
     """In a wide font as well: DejaVu Sans takes half its size a letter, in bold 0.65."""
-    picture = (REPOSITORY / "paper/flow.svg").read_text()
+    picture = text_of("paper/flow.svg")
     size = float(re.search(r'font-size="(\d+)"', picture)[1])
     box = float(re.search(r'<rect x="\d+" y="\d+" width="(\d+)"', picture)[1])
     texts = re.findall(r'<text [^>]*?(font-weight="bold")?>(.*)</text>', picture)
@@ -237,7 +230,7 @@ def test_the_pictures_letters_fit_in_their_boxes():
 
 
 def test_the_architecture_names_what_there_is():
-    text = (REPOSITORY / "docs/architecture.md").read_text()
+    text = text_of("docs/architecture.md")
     rooms = "cli|analysis|launch|forecast|train|data|experiment|measure|host"
     named = re.findall(rf"`((?:{rooms})/\w+\.\w+)`", text)
     assert len(set(named)) >= 25
@@ -246,7 +239,7 @@ def test_the_architecture_names_what_there_is():
 
 
 def test_the_site_has_every_document_in_a_chapter():
-    program = (REPOSITORY / "docs" / "make_site.py").read_text()
+    program = text_of("docs/make_site.py")
     for path in DOCS:
         assert f'"{path.stem}"' in program or f'"docs/{path.stem}"' in program, (
             path.stem
@@ -275,16 +268,16 @@ def test_the_site_is_made_without_a_warning_and_needs_no_network():
 
 
 def test_docker_and_apptainer_have_the_same_files():
-    definition = (REPOSITORY / "systems/energynn.def").read_text()
+    definition = text_of("systems/energynn.def")
     apptainer = re.findall(r"^    (\S+) /opt/energynn/", definition, re.MULTILINE)
     docker = []
-    for line in (REPOSITORY / "systems/Dockerfile").read_text().splitlines():
+    for line in text_of("systems/Dockerfile").splitlines():
         if line.startswith("COPY "):
             docker += line.split()[1:-1]
     assert docker == apptainer and all((REPOSITORY / name).exists() for name in docker)
 
 
 def test_the_devcontainer_makes_the_environment_without_torch():
-    container = json.loads((REPOSITORY / ".devcontainer/devcontainer.json").read_text())
+    container = json_table(REPOSITORY / ".devcontainer/devcontainer.json")
     words = container["postCreateCommand"].split()
     assert words[:2] == ["make", "env"] and "-e '.[lab]'" in " ".join(words)

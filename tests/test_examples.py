@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,8 @@ from energynn.analysis import results
 from energynn.experiment import config
 from energynn.host.files import REPOSITORY
 from tests.jpegs import as_jpegs
-from tests.processes import ENERGYNN, printed
+from tests.processes import ENERGYNN, printed, refused, with_gpus
+from tests.run_files import text_of
 
 EXAMPLES = REPOSITORY / "examples"
 
@@ -51,11 +51,12 @@ def test_trackers_get_energy_power_and_time_of_each_epoch(monkeypatch):
 
 
 def test_a_workload_that_is_no_module_or_has_no_configuration_is_refused():
-    for name in ("no_such_workload", "json", "..x", ""):
-        with pytest.raises(
-            ValueError, match="workload: .* is not known .*choose one of resnet50"
-        ):
-            config.make(name)
+    for name in ("alexnet", "json", "..x", ""):
+        refused(
+            "workload: .* is not known .*choose one of resnet50, fourcastnet, or a module",
+            config.make,
+            name,
+        )
 
 
 def test_a_workload_of_ones_own_has_typed_parameters_too(monkeypatch):
@@ -64,10 +65,10 @@ def test_a_workload_of_ones_own_has_typed_parameters_too(monkeypatch):
     assert (made.local_batch_size, made.global_batch_size) == (10, 20)
     assert config.from_dict(config.asdict(made)) == made
     assert config.run_id(made).startswith("straight_line-my-points-n2-lbs10-gbs20-")
-    with pytest.raises(ValueError, match="epochs: must have type integer"):
-        config.make("straight_line", epochs="many")
-    with pytest.raises(ValueError, match="layers: not a parameter of Config"):
-        config.make("straight_line", layers=3)
+    refused(
+        "epochs: must have type integer", config.make, "straight_line", epochs="many"
+    )
+    refused("layers: not a parameter of Config", config.make, "straight_line", layers=3)
 
 
 def test_the_example_of_a_workload_is_short():
@@ -91,7 +92,7 @@ def follow(tmp_path, monkeypatch):
     monkeypatch.setenv("ENERGYNN_RUNS", str(tmp_path / "runs"))
 
     def follow(words: str) -> dict:
-        text = (REPOSITORY / "docs" / "own.md").read_text()
+        text = text_of("docs/own.md")
         found = re.findall(rf"^    \.venv/bin/energynn (.*(?:{words}).*)", text, re.M)
         assert len(found) == 2, found
         for line in found:
@@ -141,16 +142,13 @@ def test_resnet50_trains_on_ones_own_images(tmp_path, follow):
 @pytest.mark.slow
 def test_minutes_of_an_imagined_gpu_are_records_with_its_power(tmp_path):
     """`make gpu-minutes` with seconds for minutes, on a GPU of 300 W."""
-    fakes = ["tests/train/imagined", "tests/measure/fake_sensors", ""]
-    environment = {
-        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / fake) for fake in fakes),
-        "FAKE_GPUS": json.dumps([dict(high_W=300.0, update_s=0.1, averaged=True)]),
-        "ENERGYNN_RUNS": str(tmp_path),
-    }
+    gpus = [dict(high_W=300.0, update_s=0.1, averaged=True)]
+    fakes = REPOSITORY / "tests/train/imagined"
+    environment = with_gpus(gpus, fakes, ENERGYNN_RUNS=str(tmp_path))
     sizes = "image_size=32 wait_s=0.1 idle_ready_s=0"
     words = ["MINUTE_S=6", "WORK_SIZES=4", f"GPU_PYTHON={sys.executable}"]
     words.append(f"MINUTES_WITH={sizes}")
-    printed("make", "gpu-minutes", *words, cwd=REPOSITORY, env=os.environ | environment)
+    printed("make", "gpu-minutes", *words, cwd=REPOSITORY, env=environment)
     made = [records.read(folder) for folder in records.run_dirs(tmp_path)]
     kinds = [record.config["kind"] for record in made]
     assert Counter(kinds) == dict(idle=1, simulated_collective=1, starved=1, work=1)
@@ -164,6 +162,10 @@ def test_minutes_of_an_imagined_gpu_are_records_with_its_power(tmp_path):
 def test_a_collective_of_one_gpu_is_refused(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(EXAMPLES)
     alone = config.make("gpu_minutes", kind="collective")
-    with pytest.raises(ValueError, match="two GPUs or more; say devices=2"):
-        importlib.import_module("gpu_minutes").main(alone, tmp_path)
+    refused(
+        "two GPUs or more; say devices=2",
+        importlib.import_module("gpu_minutes").main,
+        alone,
+        tmp_path,
+    )
     assert config.make("gpu_minutes", kind="collective", devices=2).devices == 2

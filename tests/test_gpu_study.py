@@ -7,13 +7,13 @@ import tarfile
 import numpy as np
 import pytest
 
-from energynn import cli
 from energynn.experiment import config, studies
 from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.launch import local, start
 from energynn.measure import machine
 from tests.conftest import minimal_record
+from tests.processes import answer
 
 GRID = studies.gpu_grid()
 RUNS = [config.make(seed=seed) for seed in range(5)]
@@ -146,7 +146,7 @@ def test_the_archive_is_there_whatever_happens_and_has_no_checkpoints(tmp_path):
 
 
 def test_valid_records_are_counted_and_the_exit_status_tells_of_failures(
-    tmp_path, clock, monkeypatch, capsys
+    tmp_path, clock, monkeypatch
 ):
     first, second = studies.kick_the_tires("local")
     outcomes = {
@@ -162,13 +162,12 @@ def test_valid_records_are_counted_and_the_exit_status_tells_of_failures(
         return int(run == second), ""
 
     monkeypatch.setattr(local, "execute", execute)
-    words = ["study", "run", "kick-the-tires", "--runs-dir", str(tmp_path / "runs")]
-    assert cli.main(words) == 1
-    said = capsys.readouterr().out
+    words = ["study", "run", "kick-the-tires", "--runs-dir", tmp_path / "runs"]
+    said = answer(*words, status=1)
     assert "1 of 2 runs have a valid record" in said and "no network" in said
     outcomes[second] = dict(status="finished", valid=True)
     monkeypatch.setattr(local, "execute", lambda *words: (execute(*words), (0, ""))[1])
-    assert cli.main(words) == 0 and "2 of 2 runs" in capsys.readouterr().out
+    assert "2 of 2 runs" in answer(*words)
 
 
 def test_two_kinds_of_gpu_never_have_one_name(monkeypatch):

@@ -10,8 +10,8 @@ from energynn import cli, records
 from energynn.experiment import config
 from energynn.host.progress import sentence
 from energynn.launch import start
-from tests.conftest import minimal_record, read_as_record, write_run_dir
-from tests.processes import answer, said
+from tests.conftest import built, minimal_record, read_as_record, write_run_dir
+from tests.processes import answer, refused, said
 from tests.run_files import edit
 
 
@@ -29,7 +29,7 @@ def runs(tmp_path, monkeypatch):
 def call(folder, name, started_at="2026-01-01T00:00:00Z"):
     labels = records.labels(name, "why: a/b")
     edit(folder / "run.json", started_at=started_at, **labels)
-    records.build(folder, "finished", "")
+    built(folder)
 
 
 def test_a_run_is_found_by_folder_run_id_name_part_of_either_and_as_the_last(runs):
@@ -58,8 +58,7 @@ def test_a_word_that_means_two_runs_or_none_is_one_line_with_their_dates(runs):
             assert f"{day}T00:00:00Z {folder.relative_to('runs')} mine." in err
         status, _, err = said(*words, "yours")
         assert status == 2 and "yours" in err and err.count("\n") == 1
-    with pytest.raises(ValueError, match="means 2 runs"):
-        energynn.trace("mine")
+    refused("means 2 runs", energynn.trace, "mine")
     assert sorted(Path("runs").rglob("*")) == before
 
 

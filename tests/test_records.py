@@ -15,14 +15,15 @@ from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.host.reading import json_table
 from energynn.measure import account, perun_adapter
-from tests.conftest import forge, write_runs
+from tests.conftest import built, forge, write_runs
 from tests.experiment.test_config import JSON
+from tests.perun_files import damaged
 from tests.processes import answer
 from tests.run_files import edit, rewrite, text_of
 
 
 def test_every_number_of_a_record_is_the_known_one(run_dir):
-    record = records.build(run_dir, "finished", "")
+    record = built(run_dir)
     assert record.valid, record.invalid_reasons
     expected = dict(
         training_time_s=20.0,
@@ -104,7 +105,7 @@ def test_any_further_line_of_a_raw_file_leaves_a_record_or_one_line(
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(next((two_runs / "local").glob("resnet50*")), run)
     shutil.rmtree(run / "perun")  # a process reads it
-    records.build(run, "finished", "")
+    built(run)
     with open(run / f"{file}.jsonl", "a") as raw:
         raw.write(json.dumps(value) + "\n")
     faults = records.check(run)
@@ -139,7 +140,7 @@ def test_a_tampered_record_a_trace_or_a_missing_file_is_one_line_each(
 
 
 def test_what_another_machines_sums_round_to_is_no_fault(run_dir):
-    phases = records.build(run_dir, "finished", "").energy_phases
+    phases = built(run_dir).energy_phases
     rest = phases[-1]
     assert rest["phase"] == "unattributed" and rest["energy_cpu_J"] == 0.0
     path = run_dir / "record.json"
@@ -155,13 +156,8 @@ def test_a_damaged_file_of_perun_holds_nobody_up(run_dir, monkeypatch, has_recor
     """HDF5 goes round in it for ever; neither a record nor a checksum says that anybody read it."""
     monkeypatch.setattr(perun_adapter, "READ_WITHIN_S", 4)
     if has_record:
-        records.build(run_dir, "finished", "")
-    (whole,) = REPOSITORY.glob(
-        "runs/large-batch/*lbs16-gbs48-s2-r0-bb7e6900/perun/energynn.hdf5"
-    )
-    damaged = bytearray(whole.read_bytes())
-    damaged[4105] = 202
-    (run_dir / "perun" / "damaged.hdf5").write_bytes(damaged)
+        built(run_dir)
+    damaged(run_dir / "perun" / "damaged.hdf5", 4105, 202)
     if has_record:
         fault, _ = records.check(run_dir)
         assert "perun/damaged.hdf5: differs" in fault
@@ -192,7 +188,7 @@ def test_what_lies_in_a_hidden_folder_is_no_raw_file(run_dir):
     hidden = run_dir / ".ipynb_checkpoints" / "notebook-checkpoint.ipynb"
     hidden.parent.mkdir()
     hidden.write_text("{}")
-    records.build(run_dir, "finished", "")
+    built(run_dir)
     hidden.write_text("[]")
     assert records.check(run_dir.parent.parent) == []
 

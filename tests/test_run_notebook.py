@@ -10,6 +10,7 @@ from papermill.cli import papermill
 
 from energynn.experiment import config
 from energynn.host.files import REPOSITORY
+from tests.processes import refused
 
 NOTEBOOK = REPOSITORY / "notebooks" / "run_training.ipynb"
 
@@ -52,13 +53,9 @@ def prepared(tmp_path):
     [
         ("-p name 007", "7"),
         ("-p name 1e3", "1000.0"),
-        ("-p name 1_000", "1000"),
         ("-p name None", "None"),
         ("-p name True", "True"),
-        ("-p name nan", "nan"),
         ("-y 'name: 010'", "8"),
-        ("-y 'name: no'", "False"),
-        ("-y 'name: ~'", "None"),
         ("-y 'note: 12:30:00'", "45000"),
         ("-p note 0", "0"),
         ("-y 'note: [a,b]'", "['a', 'b']"),
@@ -95,8 +92,7 @@ def test_what_papermill_gives_is_the_run_s_and_a_slip_is_refused(prepared):
     run = made(found)
     assert run.test_years == "2019" and run.workload == "fourcastnet"
     found = Kernel().parameters(prepared("-p", "epoch", "3"))
-    with pytest.raises(ValueError, match="epoch: not a parameter.*did you mean epochs"):
-        made(found)
+    refused("epoch: not a parameter.*did you mean epochs", made, found)
 
 
 def test_a_notebook_runs_again_in_its_kernel_with_what_was_changed(prepared):
@@ -119,5 +115,9 @@ def test_a_notebook_runs_again_in_its_kernel_with_what_was_changed(prepared):
     assert kernel.parameters(old="runs_dir = None", new=new)["runs_dir"] == Path(
         "a folder"
     )
-    with pytest.raises(ValueError, match="^note: papermill made 3 of it.*in quotes"):
-        kernel.parameters(old="note = None", new="note = 3")
+    refused(
+        "^note: papermill made 3 of it.*in quotes",
+        kernel.parameters,
+        old="note = None",
+        new="note = 3",
+    )

@@ -2,7 +2,8 @@
 
 import pytest
 
-from energynn.host.files import PACKAGE, REPOSITORY
+from energynn.host.files import PACKAGE
+from tests.run_files import text_of
 from tests.seed_faults import read_faults
 
 PRESENT = [fault for fault in read_faults() if "gone" not in fault]
@@ -14,6 +15,4 @@ def test_a_fault_has_one_place_and_its_tests(fault):
     assert SOURCE.count(fault["old"]) == 1 and fault["new"] != fault["old"]
     for name in fault["tests"]:
         path, _, function = name.partition("::")
-        assert f"def {function.partition('[')[0]}" in (REPOSITORY / path).read_text(), (
-            name
-        )
+        assert f"def {function.partition('[')[0]}" in text_of(path), name

@@ -20,8 +20,8 @@ from energynn.host import files
 from energynn.host.reading import json_table
 from energynn.train import checkpoint
 from energynn.train.distributed import World
-from tests.conftest import forge
-from tests.processes import ENERGYNN, answer, processes_of, wait_until
+from tests.conftest import built, forge
+from tests.processes import ENERGYNN, answer, processes_of, refused, wait_until
 from tests.run_files import edit
 
 # ----------------------------------------------------------------------------------- modules
@@ -52,7 +52,7 @@ def test_only_the_caller_names_a_module(run_dir, module, what, named):
     config = json_table(run_dir / "run.json")["config"] | {"workload": "theirs"}
     machine = {"sockets": 1, "cores": 2}
     edit(run_dir / "run.json", workload="theirs", config=config, machine=machine)
-    records.build(run_dir, "finished", "")
+    built(run_dir)
     of_runs = ["--system", "local", "--runs-dir", run_dir.parent.parent]
     words = {
         "fit": ["fit", "--out", module.with_name("out.json"), *of_runs],
@@ -69,7 +69,7 @@ def test_only_the_caller_names_a_module(run_dir, module, what, named):
 def test_a_record_with_two_workloads_is_a_fault(run_dir, module):
     config = json_table(run_dir / "run.json")["config"]
     edit(run_dir / "run.json", config=config | {"workload": "theirs"})
-    records.build(run_dir, "finished", "")
+    built(run_dir)
     folder = run_dir.parent.parent
     assert "config.workload: is another" in answer("check", folder, status=1)
     words = ["--workload", "resnet50", "--system", "local", "--runs-dir", folder]
@@ -92,7 +92,7 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir):
     host = json.dumps(HOSTILE)[1:-1]
     for path in run_dir.glob("*.jsonl"):
         path.write_text(path.read_text().replace('"host": "host"', f'"host": "{host}"'))
-    records.build(run_dir, "finished", "")
+    built(run_dir)
     dead = folder / "local" / "dead"
     dead.mkdir()
     files.write_json(dead / "run.json", {"note": HOSTILE})
@@ -114,7 +114,7 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir):
 
 @pytest.mark.parametrize("sensors", [[{}], [{"primary": True}], [{"notes": None}]])
 def test_what_is_no_sensor_is_said_in_one_line(run_dir, sensors):
-    records.build(run_dir, "finished", "")
+    built(run_dir)
     forge(run_dir / "record.json", sensors=sensors)
     for word, status in (("show", 2), ("check", 1)):
         said = answer(word, run_dir, status=status)
@@ -130,7 +130,7 @@ def test_what_is_no_sensor_is_said_in_one_line(run_dir, sensors):
 )
 def test_a_copy_is_a_fault_and_counts_once(run_dir, place, repeat):
     folder = run_dir.parent.parent
-    records.build(run_dir, "finished", "")
+    built(run_dir)
     assert records.check(folder) == []
     copy = shutil.copytree(run_dir, folder / place)
     if repeat is not None:
@@ -139,7 +139,7 @@ def test_a_copy_is_a_fault_and_counts_once(run_dir, place, repeat):
         edit(copy / "run.json", config=config | {"repeat": repeat}, **names)
         with open(copy / "samples-host.jsonl", "a") as file:
             file.write("\n" * repeat)
-        records.build(copy, "finished", "")
+        built(copy)
     said = answer("check", folder, status=1)
     assert "has the samples of" in said and "valid: 1" in said
     table = folder / "x.csv"
@@ -218,9 +218,7 @@ def test_a_checkpoint_of_another_run_is_one_sentence(checkpoints, ranks, steps):
     ours = checkpoints("run", ranks)
     name, saved = ours._newest()
     ours._newest = lambda: (name, saved | {"optimizer_steps": steps})
-    with pytest.raises(ValueError, match="is not of this run; remove it: .*") as error:
-        ours.load(most_steps=100)
-    assert "\n" not in str(error.value)
+    refused("is not of this run; remove it: .*", ours.load, most_steps=100)
 
 
 # --------------------------------------------------------------------------------- commands

@@ -2,7 +2,6 @@
 
 import ast
 import graphlib
-import json
 import os
 import re
 import sys
@@ -11,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from energynn.host.files import REPOSITORY
+from energynn.host.reading import json_table
 from tests.processes import printed
+from tests.run_files import text_of
 from tests.size import floors, imported, module_imports, room_imports, sizes
 
 PACKAGE = REPOSITORY / "energynn"
@@ -35,7 +36,7 @@ def test_rooms_import_downwards_and_the_picture_shows_their_floors():
     stack = floors(arrows)  # raises CycleError where an import runs upwards
     assert len(arrows) <= 16 and len(stack) <= 8
     assert sum(map(len, arrows.values())) <= 60
-    page = (REPOSITORY / "docs/architecture.md").read_text()
+    page = text_of("docs/architecture.md")
     picture = re.search(r"```\nnotebooks/.*?```", page, re.DOTALL)[0]
     rows = re.findall(r"^  (\w.{24})", picture, re.MULTILINE)
     shown = [set(row.replace("/", "").split()) for row in rows]
@@ -136,7 +137,7 @@ def test_code_is_calm(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_are_thin_and_clean(path):
-    notebook = json.loads(path.read_text())
+    notebook = json_table(path)
     assert set(notebook["metadata"]) <= {"kernelspec", "language_info"}
     parameters = 0
     for cell in notebook["cells"]:
@@ -180,8 +181,8 @@ def test_make_help_lists_the_targets():
 
 
 def test_ci_calls_the_tests_that_contain_the_readmes():
-    assert "make test-all" in (REPOSITORY / ".ci" / "run").read_text()
-    makefile = (REPOSITORY / "Makefile").read_text()
+    assert "make test-all" in text_of(".ci/run")
+    makefile = text_of("Makefile")
     (recipe,) = re.findall(r"^test-all:.*\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE)
     assert "\t$(MAKE) --no-print-directory test || $(ONCE_MORE)\n" in recipe
 

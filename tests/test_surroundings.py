@@ -13,7 +13,7 @@ from energynn import records
 from energynn.experiment import config
 from energynn.host import files, launchers, processes
 from energynn.launch import start
-from tests.processes import ended, energynn
+from tests.processes import answer, ended, energynn, refused
 
 # names that our own processes import
 STRANGERS = "random socket msgspec numpy energynn pynvml perun psutil/__init__".split()
@@ -129,8 +129,7 @@ def test_our_launcher_hears_nothing_of_another_and_the_user_s_choices_stay(aroun
 def test_a_place_among_ranks_is_told_refused_by_name_or_none(around, text, place):
     around(text)
     if isinstance(place, str):
-        with pytest.raises(ValueError, match=f"{place}: is no place .*`unset "):
-            launchers.rank_and_size()
+        refused(f"{place}: is no place .*`unset ", launchers.rank_and_size)
     else:
         assert launchers.rank_and_size() == place
 
@@ -140,9 +139,8 @@ def test_measure_names_a_launcher_s_variables_and_the_remedy_helps(
     around, monkeypatch, text
 ):
     around(text)
-    done = energynn("measure", "--", "true")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    said = re.search(r"out: (\w+)=\d, (\w+)=\d: give --out.*`unset \1 \2`", done.stderr)
+    line = answer("measure", "--", "true", status=2)
+    said = re.search(r"out: (\w+)=\d, (\w+)=\d: give --out.*`unset \1 \2` .*\n$", line)
     for name in said.groups():
         monkeypatch.delenv(name)
     assert launchers.rank_and_size() == (0, 1)
@@ -167,8 +165,12 @@ def test_a_step_that_can_start_no_ranks_says_so_before_anything(
     if can_start:
         launchers.require_no_step()
     else:
-        with pytest.raises(ValueError, match="^this is a step of Slurm.*`srun -n 1"):
-            start.prepare(config.make(), tmp_path / "runs" / "local" / "run")
+        refused(
+            "^this is a step of Slurm.*`srun -n 1",
+            start.prepare,
+            config.make(),
+            tmp_path / "runs" / "local" / "run",
+        )
 
 
 def test_the_reason_has_the_last_line_of_the_launcher(around, tmp_path):
@@ -220,7 +222,6 @@ def test_batches_that_do_not_fit_into_shared_memory_are_refused(
 
     require(need_MB + 0.1)
     said = f"may take {need_MB} MB.*or take loader_workers=0"
-    with pytest.raises(ValueError, match=said):
-        require(need_MB - 0.1)
+    refused(said, require, need_MB - 0.1)
     require(0, loader_workers=0)
     require(0, data_staging=False)

@@ -3,6 +3,7 @@
 import pytest
 
 from energynn import records
+from tests.conftest import built
 from tests.run_files import ZERO_NS, read_lines, rewrite, write_lines
 
 
@@ -21,7 +22,7 @@ def test_sixty_samples_are_enough(run_dir, samples, is_enough):
     around = [line for line in lines if line not in inside]
     both = sorted(kept + around, key=lambda line: line["t"])
     write_lines(path, [header, *both])
-    record = records.build(run_dir, "finished", "")
+    record = built(run_dir)
     assert record.samples_in_training == samples
     assert (
         any("power samples" in reason for reason in record.invalid_reasons) != is_enough
@@ -34,7 +35,7 @@ def test_a_metric_that_is_no_number_is_no_evidence(run_dir):
             line["metrics"] = {"top1_error": float("nan")}
 
     change_events(run_dir, change)
-    record = records.build(run_dir, "finished", "")
+    record = built(run_dir)
     assert "metric top1_error is not a number" in record.invalid_reasons
 
 
@@ -48,7 +49,7 @@ def test_samples_are_steps_times_global_batch_size(run_dir, samples_trained):
             else None
         ),
     )
-    record = records.build(run_dir, "finished", "")
+    record = built(run_dir)
     assert any("samples_trained is not" in reason for reason in record.invalid_reasons)
 
 
@@ -68,7 +69,7 @@ def test_of_an_epoch_that_stands_in_two_segments_the_last_counts(run_dir):
 def test_a_dead_sensor_is_no_evidence_and_the_reason_says_so(run_dir):
     path = run_dir / "samples-host.jsonl"
     rewrite(path, lambda line: line.update(v=[5]) if "v" in line else None)
-    record = records.build(run_dir, "finished", "")
+    record = built(run_dir)
     assert not record.valid and record.energy_cpu_J is None
     assert any(reason.startswith("S: ") for reason in record.invalid_reasons)
     assert records.check_record(run_dir) == []
@@ -77,7 +78,7 @@ def test_a_dead_sensor_is_no_evidence_and_the_reason_says_so(run_dir):
 def test_a_perun_file_that_was_cut_off_costs_no_record(run_dir):
     path = next(run_dir.glob("perun/*.hdf5"))
     path.write_bytes(path.read_bytes()[:700])
-    record = records.build(run_dir, "finished", "")
+    record = built(run_dir)
     assert record.energy_cpu_J > 0 and record.energy_perun_total_J is None
     assert any("cut off while it wrote" in flag for flag in record.flags)
     assert "perun's HDF5 is missing or cannot be read" in record.invalid_reasons

@@ -5,13 +5,13 @@ shared.
 from __future__ import annotations
 
 import ast
-import json
 import os
 from types import SimpleNamespace
 
 import altair as alt
 
 from energynn.host.files import REPOSITORY
+from energynn.host.reading import json_table
 
 
 def execute(name: str, **parameters) -> dict:
@@ -21,9 +21,7 @@ def execute(name: str, **parameters) -> dict:
     What a cell shows at its end is asked for its ``repr``. Charts are not drawn for that:
     ``theme.save`` draws them. Raises ValueError for a parameter that the notebook does not have.
     """
-    cells = json.loads((REPOSITORY / "notebooks" / f"{name}.ipynb").read_text())[
-        "cells"
-    ]
+    cells = json_table(REPOSITORY / "notebooks" / f"{name}.ipynb")["cells"]
     namespace = {"__name__": "__main__", "display": _display}
     where = os.getcwd()
     theme = alt.theme.active

@@ -9,15 +9,15 @@ from tests.analysis.notebook import execute
 
 
 @pytest.fixture(scope="module")
-def added(tmp_path_factory):
-    """Execute notebook 60: its globals, and the numbers that it leaves."""
+def left(tmp_path_factory):
+    """Execute notebook 60: its globals, and the numbers as told."""
     folder = tmp_path_factory.mktemp("added")
     left = execute("60_energy_against_gpu_hours", build_dir=str(folder))
-    return left, json_table(folder / "numbers" / "60_energy_against_gpu_hours.json")
+    told = json_table(folder / "numbers" / "60_energy_against_gpu_hours.json")
+    return left | {"told": told}
 
 
-def test_each_rule_and_price_is_right_in_its_world_alone(added):
-    left, _ = added
+def test_each_rule_and_price_is_right_in_its_world_alone(left):
     h = np.array([100.0, 200.0])
     worlds = {"waiting": 30 + left["job_kW"] * (h - 100), "half": 15 + 0.15 * h}
     worlds |= {"root": 3 * h**0.5, "factor": 0.3 * h}
@@ -32,8 +32,8 @@ def test_each_rule_and_price_is_right_in_its_world_alone(added):
     assert list(prices.values()) == pytest.approx(truth)
 
 
-def test_table_1_stands_among_the_rules_from_bound_to_bound(added):
-    _, tables = added
+def test_table_1_stands_among_the_rules_from_bound_to_bound(left):
+    tables = left["told"]
     # CPU energy over its share, rounding included, over R1's hours in derived.csv
     kW = np.array([6.65 / 0.275 / 85.8054, 6.75 / 0.265 / 81.1498])
     said = tables["bracket"]["R1 to R3"]

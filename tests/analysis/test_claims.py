@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from energynn import cli
 from energynn.analysis import claims, observations, published
-from energynn.host.files import REPOSITORY
 from tests.analysis import by_hand
 from tests.analysis.conftest import write_replica, write_study
+from tests.processes import answer
+from tests.run_files import text_of
 
 ENTRIES, RESTATED = claims.read("claim"), claims.read("restated")
 ENTRY = {one["id"]: one for one in ENTRIES}
@@ -50,19 +50,14 @@ def found(tmp_path_factory):
     return claims.evaluate(write_replica(runs_dir, series="R1 R4 R6 F1 F4"))
 
 
+def column(found, name):
+    """What a column of the ledger says, by statement."""
+    return {one["id"]: one[name] for one in found["claims"] if name in one}
+
+
 @pytest.fixture(scope="module")
 def judged(found):
-    return {one["id"]: one["published"] for one in found["claims"]}
-
-
-@pytest.fixture(scope="module")
-def derived(found):
-    return {one["id"]: one["derived"] for one in found["claims"]}
-
-
-@pytest.fixture(scope="module")
-def readings(found):
-    return {one["id"]: one.get("reading") for one in found["claims"]}
+    return column(found, "published")
 
 
 def world(energy, hours, series="R4", **columns):
@@ -102,7 +97,7 @@ def test_entries_are_plain():
 
 
 @pytest.mark.parametrize(
-    ("column", "claim", "verdict", "ends"),
+    ("told", "claim", "verdict", "ends"),
     [  # computed independently of this code, from the published values
         ("published", "scaled-lbs-time-constant", "supported", [0.079, 0.068, 0.090]),
         (
@@ -160,17 +155,18 @@ def test_entries_are_plain():
     ],
 )
 def test_published_values_give_the_numbers_of_a_recomputation(
-    judged, derived, readings, column, claim, verdict, ends
+    found, judged, told, claim, verdict, ends
 ):
-    one = judged[claim] if column != "reading" else readings[claim]
-    if column == "derived":
-        assert one["verdict"] in ("no data", "inconclusive")
-        (one,) = derived[claim]
+    one = column(found, told)[claim]
+    if told == "derived":
+        assert judged[claim]["verdict"] in ("no data", "inconclusive")
+        (one,) = one
     assert one["verdict"] == verdict
     assert [one["value"], one["low"], one["high"]] == pytest.approx(ends, abs=0.002)
 
 
-def test_a_derivation_is_not_judged_by_what_it_copies(derived):
+def test_a_derivation_is_not_judged_by_what_it_copies(found):
+    derived = column(found, "derived")
     assert derived["fixed-gbs-resnet-power-decreases"] == []
     assert derived["gbs-energy-proportional"] == []
     (energy,) = derived["gbs-fewer-gpus-need-less"]  # R2's energies may be compared
@@ -180,9 +176,7 @@ def test_a_derivation_is_not_judged_by_what_it_copies(derived):
 def test_what_others_measured_has_a_column_of_its_own(found):
     """MLPerf's four exponents, from the file by hand; an unknown scatter decides nothing."""
     exponents = by_hand.exponents()
-    judged = {
-        one["id"]: one["elsewhere"] for one in found["claims"] if "elsewhere" in one
-    }
+    judged = column(found, "elsewhere")
     assert len(judged) >= 11
     linear = judged["proportional-everywhere"]
     assert linear["verdict"] == "otherwise" and "without network" in linear["data"]
@@ -204,7 +198,7 @@ def test_other_thresholds_are_told_where_they_decide_otherwise(judged):
 
 
 def test_docs_tell_the_verdicts(found):
-    page = (REPOSITORY / "docs" / "verdicts.md").read_text()
+    page = text_of("docs/verdicts.md")
     rows = dict(
         line[2:].split(" | ", 1) for line in page.splitlines() if line.startswith("| ")
     )
@@ -225,7 +219,7 @@ def test_docs_tell_the_verdicts(found):
 
 
 def test_what_would_decide_is_told_of_every_statement_without_data(judged):
-    page = (REPOSITORY / "docs" / "verdicts.md").read_text()
+    page = text_of("docs/verdicts.md")
     page = page.partition("No data; ")[2].partition("## ")[0]
     told = re.findall(r"^- (.*): (.*)$", page, re.MULTILINE)
     told = {name: decides for decides, ids in told for name in ids.split(", ")}
@@ -361,14 +355,12 @@ def test_small_runs_on_a_cpu_are_no_evidence(tmp_path):
     assert verdicts(found) == {}
 
 
-def test_the_command_prints_the_ledger(tmp_path, capsys):
-    runs = str(write_replica(tmp_path, series="R1"))
-    assert cli.main(["claims", "--data", runs, "--json"]) == 0
-    one = json.loads(capsys.readouterr().out)["claims"][0]
+def test_the_command_prints_the_ledger(tmp_path):
+    words = ["claims", "--data", write_replica(tmp_path, series="R1")]
+    one = json.loads(answer(*words, "--json"))["claims"][0]
     assert {"id", "says", "published", "own"} <= set(one)
     assert {"verdict", "value", "low", "high", "units", "at"} <= set(one["published"])
-    assert cli.main(["claims", "--data", runs]) == 0
-    text = capsys.readouterr().out
+    text = answer(*words)
     assert "lbs-speed-up-near-optimal (Section 3.2.2, second paragraph)" in text
 
 
@@ -381,17 +373,13 @@ def test_an_interval_is_from_units_or_from_repeats():
 
 def test_one_of_two_series_outside_does_not_contradict_but_every_run_does():
     low, high = np.array([0.0, 0.2]), np.array([0.05, 0.3])
-    assert (
-        claims.decide(low, high, {"expect": "same"}, claims.THRESHOLD) == "inconclusive"
-    )
-    assert (
-        claims.decide(low, high, {"expect": "same", "every": True}, claims.THRESHOLD)
-        == "contradicted"
-    )
-    assert (
-        claims.decide(low[1:], high[1:], {"expect": "differs"}, claims.THRESHOLD)
-        == "supported"
-    )
+    for slices, test, verdict in (
+        (slice(None), {"expect": "same"}, "inconclusive"),
+        (slice(None), {"expect": "same", "every": True}, "contradicted"),
+        (slice(1, None), {"expect": "differs"}, "supported"),
+    ):
+        found = claims.decide(low[slices], high[slices], test, claims.THRESHOLD)
+        assert found == verdict
 
 
 @pytest.mark.parametrize("worlds", [400, pytest.param(4000, marks=pytest.mark.nightly)])

@@ -17,7 +17,7 @@ from energynn.host.files import REPOSITORY
 from energynn.host.reading import json_table
 from tests import powercap
 from tests.conftest import POWER_W, TRAINING_S, write_runs
-from tests.processes import answer, printed
+from tests.processes import answer, printed, refused
 from tests.run_files import edit, text_of
 
 
@@ -68,8 +68,7 @@ def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):
     assert power.dims == ("sensor", "time") and power.attrs["units"] == "W"
     inside = power.sel(time=slice(1, TRAINING_S - 1))
     np.testing.assert_allclose(inside.values, POWER_W, rtol=1e-6)
-    with pytest.raises(ValueError, match="means 0 runs"):
-        energynn.trace(tmp_path)
+    refused("means 0 runs", energynn.trace, tmp_path)
 
 
 def test_two_runs_side_by_side_with_a_ratio_within_the_bounds_of_both(two_runs):
@@ -85,8 +84,7 @@ def test_two_runs_side_by_side_with_a_ratio_within_the_bounds_of_both(two_runs):
     assert half == pytest.approx(2 * 2 * 50 / (POWER_W * TRAINING_S), rel=0.01)
     assert set(table.loc["energy_total_provenance", ["50.0", "100.0"]]) == {"simulated"}
     assert table.loc["system", "100.0"] == "other", folders
-    with pytest.raises(ValueError, match="two runs or more"):
-        energynn.compare(two_runs[0], two_runs[0])
+    refused("two runs or more", energynn.compare, two_runs[0], two_runs[0])
 
 
 def test_the_commands_show_and_export(two_runs, tmp_path):

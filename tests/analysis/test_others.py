@@ -15,6 +15,7 @@ from energynn.host.reading import json_table
 from tests.analysis import by_hand
 from tests.analysis.by_hand import FOLDER, lines
 from tests.analysis.notebook import execute
+from tests.processes import refused
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +28,7 @@ def test_a_changed_digit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", tmp_path)
     path = tmp_path / "others" / "mlperf_power.csv"
     path.write_text(path.read_text().replace("277.048", "277.049"))
-    with pytest.raises(
-        ValueError, match=r"others: .*mlperf_power.csv differs.*git checkout"
-    ):
-        others.load()
+    refused(r"others: .*mlperf_power.csv differs.*git checkout", others.load)
 
 
 def test_rows_are_left_out_by_the_first_rule_and_counted(table):
@@ -71,8 +69,11 @@ def test_each_row_names_its_line_and_commit(table):
 def test_what_was_metered_is_never_pooled(table):
     scopes = Counter(table["energy_scope"])
     assert (scopes["node_AC"], scopes["node_DC"]) == (198, 153)
-    with pytest.raises(ValueError, match="node_AC.*node_DC.*select one energy_scope"):
-        others.means(table[table["file"] == "mlperf_power.csv"])
+    refused(
+        "node_AC.*node_DC.*select one energy_scope",
+        others.means,
+        table[table["file"] == "mlperf_power.csv"],
+    )
     one = others.means(table[table["energy_scope"] == "node_AC"])
     pair = one[(one["workload"] == "resnet50") & (one["devices"] == 8)].iloc[0]
     runs = [lines("mlperf_power.csv")[row - 2] for row in pair["rows"]]
@@ -82,18 +83,19 @@ def test_what_was_metered_is_never_pooled(table):
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory):
-    """Execute notebook 75 with the records of one H200: its globals, and the numbers it leaves."""
+def left(tmp_path_factory):
+    """Execute notebook 75 with the records of one H200: its globals, and the numbers as told."""
     folder = tmp_path_factory.mktemp("beyond")
     (folder / "runs").mkdir()
     (folder / "runs" / "gpu-h200").symlink_to(REPOSITORY / "runs" / "gpu-h200")
     folders = {"runs_dir": str(folder / "runs"), "build_dir": str(folder)}
     left = execute("75_beyond_the_study", **folders)
-    return left, json_table(folder / "numbers" / "75_beyond_the_study.json")
+    told = json_table(folder / "numbers" / "75_beyond_the_study.json")
+    return left | {"told": told}
 
 
-def test_an_outsider_gets_the_same_errors_prices_and_exponents(notebook):
-    _, told = notebook
+def test_an_outsider_gets_the_same_errors_prices_and_exponents(left):
+    told = left["told"]
     h100 = lines("h100_waiting.csv")
     share, W = ([float(row[of]) for row in h100] for of in ("share_at_work", "mean_W"))
     less_kW = statistics.linear_regression(share, W).slope / 1000
@@ -124,8 +126,8 @@ def power_W(network: str, batch: str) -> float:
     return float(found[0]["average_power_W"])
 
 
-def test_an_outsider_gets_the_same_watts(notebook):
-    _, told = notebook
+def test_an_outsider_gets_the_same_watts(left):
+    told = left["told"]
     of = told["waiting_watts"]
     watts = {name: (of[name]["low_W"], of[name]["high_W"]) for name in of}
     a40 = power_W("shufflenetv2", "8"), power_W("ncf", "8")
@@ -158,8 +160,7 @@ def steps(host_s: float, sample_s: float, kernel_s: float, slower: float):
     return pd.DataFrame({"global_batch_size": batch, **times})
 
 
-def test_host_bound_is_what_neither_batch_nor_limit_makes_slower(notebook):
-    left, _ = notebook
+def test_host_bound_is_what_neither_batch_nor_limit_makes_slower(left):
     count = left["host_bound"]
     # the host takes 0.1 s, the GPU 1 ms for a sample: twice 32 samples still wait, twice 64 do not
     assert count(steps(0.1, 0.001, 0.0, 1.0), 10) == 4
@@ -174,8 +175,7 @@ def test_host_bound_is_what_neither_batch_nor_limit_makes_slower(notebook):
     assert count(steps(0.0, 0.001, 0.0, 1.0), 10) == 0
 
 
-def test_labels_are_exchanged_where_the_gpu_says_nothing(notebook):
-    left, _ = notebook
+def test_labels_are_exchanged_where_the_gpu_says_nothing(left):
     random = np.random.default_rng(46)
     of_gpu = np.array([[35.0], [70.0], [90.0], [150.0]])
     same = left["explained"](pd.DataFrame(of_gpu * random.lognormal(0, 0.02, (4, 2))))
@@ -189,8 +189,7 @@ def test_labels_are_exchanged_where_the_gpu_says_nothing(notebook):
     assert 0.02 < (as_large <= 1).mean() < 0.07 and 11 < as_large.mean() < 14
 
 
-def test_the_price_of_an_added_hour_is_the_slope_over_the_base(notebook):
-    left, _ = notebook
+def test_the_price_of_an_added_hour_is_the_slope_over_the_base(left):
     hours = np.array([13.0, 10.0, 15.0])
     runs = pd.DataFrame({"gpu_hours": hours, "energy_total_kWh": 3 + 0.2 * hours})
     found = left["price"](runs)
@@ -199,9 +198,8 @@ def test_the_price_of_an_added_hour_is_the_slope_over_the_base(notebook):
     assert left["prices"](runs.assign(name="a"), ["name"], 1.6).empty
 
 
-def test_where_the_waiting_power_is_known_its_intervals_hold_it(notebook):
+def test_where_the_waiting_power_is_known_its_intervals_hold_it(left):
     """Worlds: work of 3 kWh, networks whose waiting powers differ, runs of unlike length."""
-    left, _ = notebook
     random = np.random.default_rng(34)
     held, mean_held = [], []
     for _ in range(400):
@@ -229,11 +227,8 @@ def test_where_the_waiting_power_is_known_its_intervals_hold_it(notebook):
 @pytest.mark.parametrize(
     "rule, added_kW", [("waiting", 0.5), ("half", 0.45), ("factor", 0.9)]
 )
-def test_each_rule_is_right_in_its_own_world_alone(
-    notebook, monkeypatch, rule, added_kW
-):
+def test_each_rule_is_right_in_its_own_world_alone(left, monkeypatch, rule, added_kW):
     """A world: one node draws 0.9 kW for each GPU hour, and further hours draw ``added_kW``."""
-    left, _ = notebook
     smc = left["smc"]
     first = smc[smc["devices"] == 8].groupby("workload")[["gpu_hours", "work"]].mean()
     base_h = smc["workload"].map(first["gpu_hours"])
@@ -255,12 +250,11 @@ def test_each_rule_is_right_in_its_own_world_alone(
 
 @pytest.mark.parametrize("slower, is_right", [(1.0, True), (2.0, False)])
 def test_the_forecast_of_time_is_judged_by_what_the_many_nodes_took(
-    notebook, slower, is_right
+    left, slower, is_right
 ):
     """A world of 10 s for each epoch, and 2500 images a second of each GPU; beyond two nodes as
     well, or all twice as slow.
     """
-    left, _ = notebook
     devices = np.array([8, 16, 32, 64])
     nodes = devices // 8
     epoch_s = 10 + 1281167 / (2500 * devices)

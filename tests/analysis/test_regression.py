@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from energynn.analysis import regression
+from tests.processes import refused
 
 ORIGIN, AFFINE = "energy_kWh ~ 0 + gpu_hours", "energy_kWh ~ gpu_hours"
 
@@ -55,5 +56,6 @@ def test_few_rows_get_classical_errors():
 
 
 def test_too_few_rows_are_refused():
-    with pytest.raises(ValueError, match="1 observations are too few"):
-        regression.fit(ORIGIN, observations().head(1))
+    refused(
+        "1 observations are too few", regression.fit, ORIGIN, observations().head(1)
+    )

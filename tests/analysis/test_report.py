@@ -10,12 +10,13 @@ import tomllib
 import pytest
 import vl_convert
 
-from energynn import cli
 from energynn.analysis import numbers, report
 from energynn.experiment import config
-from energynn.host.files import REPOSITORY
+from energynn.host.reading import json_table
 from tests.analysis.conftest import write_run, write_study
 from tests.analysis.notebook import execute
+from tests.processes import answer, refused
+from tests.run_files import text_of
 
 BROWSERS = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
 BROWSER = next(filter(None, BROWSERS), None)
@@ -94,8 +95,8 @@ def click_on(page, mark, *keys):
 def test_the_report_shows_results_statements_and_captions_without_network(built):
     text = re.sub(r"<script>.*?</script>", "", built.read_text(), flags=re.DOTALL)
     assert not re.search(r'(src|href)="(?!data:|#)', text) and "#num" not in text
-    tables = json.loads((built.parent / "numbers.json").read_text())
-    readme = (REPOSITORY / "README.md").read_text()
+    tables = json_table(built.parent / "numbers.json")
+    readme = text_of("README.md")
     readme = re.sub(r"<!--\w+-->| \(\[[^)]*\)\)", "", readme)
     for result in tomllib.loads((report.PAPER / "results.toml").read_text())["result"]:
         answer = numbers.filled(result["answer"], tables)
@@ -103,7 +104,7 @@ def test_the_report_shows_results_statements_and_captions_without_network(built)
             html.escape(answer.replace("*", ""), quote=False) in text
             and f"| {result['question']} | {answer} |" in readme
         )
-    for claim in json.loads((built.parent / "claims.json").read_text())["claims"]:
+    for claim in json_table(built.parent / "claims.json")["claims"]:
         assert html.escape(claim["says"], quote=False) in text
     # no Markdown, and no reference that was lost from before a full stop
     page = re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)
@@ -113,8 +114,7 @@ def test_the_report_shows_results_statements_and_captions_without_network(built)
 
 
 def test_report_without_notebooks_says_what_to_do(tmp_path):
-    with pytest.raises(ValueError, match="notebooks first"):
-        report.build(tmp_path)
+    refused("notebooks first", report.build, tmp_path)
 
 
 def test_a_click_shows_a_run_and_with_shift_a_second_one(opened):
@@ -217,17 +217,14 @@ LIMITS = {
         "fourcastnet on horeka-h100",
     ],
 )
-def test_picture_table_and_terminal_choose_the_same_runs(planned, built, capsys, where):
+def test_picture_table_and_terminal_choose_the_same_runs(planned, built, where):
     embedded = re.search("^const specs = (.*);$", built.read_text(), re.MULTILINE)[1]
     spec = json.loads(embedded)["plan"]
     workload, _, system = where.split()
     answers = []
     for words, typed in LIMITS.items():
-        command = (
-            f"forecast plan --workload {workload} --system {system} --json {words}"
-        )
-        assert cli.main(command.split()) == 0
-        choices = json.loads(capsys.readouterr().out)["choices"]
+        command = f"forecast plan --workload {workload} --system {system} --json"
+        choices = json.loads(answer(*command.split(), *words.split()))["choices"]
         names = ("devices", "local_batch_size", "global_batch_size")
         answers.append({name: sizes_of(row, *names) for name, row in choices.items()})
         assert drawn(spec, workload=where, **typed) == answers[-1]

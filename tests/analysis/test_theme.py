@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from energynn.analysis import theme
+from energynn.host.reading import json_table
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,7 @@ def test_figures_for_a_browser_hold_no_nan_and_need_no_network(tmp_path):
         {"x": [1.0, 2.0], "run_dir": pd.array(["here", np.nan], dtype="str")}
     )
     theme.save(alt.Chart(table).mark_point().encode(x="x:Q"), "figure", tmp_path)
-    spec = json.loads((tmp_path / "figures" / "figure.json").read_text())
+    spec = json_table(tmp_path / "figures" / "figure.json")
     assert spec["config"]["mark"]["tooltip"] == {"content": "encoding"}
     json.dumps(spec, allow_nan=False)
     assert "url" not in str(spec["datasets"])

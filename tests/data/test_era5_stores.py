@@ -22,7 +22,7 @@ from energynn.data.era5_values import (
 from energynn.experiment import config
 from energynn.host.reading import json_table
 from energynn.launch import start
-from tests.processes import answer
+from tests.processes import answer, refused
 from tests.ranks import start_ranks
 
 ROWS, COLUMNS = 9, 16
@@ -149,11 +149,16 @@ def test_relative_humidity_against_tables():
 
 
 def test_what_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match="neither <year>.h5 of every year"):
-        era5_sources.open_year(str(tmp_path), 2018)
+    refused(
+        "neither <year>.h5 of every year", era5_sources.open_year, str(tmp_path), 2018
+    )
     dataset(hours_of_year(2019)[:2]).to_netcdf(tmp_path / "store.nc", engine="scipy")
-    with pytest.raises(ValueError, match="of 2018; look at --years"):
-        era5_sources.open_year(str(tmp_path / "store.nc"), 2018)
+    refused(
+        "of 2018; look at --years",
+        era5_sources.open_year,
+        str(tmp_path / "store.nc"),
+        2018,
+    )
 
 
 # ------------------------------------------------------------------------------------ the store
@@ -259,8 +264,7 @@ def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
         ("2015", "from 2016", "years: must be like"),
         ("2015", "2016-2015", "years: must be like"),
     ):
-        with pytest.raises(ValueError, match=says):
-            era5_store.load(store, 1, training, validation, "2019")
+        refused(says, era5_store.load, store, 1, training, validation, "2019")
 
 
 # ----------------------------------------------------------------- the manifest and the trainer
@@ -294,11 +298,12 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch):
     # a run's start compares what takes seconds
     assert manifests.verify("era5") == described
     monkeypatch.delenv("ENERGYNN_ERA5")
-    with pytest.raises(ValueError, match="era5: does not ship; set ENERGYNN_ERA5"):
-        start.prepare(
-            config.make("fourcastnet", dataset="era5"),
-            tmp_path / "runs" / "local" / "run",
-        )
+    refused(
+        "era5: does not ship; set ENERGYNN_ERA5",
+        start.prepare,
+        config.make("fourcastnet", dataset="era5"),
+        tmp_path / "runs" / "local" / "run",
+    )
     (described / "2016.npy").unlink()
     assert "2016.npy is missing" in answer(*verify, status=2)
     (described / "2016.part").touch()

@@ -16,7 +16,7 @@ from energynn.data import imagenet
 from energynn.data.imagenet import list_images, stratified_prefix
 from energynn.data.images import decode, load_pillow
 from energynn.experiment import config
-from tests.processes import answer
+from tests.processes import answer, refused
 from tests.ranks import start_ranks
 
 # 3 classes with 5, 2 and 4 samples, in an order of folders that must not matter.
@@ -27,7 +27,6 @@ SAMPLES = [
 ]
 NAMES, LABELS = zip(*SAMPLES, strict=True)
 SYNSETS = {"n03": 5, "n01": 2, "n02": 4}  # training images
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def jpeg(seed: int, size=(50, 38), mode="RGB") -> bytes:
@@ -128,8 +127,7 @@ def test_damaged_or_incomplete_archives_are_named(tree):
     kit.rename(official / imagenet.DEVELOPMENT_KIT)
     archive = official / imagenet.TRAINING_ARCHIVE
     archive.write_bytes(archive.read_bytes()[:6000])
-    with pytest.raises(ValueError, match="img_train.tar is damaged.*copy it again"):
-        list_images(official)
+    refused("img_train.tar is damaged.*copy it again", list_images, official)
 
 
 def test_an_archive_cut_between_two_images_or_with_hidden_files(tree):
@@ -146,8 +144,7 @@ def test_an_archive_cut_between_two_images_or_with_hidden_files(tree):
         data = archive.read_bytes()
         with tarfile.open(archive) as file:
             archive.write_bytes(data[: file.getmembers()[1].offset])
-        with pytest.raises(ValueError, match=f"{archive} is damaged .*copy it again"):
-            list_images(official)
+        refused(f"{archive} is damaged .*copy it again", list_images, official)
         archive.write_bytes(data)
 
 
@@ -167,11 +164,9 @@ def test_an_archive_of_other_members_is_named(tree, name, members, says):
     with tarfile.open(archive, "w") as file:
         for member in members:
             add(file, member, b"")
-    with pytest.raises(ValueError, match=f"^images: {archive}.*{says}"):
-        list_images(archive.parent)
+    refused(f"^images: {archive}.*{says}", list_images, archive.parent)
     archive.write_bytes(b"rubbish" * 99)
-    with pytest.raises(ValueError, match=f"^images: {archive}"):
-        list_images(archive.parent)
+    refused(f"^images: {archive}", list_images, archive.parent)
 
 
 def test_scaled_subsets_are_nested_and_the_same_on_any_machine(tree):
@@ -187,12 +182,8 @@ def test_scaled_subsets_are_nested_and_the_same_on_any_machine(tree):
 
 def test_missing_folders_are_named(tree):
     (tree / "val" / "n02").rename(tree / "n02")
-    with pytest.raises(ValueError, match="class n02 is in one split only"):
-        list_images(tree)
-    with pytest.raises(
-        ValueError, match="neither train/.*nor ILSVRC2012_img_train.tar"
-    ):
-        list_images(tree.parent)
+    refused("class n02 is in one split only", list_images, tree)
+    refused("neither train/.*nor ILSVRC2012_img_train.tar", list_images, tree.parent)
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])

@@ -4,6 +4,7 @@ import threading
 import pytest
 
 from energynn.data import photographs
+from tests.processes import refused
 
 
 @pytest.fixture(scope="module")
@@ -34,5 +35,6 @@ def test_crops_are_the_same_each_time_and_for_two_at_once(crops, tmp_path):
 
 def test_missing_package_names_the_remedy(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="skimage.*install"):
-        photographs.source_path("skimage", "data/astronaut.png")
+    refused(
+        "skimage.*install", photographs.source_path, "skimage", "data/astronaut.png"
+    )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energynn.experiment import config, studies
-from tests.processes import answer
+from tests.processes import answer, refused
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,6 @@ from tests.processes import answer
         (dict(system="a\nb"), "system: must have up to 64 letters"),
         (dict(preset="best"), "preset: .*fast.*paper.*smoke"),
         (
-            dict(workload="alexnet"),
-            "workload: .* choose one of resnet50, fourcastnet, or a module",
-        ),
-        (
             dict(workload="fourcastnet", stage="finetune"),
             "initial_run: .* needs the run_id",
         ),
@@ -47,9 +43,7 @@ from tests.processes import answer
     ],
 )
 def test_a_bad_parameter_is_named_with_the_remedy(parameters, message):
-    with pytest.raises(ValueError, match=message) as error:
-        config.make(**parameters)
-    assert "\n" not in str(error.value)
+    refused(message, config.make, **parameters)
 
 
 JSON = st.recursive(
@@ -118,8 +112,7 @@ def test_a_record_from_before_a_parameter_has_the_value_that_the_parameter_came_
     older = {name: plain[name] for name in plain if name not in ("seed", "drop_last")}
     assert config.from_dict(older) == config.from_dict(plain)
     del plain["image_size"]  # has no default
-    with pytest.raises(ValueError, match="config: .*image_size"):
-        config.from_dict(plain)
+    refused("config: .*image_size", config.from_dict, plain)
 
 
 def test_each_parameter_with_a_default_stands_in_the_table_of_values_at_birth():
@@ -190,8 +183,7 @@ def test_another_default_makes_another_name_and_a_new_parameter_none(monkeypatch
 
 def test_a_sweep_of_how_runs_are_watched_is_refused():
     assert len(studies.sweep({"sampling_period_s": "0.04,0.2"})) == 2
-    with pytest.raises(ValueError, match="are one.* another repeat"):
-        studies.sweep({"checkpoint_period_s": "0,60"})
+    refused("are one.* another repeat", studies.sweep, {"checkpoint_period_s": "0,60"})
 
 
 class Theirs(config.RunConfig, frozen=True, kw_only=True):
@@ -230,8 +222,9 @@ def test_every_parameter_is_listed_with_its_meaning_values_and_limits():
 
 def test_a_power_limit_is_refused_and_old_records_with_one_are_read():
     for watts in (300, "300", 0.5):
-        with pytest.raises(ValueError, match=r"^power_limit_W: .*nvidia-smi -pl .*\Z"):
-            config.make(power_limit_W=watts)
+        refused(
+            r"^power_limit_W: .*nvidia-smi -pl .*\Z", config.make, power_limit_W=watts
+        )
     plain = config.make()
     assert config.make(power_limit_W=0) == plain
     old = config.asdict(plain) | {"power_limit_W": 300.0}

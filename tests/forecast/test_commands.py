@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from energynn import records
-from energynn.analysis import observations, results
-from energynn.experiment import config, studies, systems
+from energynn.analysis import results
+from energynn.experiment import config, studies
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs, simulate
 from energynn.host.files import REPOSITORY
@@ -163,27 +163,20 @@ def test_two_runs_have_one_recipe_in_both_rooms_or_in_none(workload):
     assert runs.recipe(record) == runs.recipe(replace(record, config=older))
 
 
-def test_a_longer_timeout_leaves_a_run_in_its_series_and_in_its_fit(fitted, tmp_path):
-    asked = [run for run in studies.PAPER["R1"]("horeka-a100") if run.repeat == 0]
-    chosen = {run.devices: run for run in asked if run.devices in (4, 8, 16)}
-    simulate.write(fitted, chosen.values(), tmp_path / "alike")
-    chosen[16] = config.replace(chosen[16], collective_timeout_s=600.0)
-    simulate.write(fitted, chosen.values(), tmp_path / "longer")
-    speed_ups = []
-    for folder in ("alike", "longer"):
-        table = observations.load(tmp_path / folder).query("origin == 'own'")
-        assert set(table["series"]) == {"R1"} and table["recipe"].nunique() == 1
-        speed_ups.append(table.set_index("devices")["speed_up"].to_dict())
-    assert speed_ups[0] == pytest.approx(speed_ups[1]) and 3.5 < speed_ups[1][16] < 4
-    site = systems.site("horeka-a100")
-    found = runs.valid(tmp_path / "longer", site)
+def test_however_runs_were_watched_they_are_repeats_in_a_fit(fitted, a100, tmp_path):
+    """One waited longer for others, and its repeat for an idle machine."""
+    asked = studies.PAPER["R1"](a100.name)
+    chosen = [run for run in asked if run.repeat == 0 and run.devices in (4, 8, 16)]
+    chosen[-1] = config.replace(chosen[-1], collective_timeout_s=600.0)
+    simulate.write(fitted, chosen, tmp_path)
+    found = runs.valid(tmp_path, a100)
     again = [
         replace(record, config=record.config | {"idle_ready_s": 9.0})
         for record in found
     ]
-    seen = runs.own(found + again, "resnet50", site)
+    seen = runs.own(found + again, "resnet50", a100)
     assert sorted(run.devices for run in seen.configs) == [4, 8, 16]
-    assert {run.repeats for run in seen.taken} == {2}, "however they were watched"
+    assert {run.repeats for run in seen.taken} == {2}
 
 
 def test_simulate_makes_the_same_again_and_spares_runs(fit_file, tmp_path):

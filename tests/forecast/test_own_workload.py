@@ -11,6 +11,7 @@ from energynn.forecast import fit as fits
 from energynn.forecast import model, plan, power_limit, predict, runs, wording
 from tests.conftest import minimal_record, read_as_record
 from tests.forecast import worlds
+from tests.processes import refused
 
 MODULE = """
 from energynn.experiment.config import Epoch, RunConfig
@@ -78,10 +79,7 @@ def test_own_workload_and_own_system(own, tmp_path):
         "most frugal",
         "balanced",
     }
-    with pytest.raises(
-        ValueError, match="devices: 64 asked; on mine choose at most 32"
-    ):
-        plan.grid(fit, run, 64)
+    refused("devices: 64 asked; on mine choose at most 32", plan.grid, fit, run, 64)
 
 
 def test_what_one_gpu_does_is_counted_as_the_trainers_do(published):
@@ -140,15 +138,18 @@ def test_a_run_made_to_wait_does_so_between_its_steps(published):
     assert times["waiting"] == pytest.approx(5 * (3 - 0.067))
 
 
-def test_weights_of_fourcastnet_are_those_of_its_network():
-    pytest.importorskip("torch")
+def weights(network):
+    return sum(weight.numel() for weight in network.parameters())
+
+
+def test_weights_of_a_forecast_are_those_of_the_networks():
+    torchvision = pytest.importorskip("torchvision")
     from energynn.train.afno import AFNO
 
+    assert config.RESNET50_WEIGHTS == weights(torchvision.models.resnet50())
     small = config.make("fourcastnet", patch_size=4, embed_dim=32, depth=2)
     network = AFNO((24, 48), 4, in_chans=3, out_chans=3, embed_dim=32, depth=2)
-    assert small.weights(24, 48, channels=3) == sum(
-        weight.numel() for weight in network.parameters()
-    )
+    assert small.weights(24, 48, channels=3) == weights(network)
     assert (
         config.make("fourcastnet", preset="paper").epoch().gradient_bytes
         == 4 * 74_690_304
@@ -156,16 +157,6 @@ def test_weights_of_fourcastnet_are_those_of_its_network():
     years = dict(training_years="1979-1980,1990", validation_years="2016")
     epoch = config.make("fourcastnet", preset="paper", **years).epoch()
     assert (epoch.training_samples, epoch.validation_samples) == (3 * 1460, 1460)
-
-
-def test_resnet50_has_the_weights_that_the_forecast_counts():
-    pytest.importorskip("torchvision")
-    import torchvision
-
-    network = torchvision.models.resnet50()
-    assert config.RESNET50_WEIGHTS == sum(
-        weight.numel() for weight in network.parameters()
-    )
 
 
 def measured(samples, devices, time_s, **more):
@@ -179,6 +170,11 @@ def measured(samples, devices, time_s, **more):
     record |= dict(mean_power_total_W=300.0 * devices)
     record |= dict(energy_total_provenance="measured") | more
     return read_as_record(minimal_record(**record))
+
+
+def mine(*found):
+    """The runs of that command."""
+    return runs.own(found, "mine", systems.site("local"))
 
 
 def test_measured_commands_are_forecast_and_planned(monkeypatch):
@@ -200,7 +196,7 @@ def test_measured_commands_are_forecast_and_planned(monkeypatch):
             measured(*of, took_s(*of) * np.exp(0.015 * chance.standard_normal()))
             for of in made
         ]
-        fit = fits.make(runs.own(found, "mine", site))
+        fit = fits.make(mine(*found))
         for devices in (2, 4):
             sizes = {"training_samples": 10**6, "devices": devices}
             (row,) = predict.rows(fit, predict.asked(fit, None, sizes))
@@ -219,23 +215,26 @@ def test_measured_commands_are_forecast_and_planned(monkeypatch):
 
 def test_a_command_without_samples_is_told_what_it_lacks():
     record = measured(1, 1, 10.0)
-    with pytest.raises(ValueError, match="there are mine; a command counts with"):
-        runs.own([record], "yours", systems.site("local"))
+    refused(
+        "there are mine; a command counts with",
+        runs.own,
+        [record],
+        "yours",
+        systems.site("local"),
+    )
     mixed = [record, measured(2, 1, 20.0, device_name="another")]
-    with pytest.raises(ValueError, match="several recipes or devices"):
-        runs.own(mixed, "mine", systems.site("local"))
+    refused("several recipes or devices", mine, *mixed)
     estimated = measured(2, 1, 20.0, energy_total_provenance="estimated")
-    seen = runs.own([record, estimated], "mine", systems.site("local"))
+    seen = mine(record, estimated)
     fit = fits.make(seen.only(np.array([False, True])))
     assert not fit.has_power
     asked = plan.grid(fit, plan.base_run(fit, {}))
     made = plan.make(fit, asked, {}, per_kWh=[("price", 0.3)])
     assert plan.row(made, 0)["price"]["value"] is None
-    with pytest.raises(ValueError, match="energies are not known"):
-        plan.make(fit, asked, {"energy_kWh": 1.0})
-    with pytest.raises(ValueError, match="horeka-a100 has GPUs"):
-        on_cores = measured(1, 1, 10.0, device_kind="cpu core")
-        runs.own([on_cores], "mine", systems.site("horeka-a100"))
+    refused("energies are not known", plan.make, fit, asked, {"energy_kWh": 1.0})
+    on_cores = [measured(1, 1, 10.0, device_kind="cpu core")]
+    site = systems.site("horeka-a100")
+    refused("horeka-a100 has GPUs", runs.own, on_cores, "mine", site)
 
 
 def test_where_the_cpus_are_estimated_the_gpus_alone_are_forecast():
@@ -245,7 +244,7 @@ def test_where_the_cpus_are_estimated_the_gpus_alone_are_forecast():
         energy_total_provenance="estimated", energy_gpu_provenance="measured"
     )
     found = [measured(n, 1, 1 + n / 1e3, **powers_W) for n in (20_000, 80_000)]
-    fit = fits.make(runs.own(found, "mine", systems.site("local")))
+    fit = fits.make(mine(*found))
     asked = predict.asked(fit, None, {"training_samples": 10**6})
     (row,), (less,) = (predict.rows(fit, asked, share) for share in (1.0, 0.6))
     kWh = row["energy_kWh"]["value"]
@@ -253,4 +252,4 @@ def test_where_the_cpus_are_estimated_the_gpus_alone_are_forecast():
     assert less["energy_kWh"]["value"] / kWh == power_limit.factors(0.6)[1, 0]
     assert row["provenance"].endswith("2 measured runs, energies of the GPUs alone")
     found[0] = replace(found[0], energy_gpu_provenance="estimated")
-    assert not runs.own(found, "mine", systems.site("local")).scope
+    assert not mine(*found).scope

@@ -12,6 +12,7 @@ from energynn.experiment import config, studies
 from energynn.forecast import fit as fits
 from energynn.forecast import plan, power_limit, predict, scaling_cost, wording
 from tests.forecast import worlds
+from tests.processes import refused
 
 
 def planned(fit, limits, devices=256):
@@ -105,8 +106,7 @@ MANY = "devices: 512 asked; on horeka-a100 choose at most 256"
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_least_of_each(fitted, asked, message):
-    with pytest.raises(ValueError, match=message):
-        asked(fitted)
+    refused(message, asked, fitted)
 
 
 def test_one_local_batch(fitted):
@@ -118,8 +118,7 @@ def test_one_local_batch(fitted):
     found = plan.make(fitted, chosen, {})
     marks = plan.row(found, 0)["outside"]
     assert "local_batch_size: beyond the fitted 16 to 256" in marks
-    with pytest.raises(ValueError, match="choose at most the 1281167 samples"):
-        plan.grid(fitted, run, 8, 2_000_000)
+    refused("choose at most the 1281167 samples", plan.grid, fitted, run, 8, 2_000_000)
 
 
 def test_a_power_limit_changes_what_the_curves_say(fitted):
@@ -131,8 +130,12 @@ def test_a_power_limit_changes_what_the_curves_say(fitted):
     limited = power_limit.applied(values, 0.6)
     assert limited["gpu_hours"][0] == pytest.approx(8 * time)
     assert limited["energy_kWh"][0] == pytest.approx(4 * energy + 4 * time)
-    with pytest.raises(ValueError, match="power_limit: .* not known; fit runs"):
-        power_limit.applied(values | {"energy_gpu_kWh": np.full((1, 3), np.nan)}, 0.6)
+    refused(
+        "power_limit: .* not known; fit runs",
+        power_limit.applied,
+        values | {"energy_gpu_kWh": np.full((1, 3), np.nan)},
+        0.6,
+    )
     asked = plan.grid(fitted, plan.base_run(fitted, {}), 8)
     factors = ("CO2_g", 400.0), ("price", None)
     usual = plan.make(fitted, asked, {})
@@ -157,8 +160,7 @@ def test_factors_are_those_of_the_curves():
     assert of.iloc[:, 1].groupby(level=0).min().between(0.73, 0.80).all()
     assert power_limit.factors(1.0) == pytest.approx(np.ones((2, 3)))
     for share in (0.49, 1.01, float("nan")):
-        with pytest.raises(ValueError, match="power_limit: .* give 0.5 to 1"):
-            power_limit.ratios(share)
+        refused("power_limit: .* give 0.5 to 1", power_limit.ratios, share)
 
 
 def test_a_plan_is_right_where_the_truth_is_known(a100):

@@ -11,6 +11,7 @@ from energynn.forecast import fit as fits
 from energynn.forecast import model, predict, runs, simulate
 from energynn.launch import local, probe
 from tests.forecast import worlds
+from tests.processes import refused
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,9 @@ def test_probes_vary_on_one_node(a100, long_run):
 def test_too_few_minutes_are_refused(minutes):
     site = systems.site("horeka-h100")
     asked = probe.target("fourcastnet", site, {})
-    with pytest.raises(ValueError, match="are too few for the probes; give more"):
-        probe.planned(asked, site, minutes)
+    refused(
+        "are too few for the probes; give more", probe.planned, asked, site, minutes
+    )
 
 
 CORES = worlds.CLUSTER | dict(tau=3e-2, evaluation=1 / 3, t_start=0.05, fill=0.0)

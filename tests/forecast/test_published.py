@@ -8,6 +8,7 @@ from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs
 from tests.forecast import worlds
 from tests.forecast.conftest import inside, off_percent
+from tests.processes import refused
 
 
 def forecast(fit, name: str) -> dict[int, dict]:
@@ -89,21 +90,27 @@ def test_fourcastnet_takes_the_same_path(a100):
 
 
 def test_runs_of_one_configuration_are_refused(published):
-    with pytest.raises(
-        ValueError, match="one configuration; tau and t_start cannot be told apart"
-    ):
-        fits.check(published.only(np.arange(len(published)) == 0))
+    refused(
+        "one configuration; tau and t_start cannot be told apart",
+        fits.check,
+        published.only(np.arange(len(published)) == 0),
+    )
 
 
 def test_times_that_a_plain_sum_fits_better_are_refused(published):
-    with pytest.raises(ValueError, match="a sum of four terms by less than half of it"):
-        fits.check(worlds.unlike_the_model(published))
+    refused(
+        "a sum of four terms by less than half of it",
+        fits.check,
+        worlds.unlike_the_model(published),
+    )
     fits.check(published)
 
 
 def test_nothing_published_says_so():
     for name in ("horeka-h100", "slurm"):
-        with pytest.raises(
-            ValueError, match=f"resnet50 on {name}: nothing is published of it"
-        ):
-            runs.published("resnet50", name)
+        refused(
+            f"resnet50 on {name}: nothing is published of it",
+            runs.published,
+            "resnet50",
+            name,
+        )

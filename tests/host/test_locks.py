@@ -5,10 +5,9 @@ import fcntl
 import subprocess
 import sys
 
-import pytest
-
 from energynn import records
 from energynn.host import files
+from tests.processes import refused
 
 
 def holder(path, **how):
@@ -60,8 +59,7 @@ def test_a_file_system_without_locks_is_refused_with_the_remedy(tmp_path, monkey
         raise OSError(errno.ENOSYS, "no locks here")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(ValueError, match="mount it with locks"):
-        files.lock(tmp_path / "run.json")
+    refused("mount it with locks", files.lock, tmp_path / "run.json")
 
 
 def test_what_is_staged_is_hidden_and_removed(tmp_path):

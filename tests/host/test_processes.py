@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from energynn.host import processes
-from tests.processes import lives, wait_until
+from tests.processes import lives, refused, wait_until
 
 CHILD = "import os, sys, time; from energynn.host import processes\n{arm}\nprint(os.getpid(), flush=True); time.sleep(60)"
 
@@ -104,8 +104,13 @@ def refuses(path):
 def test_a_file_that_crashes_its_reader_or_holds_it_for_ever_is_one_line(
     tmp_path, read
 ):
-    with pytest.raises(ValueError, match="file: is damaged .*copy it again"):
-        processes.require_an_end(read, tmp_path / "file", 5)
+    refused(
+        "file: is damaged .*copy it again",
+        processes.require_an_end,
+        read,
+        tmp_path / "file",
+        5,
+    )
     for number in tmp_path.iterdir():
         assert not lives(int(number.read_text())), "the reader is left behind"
 

@@ -1,11 +1,11 @@
 """Slurm's answers and its variables, where programs stand for sbatch, squeue and scancel."""
 
-import json
 import os
 import re
 
 import pytest
 
+from energynn.host.reading import json_table
 from energynn.launch import slurm
 
 
@@ -13,10 +13,8 @@ from energynn.launch import slurm
     "answer",
     [
         "41\n",
-        "41;second\n",
         "\n  Welcome to Lonestar6!\n----\n--> Verifying quota (/home1)...OK\n41\n",
         "41\nYou have 12 of 40 node hours left\n",
-        "Submitted batch job 41\n",
         "Submitted batch job 41 on cluster second\r\n",
         "maintenance on 2026-12-01\n41;second\n*** 3 jobs ***\n",
     ],
@@ -24,7 +22,7 @@ from energynn.launch import slurm
 def test_a_job_s_number_is_found_among_what_a_site_says(fake_slurm, answer):
     fake_slurm.answers["sbatch"] = answer
     assert "job 41: 1 x" in fake_slurm.submit()
-    assert json.loads(fake_slurm.submission().read_text())["job_id"] == "41_0"
+    assert json_table(fake_slurm.submission())["job_id"] == "41_0"
     queue = "** welcome | to | all **\n7_N/A|RUNNING|None\n41_0|PENDING|a|b\n"
     fake_slurm.answers["squeue"] = queue
     assert re.search(r"queued +a\|b; job 41_0", fake_slurm.energynn("status"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from energynn import cli, records
+from energynn import records
 from energynn.data import manifests
 from energynn.experiment import config
 from energynn.host import files, launchers
@@ -23,7 +23,15 @@ from energynn.launch import start, supervise
 from energynn.measure import kernel, samples
 from energynn.measure.samples import pieces, read_events
 from tests import powercap
-from tests.processes import ENERGYNN, energynn, processes_of, wait_until
+from tests.processes import (
+    ENERGYNN,
+    answer,
+    energynn,
+    processes_of,
+    refused,
+    wait_until,
+)
+from tests.run_files import text_of
 
 TINY = dict(
     workload="fourcastnet", embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02
@@ -45,12 +53,12 @@ supervise.make(run_dir, os.getppid())
 """
 
 
-def papermill(runs_dir, parameters):
+def papermill(runs_dir, parameters, **options):
     notebook = REPOSITORY / "notebooks" / "run_training.ipynb"
     given = json.dumps({**parameters, "runs_dir": str(runs_dir)})
     words = [notebook, Path(runs_dir).parent / "out.ipynb", "--parameters_yaml", given]
     words = ["papermill", "--no-progress-bar", "--log-output", *map(str, words)]
-    return subprocess.Popen([sys.executable, "-m", *words], **PIPES)
+    return subprocess.Popen([sys.executable, "-m", *words], **PIPES, **options)
 
 
 def python(runs_dir, parameters, program=RUN, **options):
@@ -65,6 +73,10 @@ def python(runs_dir, parameters, program=RUN, **options):
 def only_run(runs_dir):
     (run_dir,) = (path.parent for path in Path(runs_dir).glob("local/*/run.json"))
     return run_dir
+
+
+def record_of(runs_dir):
+    return records.read(only_run(runs_dir))
 
 
 def begun(runs_dir, number=1, ranks=2):
@@ -100,14 +112,18 @@ def victim(runs_dir, who, started):
 
 @pytest.mark.slow
 def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_path):
-    runs_dir = tmp_path / "runs"
-    # beside other tests a second of idling can have too few readings
-    started = papermill(runs_dir, LONGER | dict(idle_baseline_s=4))
+    runs_dir, watts = tmp_path / "runs", 200.0
+    environment = os.environ | {"ENERGYNN_POWERCAP": str(tmp_path / "powercap")}
     lines, live = [], []
-    for line in started.stdout:
-        lines.append(line)
-        if not list(runs_dir.glob("local/*/record.json")):
-            live.append(line)
+    # it wraps in 5 s
+    with powercap.constant_power(tmp_path / "powercap", watts, range_uJ=10**9):
+        # beside other tests a second of idling can have too few readings
+        parameters = LONGER | dict(idle_baseline_s=4)
+        started = papermill(runs_dir, parameters, env=environment)
+        for line in started.stdout:
+            lines.append(line)
+            if not list(runs_dir.glob("local/*/record.json")):
+                live.append(line)
     assert started.wait() == 0, "".join(lines)
     assert "s left" in "".join(live), "progress is to be seen while it trains"
     made = only_run(runs_dir)
@@ -121,6 +137,12 @@ def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_
     assert {part["rank"] for part in parts} == {0, 1, None}
     total_J = sum(part["energy_cpu_J"] for part in parts)
     assert total_J == pytest.approx(record.energy_cpu_J, rel=1e-3)
+    training_J = watts * record.training_time_s
+    assert record.energy_cpu_J == pytest.approx(training_J, rel=0.01)
+    assert record.energy_cpu_provenance == "simulated"
+    of_perun_J = record.energy_perun_cpu_J
+    assert of_perun_J == pytest.approx(watts * record.perun_time_s, rel=0.1)
+    assert record.energy_perun_total_J == of_perun_J
     assert 0 < record.idle_power_cpu_before_W
     before = (made / "record.json").stat().st_mtime_ns
     assert start.run(config.make(**LONGER), runs_dir) == made
@@ -162,7 +184,7 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_it(
     started.communicate(timeout=20)
     assert started.returncode != 0
     records.recover(runs_dir)
-    record = records.read(only_run(runs_dir))
+    record = record_of(runs_dir)
     assert record.status == status and words in record.status_reason
     assert not record.valid and records.check(runs_dir) == []
     kept = next(pieces(next(only_run(runs_dir).glob("samples-*.jsonl"))))
@@ -190,7 +212,7 @@ def role(process, started, ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_a_run_has_the_processes_that_the_page_names(tmp_path, loader_workers):
-    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    page = text_of("docs/architecture.md")
     table = page.partition("A run has these processes")[2].partition("\n\n|")[2]
     lines = table.partition("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in line.split("|")] for line in lines]
@@ -230,7 +252,7 @@ def test_a_ctrl_c_while_perun_waits_for_its_sampler_ends_the_run(tmp_path):
     output = started.communicate(timeout=60)[0]
     assert started.returncode == 1, output
     wait_until(lambda: not processes_of(tmp_path), 5)
-    assert records.read(only_run(tmp_path / "runs")).status in ("failed", "killed")
+    assert record_of(tmp_path / "runs").status in ("failed", "killed")
 
 
 HANGS = {
@@ -255,7 +277,7 @@ def test_a_rank_that_hangs_is_ended(tmp_path, program, status):
     started = python(tmp_path, TINY, changes + SUPERVISE)
     output = started.communicate(timeout=60)[0]
     assert not processes_of(tmp_path), output
-    assert records.read(only_run(tmp_path)).status == status, output
+    assert record_of(tmp_path).status == status, output
 
 
 @pytest.mark.slow
@@ -266,7 +288,7 @@ def test_a_sampler_that_died_is_a_gap_and_the_run_is_not_valid(tmp_path):
     time.sleep(1)
     process_of(tmp_path, "energynn.measure.sampler_process").kill()
     output = started.communicate(timeout=120)[0]
-    record = records.read(only_run(tmp_path))
+    record = record_of(tmp_path)
     assert record.status == "finished" and not record.valid, output
     assert record.coverage < 0.9 and not processes_of(tmp_path)
 
@@ -295,7 +317,7 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(
     output = started.communicate(timeout=300)[0]
     ended_at = time.monotonic_ns()
     assert not processes_of(tmp_path), output
-    record = records.read(only_run(tmp_path))
+    record = record_of(tmp_path)
     assert record.status == "failed" and words in record.status_reason
     assert record.energy_cpu_J > 0 and record.history[-1]["epoch"] == 4
     kept = next(pieces(next(only_run(tmp_path).glob("samples-*.jsonl"))))
@@ -318,7 +340,7 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
             time.sleep(1)
             victim(runs_dir, who, started).send_signal(how)
         output = started.communicate(timeout=300)[0]
-        record = records.read(only_run(runs_dir))
+        record = record_of(runs_dir)
         assert started.returncode == status, output
         assert ("it can go on" in record.status_reason) == (status == 75)
         assert ("goes on after " in output) == (number > 1)
@@ -346,12 +368,12 @@ def test_a_run_that_failed_by_a_timeout_goes_on_with_a_longer_one(tmp_path):
     wait_until(lambda: list(runs_dir.glob("local/*/checkpoint/*.sha256")))
     rank_of(runs_dir, 1).send_signal(signal.SIGSTOP)
     output = started.communicate(timeout=300)[0]
-    failed = records.read(only_run(runs_dir))
+    failed = record_of(runs_dir)
     assert failed.status == "failed" and "lost" in failed.status_reason, output
     assert failed.config["collective_timeout_s"] == 3
     started = python(runs_dir, given | dict(collective_timeout_s=60))
     output = started.communicate(timeout=300)[0]
-    record = records.read(only_run(runs_dir))
+    record = record_of(runs_dir)
     assert record.valid and "goes on after " in output, output
     assert record.run_id == failed.run_id and len(record.segments) == 2
     assert record.config["collective_timeout_s"] == 60
@@ -365,8 +387,7 @@ def test_several_devices_of_a_batch_job_need_perun(monkeypatch):
     monkeypatch.setattr(launchers.importlib.util, "find_spec", lambda name: None)
     assert launchers.find_launcher(2) == "torchrun"
     monkeypatch.setenv(launchers.SRUN_VARIABLE, "")
-    with pytest.raises(ValueError, match="no perun found"):
-        launchers.find_launcher(2)
+    refused("no perun found", launchers.find_launcher, 2)
 
 
 TWO_POINTS = """
@@ -413,28 +434,6 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
 
 
 @pytest.mark.slow
-def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
-    watts = 200.0
-    # wraps in 5 s
-    environment = os.environ | {"ENERGYNN_POWERCAP": str(tmp_path / "powercap")}
-    with powercap.constant_power(tmp_path / "powercap", watts, range_uJ=10**9):
-        started = python(
-            tmp_path / "runs", TINY | dict(devices=2, epochs=40), env=environment
-        )
-        output = started.communicate(timeout=300)[0]
-    assert started.returncode == 0, output
-    record = records.read(only_run(tmp_path / "runs"))
-    assert record.energy_cpu_provenance == "simulated"
-    assert record.energy_cpu_J == pytest.approx(
-        watts * record.training_time_s, rel=0.01
-    )
-    assert record.energy_perun_total_J == record.energy_perun_cpu_J
-    assert record.energy_perun_cpu_J == pytest.approx(
-        watts * record.perun_time_s, rel=0.1
-    )
-
-
-@pytest.mark.slow
 def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -455,7 +454,7 @@ def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line(tmp_path):
         assert not processes_of(disk / "runs")
         (disk / "filler").unlink()
         records.recover(disk / "runs")
-        record = records.read(only_run(disk / "runs"))
+        record = record_of(disk / "runs")
         assert record.status in ("failed", "killed") and record.energy_cpu_J > 0
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
@@ -475,13 +474,12 @@ def prepared(run_dir, **parameters):
     return start.prepare(config.make("fourcastnet", **parameters), run_dir)
 
 
-def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path, capsys):
+def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path):
     intent = prepared(tmp_path / "mine" / "local" / "run")
     with supervise.take_host():
-        with pytest.raises(ValueError, match="another measured run has this machine"):
-            start.warnings_of(intent)
-        assert cli.main(["measure", "--out", str(tmp_path / "run"), "--", "true"]) == 2
-        assert "another measured run has this machine" in capsys.readouterr().err
+        refused("another measured run has this machine", start.warnings_of, intent)
+        said = answer("measure", "--out", tmp_path / "run", "--", "true", status=2)
+        assert "another measured run has this machine" in said
     assert not start.warnings_of(intent)
 
 
@@ -498,8 +496,7 @@ def test_a_host_is_one_across_network_namespaces(tmp_path, monkeypatch, name):
         assert path.stat().st_mode & 0o777 == 0o444  # of every user
         # the name of another network namespace is free
         monkeypatch.setattr(supervise.socket.socket, "bind", lambda *_: None)
-        with pytest.raises(ValueError, match="another measured run has this machine"):
-            supervise.take_host()
+        refused("another measured run has this machine", supervise.take_host)
     supervise.take_host().close()
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
@@ -512,10 +509,8 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path):
     run_dir = tmp_path / "local" / "run"
     with pytest.raises(OSError, match="Not a directory"):
         prepared(tmp_path / "file" / "runs" / "local" / "run")
-    with pytest.raises(ValueError, match="runs_dir: is empty"):
-        start.run(config.make(), "")
-    with pytest.raises(ValueError, match="data describe era6"):
-        start.prepare(config.make(dataset="era6"), run_dir)
+    refused("runs_dir: is empty", start.run, config.make(), "")
+    refused("data describe era6", start.prepare, config.make(dataset="era6"), run_dir)
     intent = prepared(run_dir) | {"started_at": "earlier"}
     run_dir.mkdir()
     start.begin(intent, run_dir)
@@ -557,8 +552,7 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     assert visible == "" and "exclude_backends = nvml amdsmi" in perun
     seen[:] = [2, 3, 0, 1]  # as CUDA_VISIBLE_DEVICES puts them
     assert variables(devices=2)[0] == "2,3"
-    with pytest.raises(ValueError, match="this machine or job has 4; ask for fewer"):
-        variables(devices=5)
+    refused("this machine or job has 4; ask for fewer", variables, devices=5)
 
 
 def test_a_run_started_twice_in_an_instant_goes_on_once(tmp_path, monkeypatch):
@@ -569,8 +563,7 @@ def test_a_run_started_twice_in_an_instant_goes_on_once(tmp_path, monkeypatch):
     (run_dir / "run.json").write_text("of the first")
     monkeypatch.setattr(start, "PATIENCE_S", 0.1)
     held = files.lock(run_dir / records.START_LOCK)
-    with pytest.raises(ValueError, match="is running"):
-        start.run(made, tmp_path)
+    refused("is running", start.run, made, tmp_path)
     assert (run_dir / "run.json").read_text() == "of the first"
     monkeypatch.setattr(start, "PATIENCE_S", 60)
     monkeypatch.setattr(records, "is_made", lambda _: held.closed)
@@ -591,15 +584,11 @@ def test_an_attempt_whose_launcher_was_killed_has_a_record_before_it_is_moved_as
 def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(launchers.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="no MPI found: mpirun is not on PATH"):
-        launchers.find_mpi()
+    refused("no MPI found: mpirun is not on PATH", launchers.find_mpi)
     (tmp_path / "mpirun").write_text("#!/bin/sh\necho HYDRA\n")
     (tmp_path / "python").write_text(
         "#!/bin/sh\necho cannot load MPI library >&2; exit 1\n"
     )
     for name in ("mpirun", "python"):
         (tmp_path / name).chmod(0o755)
-    with pytest.raises(
-        ValueError, match="no MPI library found by mpi4py .*cannot load MPI"
-    ):
-        launchers.find_mpi()
+    refused("no MPI library found by mpi4py .*cannot load MPI", launchers.find_mpi)

@@ -20,12 +20,13 @@ from energynn.launch import status
 from energynn.measure.samples import read_events, segments
 from tests.launch.conftest import NODE_W
 from tests.processes import processes_of, wait_until
+from tests.run_files import text_of
 
 # All in one process of `pytest -n`, because they share one Slurm.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 SYSTEM = "tests/launch/two-nodes.toml"
-GUIDE = (REPOSITORY / "docs" / "cluster.md").read_text()
+GUIDE = text_of("docs/cluster.md")
 # Long enough to be stopped in the middle, and at a pace that leaves the cores to others.
 PACE = dict(epochs=30, step_period_s=0.05)  # 15 s
 
@@ -205,7 +206,7 @@ def lose_node(cluster, node):
 def test_doctor_proves_a_system_and_says_what_slurm_refuses(cluster, tmp_path):
     """Lines of shell bring data to both nodes before."""
     path, there = tmp_path / "mine.toml", f"{tmp_path}/$SLURMD_NODENAME"
-    right = (REPOSITORY / SYSTEM).read_text()
+    right = text_of(SYSTEM)
     bring = f"sh -c 'mkdir {there} && touch {there}/2015.npy'"
     path.write_text(f'{right}\nsetup = ["srun -n 2 --ntasks-per-node=1 {bring}"]')
     assert "mine.toml says" in cluster.energynn("doctor", "--system", path).stdout

@@ -20,7 +20,8 @@ from energynn.launch import slurm, status, submit
 from energynn.measure import machine
 from tests.conftest import minimal_record
 from tests.launch.conftest import TWO_NODES
-from tests.processes import ENERGYNN, answer, printed
+from tests.processes import ENERGYNN, answer, printed, refused
+from tests.run_files import text_of
 
 FIELDS = msgspec.structs.asdict(systems.site(TWO_NODES))
 COUNTS = {"R1": 45, "R2": 25, "R3": 20, "R4": 45, "R5": 25, "R6": 20, "F1": 7, "F2": 5}
@@ -56,8 +57,7 @@ def test_a_series_tells_its_figure_hardware_and_expected_result(name):
 def test_a_study_of_ones_own_that_is_none_is_refused(tmp_path, text, words):
     path = tmp_path / "mine.py"
     path.write_text(text)
-    with pytest.raises(ValueError, match=words):
-        studies.find([str(path)])
+    refused(words, studies.find, [str(path)])
 
 
 # ------------------------------ plans
@@ -76,8 +76,7 @@ def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch):
     missing = re.findall("^missing: (.*?):", shown, re.M)
     assert missing == ["era5", "imagenet", "--max-gpu-hours 31139", "account"]
     scripts = answer(*words, runs_dir, "--scripts")
-    with pytest.raises(ValueError, match="not found; submit from a login node"):
-        slurm.call("sbatch")
+    refused("not found; submit from a login node", slurm.call, "sbatch")
     most = "--nodes=64\n#SBATCH --ntasks=256\n#SBATCH --ntasks-per-node=4\n"
     assert most in scripts and not runs_dir.exists()
     assert "#SBATCH --job-name=paper-a100-4n\n" in scripts
@@ -89,12 +88,20 @@ def test_what_no_run_can_read_is_said_before_sbatch(tmp_path, fake_slurm, monkey
     brought = msgspec.structs.replace(site, setup=setup)
     runs = studies.find(["F4"], site.name)["F4"]
     monkeypatch.setenv("ENERGYNN_ERA5", str(tmp_path / "nothing"))
-    with pytest.raises(ValueError, match="era5: ENERGYNN_ERA5: .*nothing is no folder"):
-        submit.submit_runs(runs, "F4", site, tmp_path, **given)
+    refused(
+        "era5: ENERGYNN_ERA5: .*nothing is no folder",
+        submit.submit_runs,
+        runs,
+        "F4",
+        site,
+        tmp_path,
+        **given,
+    )
     monkeypatch.delenv("ENERGYNN_ERA5")
     for each, said in ((site, ".*set ENERGYNN_ERA5"), (brought, ".*no checksums")):
-        with pytest.raises(ValueError, match=f"^era5: {said}"):
-            submit.submit_runs(runs, "F4", each, tmp_path, **given)
+        refused(
+            f"^era5: {said}", submit.submit_runs, runs, "F4", each, tmp_path, **given
+        )
     assert not fake_slurm.queue and not list(tmp_path.iterdir())
 
 
@@ -114,8 +121,9 @@ def test_fine_tuning_waits_for_its_pre_training(tmp_path, fake_slurm):
     for job, options in ((before, set()), (after, waits)):
         submit.submit(job, site, "mine")
         assert waits & {*fake_slurm.given["sbatch"]} == options
-    with pytest.raises(ValueError, match="initial_run: .* is not made yet"):
-        submit.plan([tuned], site, tmp_path, set())
+    refused(
+        "initial_run: .* is not made yet", submit.plan, [tuned], site, tmp_path, set()
+    )
     files.write_json(folder / "record.json", minimal_record(valid=True))
     (job,) = submit.plan([tuned, first], site, tmp_path, set())
     assert job.after is None
@@ -139,6 +147,8 @@ def render(runs=1, minutes=60, system_dir="/runs/two-nodes", **fields):
 
 
 def test_a_warning_comes_five_minutes_before_the_end_and_later_in_short_jobs():
+    """And a site says how many runs go on at once."""
+    assert "#SBATCH --array=0-8%4\n" in render(runs=9, runs_at_once=4)
     for minutes, warning_s in ((10, 50), (60, 300), (600, 300)):
         assert f"#SBATCH --signal=B:USR1@{warning_s}\n" in render(minutes=minutes)
 
@@ -155,10 +165,6 @@ def test_the_environment_of_a_job_is_what_the_script_says(tmp_path, monkeypatch)
     assert f"export PYTHONPATH={REPOSITORY}:{tmp_path}\n" in text, (
         "a workload of one's own is found in the job"
     )
-
-
-def test_a_site_says_how_many_runs_go_on_at_once():
-    assert "#SBATCH --array=0-8%4\n" in render(runs=9, runs_at_once=4)
 
 
 @given(text=st.text())
@@ -232,8 +238,7 @@ def test_systems_that_ship_can_be_read_and_a_slip_is_told():
     for path in (REPOSITORY / "systems").glob("*.toml"):
         site = systems.site(path.stem)
         assert msgspec.convert(msgspec.structs.asdict(site), systems.Site) == site
-    with pytest.raises(ValueError, match="did you mean horeka-a100.*choose one of"):
-        systems.site("horeka-a10")
+    refused("did you mean horeka-a100.*choose one of", systems.site, "horeka-a10")
 
 
 def test_a_machines_own_file_goes_before_that_of_its_system(tmp_path, monkeypatch):
@@ -256,8 +261,7 @@ def test_a_machines_own_file_goes_before_that_of_its_system(tmp_path, monkeypatc
         ("environment = {PATH = '.'}", "environment would become a command"),
     ):
         own.write_text(wrong)
-        with pytest.raises(ValueError, match=f"{own}: .*{words}"):
-            systems.site("horeka-a100")
+        refused(f"{own}: .*{words}", systems.site, "horeka-a100")
 
 
 @pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no git here")
@@ -270,7 +274,7 @@ def test_git_sees_no_file_of_a_machine():
 
 def test_the_container_holds_all_that_its_commands_need(tmp_path):
     """Without Apptainer: its files are copied as it would, and a command works on them."""
-    text = (REPOSITORY / "systems" / "energynn.def").read_text()
+    text = text_of("systems/energynn.def")
     for source, target in re.findall(r"^    (\S+) (/opt/energynn/\S+)$", text, re.M):
         assert target == f"/opt/energynn/{source}"
         copy = tmp_path / source

@@ -9,17 +9,18 @@ from energynn.host.files import REPOSITORY
 from energynn.measure import amd
 from energynn.measure.sensors import Inventory
 
-# Three GPUs; the power of each is `watts[gpu]`, by the names that its
-# generation has.
+# The power of each GPU is `watts[gpu]`, by the names that its generation has.
 AMDSMI = """
 class AmdSmiException(Exception): pass
 class AmdSmiInitFlags: INIT_AMD_GPUS = 2
-initialized, watts, fields = True, [100, 200, 300], ["average_socket_power"] * 3
+initialized, watts, fields = True, [100, 200, 300], ["average_socket_power"] * 4
+product_name = "MI210"
 def amdsmi_init(flags):
     if not initialized: raise AmdSmiException("driver not loaded")
-def amdsmi_get_processor_handles(): return [0, 1, 2]
+def amdsmi_get_processor_handles(): return range(len(watts))
 def amdsmi_get_gpu_device_uuid(handle): return f"{handle}aff74a0-0000-1000-80de-{handle}bc"
-def amdsmi_get_gpu_board_info(handle): return {"product_name": "MI210"}
+def amdsmi_get_gpu_board_info(handle): return {"product_name": product_name}
+def amdsmi_get_gpu_device_bdf(handle): return f"0000:0{handle}:00.0"
 def amdsmi_get_power_info(handle):
     power = watts[handle]() if callable(watts[handle]) else watts[handle]
     if power is None: raise AmdSmiException("busy")

@@ -80,13 +80,6 @@ def lying_J(t: float) -> float:
     }.get(LIE, now_J)
 
 
-def nvmlInit():
-    pass
-
-
-nvmlShutdown = nvmlInit
-
-
 def nvmlDeviceGetCount():
     return 1 if LIE == "one of two GPUs" else 2
 
@@ -101,14 +94,6 @@ def nvmlDeviceGetIndex(handle):
 
 def nvmlDeviceGetUUID(handle):
     return f"GPU-fake-{handle}"
-
-
-def nvmlDeviceGetName(handle):
-    return "a fake A100"  # whose power is instantaneous
-
-
-def nvmlDeviceGetArchitecture(handle):
-    return NVML_DEVICE_ARCH_AMPERE  # noqa: F821
 
 
 def nvmlDeviceGetPowerUsage(handle):
@@ -129,42 +114,24 @@ def nvmlDeviceGetTotalEnergyConsumption(handle):
     return int(1e3 * (lying_J(t) if handle == 0 else counted_J(handle, t)))
 
 
-def nvmlDeviceGetEnforcedPowerLimit(handle):
-    return 600_000
-
-
-nvmlDeviceGetPowerManagementLimit = nvmlDeviceGetEnforcedPowerLimit
-
-
-def nvmlSystemGetDriverVersion():
-    return "fake"
-
-
-def nvmlSystemGetCudaDriverVersion():
-    return 12000
-
-
-def nvmlDeviceGetMemoryInfo(handle):
-    return SimpleNamespace(total=2**36, free=2**35, used=2**35)
-
-
-def nvmlDeviceGetUtilizationRates(handle):
-    return SimpleNamespace(gpu=90, memory=50)
-
-
-def nvmlDeviceGetTemperature(handle, _sensor):
-    return 60
-
-
-def nvmlDeviceGetComputeMode(handle):
-    return 0
-
-
-def nvmlDeviceGetComputeRunningProcesses(handle):
-    return []
-
-
-nvmlDeviceGetGraphicsRunningProcesses = nvmlDeviceGetComputeRunningProcesses
+ANSWERS = {  # always the same
+    "Init": None,
+    "Shutdown": None,
+    "SystemGetDriverVersion": "fake",
+    "SystemGetCudaDriverVersion": 12000,
+    "DeviceGetName": "a fake A100",  # whose power is instantaneous
+    "DeviceGetArchitecture": NVML_DEVICE_ARCH_AMPERE,  # noqa: F821
+    "DeviceGetEnforcedPowerLimit": 600_000,
+    "DeviceGetPowerManagementLimit": 600_000,
+    "DeviceGetMemoryInfo": SimpleNamespace(total=2**36, free=2**35, used=2**35),
+    "DeviceGetUtilizationRates": SimpleNamespace(gpu=90, memory=50),
+    "DeviceGetTemperature": 60,
+    "DeviceGetComputeMode": 0,
+    "DeviceGetComputeRunningProcesses": [],
+    "DeviceGetGraphicsRunningProcesses": [],
+}
+for _name, _answer in ANSWERS.items():
+    globals()[f"nvml{_name}"] = lambda *_given, _answer=_answer: _answer
 
 
 def _unsupported(*_args):

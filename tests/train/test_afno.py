@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from energynn.train import afno
 from energynn.train.afno import AFNO, FourierFilter
+from tests.processes import refused
 from tests.saved_bytes import bytes_saved_for_backward, every_activation_kept
 
 SMALL = dict(in_chans=3, out_chans=2, embed_dim=16, depth=2, num_blocks=4)
@@ -129,8 +130,7 @@ def test_full_size_has_the_published_parameters():
 
 
 def test_impossible_sizes_are_refused():
-    with pytest.raises(ValueError, match="patch_size: 4 .* 61 x 120"):
-        AFNO((61, 120), 4, **SMALL)
+    refused("patch_size: 4 .* 61 x 120", AFNO, (61, 120), 4, **SMALL)
 
 
 def test_less_is_kept_for_the_backward_pass_at_no_matrix_product(monkeypatch):

@@ -83,19 +83,15 @@ def test_ranks_agree_about_once_a_second_by_the_clock_of_rank_0(
     assert asked == [1, 3, 7, 15, 24, 33]
 
 
-def test_the_greatest_request_counts(alone, tmp_path):
+def test_the_greatest_request_counts_and_a_file_asks_all_ranks_to_stop(alone, tmp_path):
     agreement = distributed.Agreement(alone, tmp_path)
     assert (
         agreement.is_due() and agreement(checkpoint_is_due=True) == Request.CHECKPOINT
     )
     os.kill(os.getpid(), signal.SIGUSR1)
     assert agreement(checkpoint_is_due=True) == Request.STOP
-
-
-def test_a_file_asks_all_ranks_to_stop(alone, tmp_path):
-    agreement = distributed.Agreement(alone, tmp_path)
     (tmp_path / ".stop").touch()
-    assert agreement.is_due() and agreement() == Request.STOP
+    assert distributed.Agreement(alone, tmp_path)() == Request.STOP
 
 
 @pytest.mark.parametrize("is_on, number", [(False, 2), (True, 1)])

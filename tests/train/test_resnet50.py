@@ -4,14 +4,12 @@ differ between ranks.
 
 import pytest
 import torch
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
 
 from energynn.data import manifests
 from energynn.data.images import normalized
 from energynn.experiment import config as configuration
 from energynn.train import resnet50
-from tests.jpegs import as_jpegs
+from tests.jpegs import as_jpegs, usual_images
 from tests.train.conftest import IMAGES
 
 # the seed as people write a date
@@ -29,17 +27,7 @@ def crops_of(data, seed=3, crop="random", **fields):
 def test_paper_s_images_are_those_of_image_folder_to_the_bit(alone):
     config = configuration.make("resnet50", **SIZES | dict(training_samples=0))
     training, _ = resnet50.load_images(config)
-    usual = ImageFolder(
-        manifests.root("photographs") / "train",
-        transforms.Compose(
-            [
-                transforms.RandomResizedCrop(32, scale=(0.5, 1.0)),
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-            ]
-        ),
-    )
+    usual = usual_images(manifests.root("photographs") / "train", 32)
     assert len(training) == len(usual) == 1000
     for index in (0, 17, 999):
         torch.manual_seed(index)
