@@ -64,7 +64,7 @@ EXPECT = {
 }
 
 
-def evaluate(runs_dir: str | Path = "runs") -> dict:
+def evaluate(runs_dir: str | Path) -> dict:
     """Judge all statements: ``claims``, one entry each with ``published``, ``derived`` and ``own``.
 
     ``derived`` is a list of one where derived values say more. ``own`` has an entry per system and

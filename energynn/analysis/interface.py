@@ -131,9 +131,9 @@ def _tabulate(rows: list[dict]) -> pd.DataFrame:
 def export(
     runs_dir: Path,
     csv: Path,
-    gCO2_per_kWh: float | None = None,
-    price_per_kWh: float | None = None,
-    own: bool = False,
+    gCO2_per_kWh: float | None,
+    price_per_kWh: float | None,
+    own: bool,
 ) -> int:
     """Write ``load(runs_dir)``, or ``table(runs_dir)``, as CSV; returns the number of runs.
 

@@ -12,7 +12,13 @@ from energynn.analysis import published, results
 from energynn.experiment import config
 from energynn.measure.energy import COMPONENTS
 
-STAGES = {"pretrain": "pre-training, ", "finetune": "fine-tuning, "}
+# how people read workloads and stages
+WORDS = {
+    "resnet50": "ResNet50",
+    "fourcastnet": "FourCastNet",
+    "pretrain": "pre-training",
+    "finetune": "fine-tuning",
+}
 ENERGIES = [f"energy_{component}_kWh" for component in ("total", *COMPONENTS)]
 # Quantities of both origins, the total first: the first of a run decides how good the run is said
 # to be, see ``wide``.
@@ -189,6 +195,12 @@ def published_runs(name: str = "values") -> pd.DataFrame:
     return _with_speed_up(runs, ["series", "device_name"])
 
 
+def kind(runs: pd.DataFrame) -> pd.Series:
+    """Name what was trained, for people: "FourCastNet pre-training"."""
+    words = runs[["workload", "stage"]].replace(WORDS)
+    return words.agg(" ".join, axis="columns").str.strip()
+
+
 def without_training(runs_dir: str | Path) -> pd.DataFrame:
     """Tabulate measured commands and imported perun files with the columns of ``load`` they have.
 
@@ -230,10 +242,10 @@ def _own(runs: pd.DataFrame) -> pd.DataFrame:
     )
     table = _with_derived(table)
     selected = results.scaling_series(table)
-    stage = selected["stage"].map(STAGES).fillna("")
-    workload = selected["workload"] + ", "
-    stage = stage.where(selected["workload"].isin(config.CONFIGS), workload)
-    selected["series"] = selected["name"] = stage + selected["series"]
+    is_ours = selected["workload"].isin(config.CONFIGS)
+    stage = selected["stage"].replace(WORDS).where(is_ours, selected["workload"])
+    name = (stage + ", " + selected["series"]).str.removeprefix(", ")
+    selected["series"] = selected["name"] = name
     for name, conditions in published.series().items():
         belongs = _belongs(selected, conditions)
         selected.loc[belongs, ["series", "name"]] = (

@@ -51,7 +51,6 @@ COLUMNS = [
     *TEXTS,
     *CONFIG_NUMBERS,
     *QUANTITIES,
-    "step_period_s",
     "cpu_model_idle_W_per_core",
     "cpu_model_full_W_per_core",
     "cpu_model_cores",

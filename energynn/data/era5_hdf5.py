@@ -37,7 +37,11 @@ def open_part(path: str, year: int) -> Part:
     require_plain_hdf5(file, texts=True)
     fields = file["fields"]
     shape = fields.shape
-    channels = _channels(file) or [*CHANNELS, "sst"]
+    # names are texts, bytes or one text; numbers name none
+    said = _said(file, "channels", "channel", "channel_names", "fields")
+    text = " ".join(said.astype("S").astype(str))
+    names = re.findall(r"[\w@-]*[A-Za-z][\w@-]*", text)
+    channels = [*map(our_name, names)] or [*CHANNELS, "sst"]
     if (
         len(shape) != 4
         or shape[1] != len(channels)
@@ -75,15 +79,6 @@ def _said(file, *names: str) -> np.ndarray:
             if name in holder and (holder is not file or name != "fields"):
                 return np.ravel(np.array(holder[name]))
     return np.empty(0)
-
-
-def _channels(file) -> list[str]:
-    """Read the names of the channels, of texts, bytes or one text, and make ours of them; numbers
-    name none.
-    """
-    said = _said(file, "channels", "channel", "channel_names", "fields")
-    text = " ".join(said.astype("S").astype(str))
-    return [*map(our_name, re.findall(r"[\w@-]*[A-Za-z][\w@-]*", text))]
 
 
 def _date(text: str) -> np.datetime64:
