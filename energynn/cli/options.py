@@ -10,8 +10,6 @@ from typing import Annotated
 import msgspec
 import typer
 
-from energynn.host.progress import tell
-
 RunsDir = Annotated[
     Path | None,
     typer.Option(
@@ -54,6 +52,13 @@ def group(help: str) -> typer.Typer:
     return typer.Typer(
         help=help, no_args_is_help=True, rich_markup_mode=None, add_completion=False
     )
+
+
+def tell(text: str) -> None:
+    """Print an answer for a person, on a terminal in lines of 80 columns."""
+    from energynn.host import progress
+
+    progress.tell(text)
 
 
 def reply(as_json: bool, table: dict | msgspec.Struct, text: str) -> None:
