@@ -68,8 +68,8 @@ def test_bash_completes_commands_and_options():
     environment = os.environ | {
         "_ENERGYNN_COMPLETE": "complete_bash",
         "COMP_CWORD": "1",
+        "COMP_WORDS": "energynn com",
     }
-    environment["COMP_WORDS"] = "energynn com"
     program = "from energynn import cli; cli.main()"
     done = ended(sys.executable, "-c", program, env=environment)
     assert "compare" in done.stdout.split(), done

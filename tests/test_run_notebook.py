@@ -55,7 +55,6 @@ def prepared(tmp_path):
         ("-p name 1e3", "1000.0"),
         ("-p name None", "None"),
         ("-p name True", "True"),
-        ("-y 'name: 010'", "8"),
         ("-y 'note: 12:30:00'", "45000"),
         ("-p note 0", "0"),
         ("-y 'note: [a,b]'", "['a', 'b']"),

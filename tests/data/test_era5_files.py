@@ -236,7 +236,6 @@ CASES = {
         "no finite u10",
     ),
     "fill": (with_value("t2m", 9.97e36), "0.nc: t2m is .* to 9.97e"),
-    "-9999": (with_value("u10", -9999), "u10 is -9999"),
     "NaN": (with_value("z", np.nan), "0.nc: no finite z1000 at 2019-01-01T06 UTC"),
     "NaN in hdf5": (
         hdf5(lambda values: np.where(values > 299.8, np.nan, values)),

@@ -84,6 +84,13 @@ def test_history_counts_up_to_the_end(runs):
     assert all(epochs[-1][name] == value for name, value in end["metrics"].items())
 
 
+def test_learning_rate_of_resnet50_warms_up_per_epoch(runs):
+    epochs = runs["resnet50"].of_kind("epoch")
+    assert [event["learning_rate"] for event in epochs] == pytest.approx(
+        [0.1, 0.1 * 8 / 256]
+    )
+
+
 def test_persistence_is_the_known_one(runs):
     for name, metric, height_m in (
         ("pretrain", "z500_rmse_12h", 41.06),
