@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,14 +11,16 @@ import time
 
 import psutil
 import pytest
+import torch
 
 from energynn import records
 from energynn.experiment import config, systems
 from energynn.host.files import REPOSITORY
 from energynn.launch import slurm, submit
-from tests.processes import ENERGYNN, kill, processes_of, wait_until
+from energynn.measure import samples
+from tests.processes import ENERGYNN, wait_until
 
-MARK = "ENERGYNN_TEST_MARK"  # with its folder, for processes_of
+MARK = "ENERGYNN_TEST_MARK"  # in the environment of all that a test starts
 WITHOUT_PERUN = (
     "import importlib.util; find = importlib.util.find_spec\n"
     "importlib.util.find_spec = lambda name, *more: None if name == 'perun' else find(name, *more)\n"
@@ -25,6 +28,8 @@ WITHOUT_PERUN = (
 SHORT = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=4)
 LATEST_S = {"measure": 5, "run": 8, "batch job": 12}  # until the sampler samples, about
 GONE_S = 5  # after which nothing is left of what was killed
+# a run that takes as long to begin, or to end, hangs, however busy the machine is
+NEVER_S = 1200
 HANG_S = 150  # no start takes as long, not even on a busy machine
 
 
@@ -76,6 +81,10 @@ def start(folder, way):
         for name, value in os.environ.items()
         if not name.startswith(("PMI_", "PYTEST_"))
     }
+    return started_in(folder, command, environment)
+
+
+def started_in(folder, command, environment=os.environ):
     with open(folder / "output", "a") as output:
         return subprocess.Popen(
             command,
@@ -87,12 +96,31 @@ def start(folder, way):
         )
 
 
+def alive(folder):
+    """All that lives of what was started with this folder's mark, whoever its parent is now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            is_ours = (
+                process.environ().get(MARK) == str(folder)
+                and process.status() != psutil.STATUS_ZOMBIE
+            )
+        except psutil.Error:
+            continue
+        if is_ours:
+            found.append(process)
+    return found
+
+
 def told(processes):
     lines = []
     for process in processes:
-        with contextlib.suppress(psutil.Error):
-            words = " ".join(process.cmdline())[:200]
-            lines.append(f"{process.pid} (of {process.ppid()}): {words}")
+        try:
+            lines.append(
+                f"{process.pid} (of {process.ppid()}): {' '.join(process.cmdline())[:200]}"
+            )
+        except psutil.Error:
+            continue
     return "\n".join(lines)
 
 
@@ -107,7 +135,7 @@ def attack(folder, seed):
     folder.mkdir()
     started = start(folder, way)
     time.sleep(at_s)
-    victims = processes_of(folder)
+    victims = alive(folder)
     if not victims:
         return f"seed {seed}: {way}: over after {at_s:.2f} s"
     # Half of the kills hit the process that a person started; the others any below it.
@@ -122,30 +150,159 @@ def attack(folder, seed):
         victim.send_signal(number)
         if victim.pid == started.pid and number == signal.SIGKILL:
             wait_until(
-                lambda: not processes_of(folder),
-                GONE_S,
-                "for what was killed to be gone",
+                lambda: not alive(folder), GONE_S, "for what was killed to be gone"
             )
         started.wait(HANG_S)
-        wait_until(lambda: not processes_of(folder), GONE_S, "for the rest to be gone")
+        wait_until(lambda: not alive(folder), GONE_S, "for the rest to be gone")
         records.recover(folder / "runs")
         assert records.check(folder / "runs") == []
         return did
     except (AssertionError, subprocess.TimeoutExpired) as error:
         output = (folder / "output").read_text()[-3000:]
         raise AssertionError(
-            f"{did}\n{error}\n--- left:\n{told(processes_of(folder))}\n--- output:\n{output}"
+            f"{did}\n{error}\n--- left:\n{told(alive(folder))}\n--- output:\n{output}"
         ) from error
     finally:
-        kill(folder)
+        for process in alive(folder):
+            process.kill()
         started.wait()
 
 
-MARKS = [pytest.mark.slow] * len(WAYS) + [pytest.mark.nightly] * 39 * len(WAYS)
-SEEDS = [pytest.param(seed, marks=mark) for seed, mark in enumerate(MARKS)]
-
-
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(len(WAYS)))
 def test_a_kill_in_the_first_seconds_leaves_nothing(tmp_path, seed):
     print(attack(tmp_path / "attack", seed))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(len(WAYS), 40 * len(WAYS)))
+def test_kills_in_the_first_seconds_leave_nothing(tmp_path, seed):
+    print(attack(tmp_path / "attack", seed))
+
+
+KILLS = int(os.environ.get("ENERGYNN_TEST_KILLS", 50))
+LONG = SHORT | dict(devices=2, epochs=36, sampling_period_s=0.02, save_weights=True)
+CHECKPOINT_S = 0.3
+KILLED_WITHIN_S = 2.5  # of a start's training
+
+
+def go_on(folder, checkpoint_s):
+    """`energynn run`: makes the run, or goes on with it."""
+    words = ["run", "--runs-dir", str(folder / "runs")]
+    given = LONG | {"checkpoint_period_s": checkpoint_s}
+    for name, value in given.items():
+        words.append(f"{name}={value}")
+    return started_in(folder, [*ENERGYNN, *words])
+
+
+def newest_start(folder):
+    """The newest segment and when its last rank began to train; None while not all have, or
+    there is none.
+    """
+    with contextlib.suppress(
+        FileNotFoundError
+    ):  # a start killed before its first checkpoint is moved aside right now
+        for run_json in (folder / "runs").glob("local/*/run.json"):
+            segment = samples.segments(run_json.parent)[-1]
+            begun = samples.events_of_kind(
+                samples.read_events(segment), "training_start"
+            )
+            if len(begun) == 2:
+                return segment, begun[-1]["t_mono_ns"]
+    return None
+
+
+def checkpoints(folder):
+    return set((folder / "runs").glob("local/*/checkpoint/*.sha256"))
+
+
+def kill_one(folder, started, before, drawn):
+    """Kill one of all processes at an instant of the training; returns what it was, or "" if all
+    was over before.
+    """
+    # The folder alone does not tell two starts apart: one killed before its first checkpoint is
+    # moved aside.
+    wait_until(
+        lambda: (
+            started.poll() is not None or newest_start(folder) not in (None, before)
+        ),
+        NEVER_S,
+    )
+    if drawn.random() < 0.5:  # go on for a checkpoint first
+        old = checkpoints(folder)
+        wait_until(
+            lambda: started.poll() is not None or checkpoints(folder) - old, NEVER_S
+        )
+    time.sleep(drawn.uniform(0, KILLED_WITHIN_S))
+    if started.poll() is not None:
+        return ""
+    (segment, _), victims = (
+        newest_start(folder),
+        sorted(alive(folder), key=lambda each: each.pid),
+    )
+    if not victims:
+        return ""
+    victim = drawn.choice(victims)
+    words, killed_at = told([victim]), time.monotonic_ns()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        victim.kill()
+    started.wait(
+        NEVER_S
+        # it may have been one that is not missed, as a loader's worker at the end of an epoch
+    )
+    last_ns = max(
+        next(samples.pieces(path)).t_ns[-1] for path in segment.glob("samples-*.jsonl")
+    )
+    ends = samples.events_of_kind(samples.read_events(segment), "rank_end")
+    had_ended = [
+        end for end in ends if end["t_mono_ns"] < killed_at
+    ]  # when all had, only the record was left to write
+    assert len(had_ended) == 2 or last_ns > killed_at - 0.3e9, (
+        f"{words}: samples were lost"
+    )
+    return words
+
+
+def make(folder, wanted, seed=0):
+    """Make the run with so many kills at most; returns its weights and what was killed."""
+    folder.mkdir()
+    drawn, kills, status = random.Random(seed), [], None
+    while status != 0:
+        before = newest_start(folder)
+        started = go_on(folder, CHECKPOINT_S if wanted else 0)
+        if len(kills) < wanted and (words := kill_one(folder, started, before, drawn)):
+            kills.append(words)
+            print(f"{folder.name}, kill {len(kills)}: {words}", flush=True)
+        status = started.wait(NEVER_S)
+        wait_until(
+            lambda: not alive(folder),
+            GONE_S,
+            f"after {kills[-1:]} for {told(alive(folder))} to be gone",
+        )
+        assert "is running" not in (folder / "output").read_text(), (
+            "a start was blocked"
+        )
+        (run_json,) = (folder / "runs").glob("local/*/run.json")
+    assert records.check(folder / "runs") == []
+    return torch.load(run_json.with_name("weights.pt"), weights_only=True)[
+        "state_dict"
+    ], kills
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+def test_kills_of_any_process_change_no_weight_and_lose_no_sample(tmp_path):
+    """Through `energynn run`, which is started again at once after each kill, until it ends."""
+    one, _ = make(tmp_path / "unbroken", 0)
+    kills = []
+    for seed in range(KILLS):
+        if len(kills) < KILLS:
+            other, more = make(tmp_path / f"broken-{seed}", KILLS - len(kills), seed)
+            kills += more
+            assert all(torch.equal(one[key], other[key]) for key in one), (
+                "weights differ"
+            )
+            shutil.rmtree(tmp_path / f"broken-{seed}")
+    assert len(kills) == KILLS

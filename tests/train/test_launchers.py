@@ -11,11 +11,12 @@ import sys
 import time
 
 import pytest
+import torch
 
 from energynn.experiment import config as configuration
 from energynn.host import files
 from energynn.measure.samples import events_of_kind, read_events
-from tests.processes import kill, wait_until
+from tests.processes import processes_of, wait_until
 from tests.ranks import ENVIRONMENT, MPIRUN
 from tests.train.conftest import AFNO, HERE, IMAGES, ranks_of
 
@@ -71,7 +72,8 @@ def pids(run_dir) -> dict[int, int]:
 
 def end(started, run_dir) -> None:
     """Nothing that a test started stays."""
-    kill(run_dir)
+    for process in processes_of(run_dir):
+        process.kill()
     started.kill()
     started.wait()
 
@@ -127,5 +129,28 @@ def test_a_lost_rank_ends_the_run_in_clear_words(tmp_path, launcher, number, bas
         lines = re.findall(".*LostRank: another rank.*", output)
         assert lines
         assert all("goes on from its checkpoint" in line for line in lines)
+    finally:
+        end(started, run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_sigusr1_to_one_rank_leaves_a_checkpoint_and_a_status_of_its_own(
+    tmp_path, launcher
+):
+    run_dir = tmp_path / "run"
+    started = start(launcher, run_dir, epochs=100_000)
+    try:
+        os.kill(pids(run_dir)[1], signal.SIGUSR1)
+        status = started.wait(timeout=300)
+        output = (run_dir / "output").read_text()
+        assert len(re.findall("interrupted: checkpoint after", output)) == 2, output
+        # torchrun has one status for whatever its ranks ended with, but says theirs.
+        if launcher == "torchrun":
+            status = int(re.search(r"exitcode *: (\d+)", output)[1])
+        assert status == 75, output
+        (mark,) = run_dir.glob("checkpoint/*.sha256")
+        saved = torch.load(mark.with_suffix(".pt"), weights_only=True)
+        assert saved["optimizer_steps"] > 0 and len(saved["ranks"]) == 2
     finally:
         end(started, run_dir)
