@@ -105,11 +105,13 @@ bench: $(ALL) ## what measuring costs and how fast the trainers are, as ratios w
 # The machine's own Python, if it has torch; nothing is installed, nothing is fetched.
 # GPU_MINUTES=32 makes the whole grid; GPU_CALL_MINUTES ends one call of it sooner, and the next one goes on.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/torchrun),$(BIN)/python,python3)
+# What gpu-carry brought is of another Python than our own environment.
+CARRIED := $(if $(filter $(BIN)/% $(abspath $(BIN))/%,$(GPU_PYTHON)),,build/packages)
 GPU_MINUTES ?= 9
 GPU_CALL_MINUTES ?= $(GPU_MINUTES)
 GPU_STUDY := $(if $(filter 9,$(GPU_MINUTES)),gpu,gpu-grid)
 gpu-study: ## one NVIDIA GPU, nine minutes (or GPU_MINUTES=32), no network: records, in build/gpu-study.tar.gz, or in $OUT
-	PYTHONPATH=.:build/packages timeout -s INT $$((60 * $(GPU_CALL_MINUTES) + 45)) $(GPU_PYTHON) -m energynn.cli study run $(GPU_STUDY) \
+	PYTHONPATH=.:$(CARRIED) timeout -s INT $$((60 * $(GPU_CALL_MINUTES) + 45)) $(GPU_PYTHON) -m energynn.cli study run $(GPU_STUDY) \
 	  --minutes $(GPU_CALL_MINUTES) --warm-up --runs-dir build/gpu-runs; status=$$?; mkdir -p $(or $(OUT),build); \
 	tar -czf $(or $(OUT),build)/gpu-study.tar.gz --exclude=checkpoint -C build/gpu-runs . ; exit $$status
 
@@ -119,7 +121,7 @@ WORK_SIZES ?= 32,128,256
 # As gpu-study does: H100 and H200 never share a folder. A power limit gets a system of its own.
 GPU_SYSTEM ?= $$($(GPU_PYTHON) -c "from energynn.experiment import studies; print(studies.gpu_system())")
 MINUTE = $(GPU_PYTHON) -m energynn.cli run workload=gpu_minutes device=gpu system="$(GPU_SYSTEM)" seconds=$(MINUTE_S) $(MINUTES_WITH)
-gpu-minutes: export PYTHONPATH := .:examples:build/packages:$(PYTHONPATH)
+gpu-minutes: export PYTHONPATH := .:examples:$(CARRIED):$(PYTHONPATH)
 gpu-minutes: ## what a GPU draws idle, starved, in a simulated collective and at work: a minute each (8 min; MINUTE_S=20: 4), records in runs/
 	$(MINUTE) kind=idle,simulated_collective local_batch_size=1
 	$(MINUTE) kind=starved
