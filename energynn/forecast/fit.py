@@ -16,21 +16,27 @@ from scipy import optimize, stats
 
 from energynn.experiment import config
 from energynn.forecast import model, runs
-from energynn.forecast.model import LINEAR, OF_POWER, OF_TIME
+from energynn.forecast.model import LINEAR, OF_POWER, OF_TIME, TERMS
 from energynn.forecast.runs import Runs
 from energynn.host.files import write_json
 from energynn.host.reading import json_table
 
-SCHEMA = "energynn-forecast/5"
+SCHEMA = "energynn-forecast/6"
 # relative error of the model before data are seen, for times and for powers
-ERROR = 0.015
+ERROR = 0.028
 ERROR_ON_CORES = 0.08  # where others use the machine, too
 ERROR_WEIGHT = 4.0  # as many observations that counts
 TURNS = 4  # until a fit's error and its parameters agree
 SCATTER = 0.06  # of single jobs, as the study prints it: the least error of an interval
 LEVEL = 0.9
 UPPER = (1 + LEVEL) / 2  # quantile at the high end of an interval
-FEWEST_NODES = 4  # numbers of them that tell a limit of storage from a slow link
+EVIDENCE = 2.0  # how much better, as a logarithm, runs must be told with a term for it to enter
+ODD = 2.0  # times its interval: a run that others miss by more is named
+HINT = 1.5  # a term that is so many times its own error is hinted at
+UNKNOWN = (
+    1.0  # logarithm of how much longer an exchange of unknown size may make a time
+)
+STEP = 0.01  # further error of a time for each doubling of nodes beyond the fitted ones
 # on a core, of the gradients, which it moves through memory a dozen times
 UPDATE_S_PER_B = 2e-9
 # What another machine changes: relative spreads that are added where its fit gives the priors. Link
@@ -43,7 +49,10 @@ class Fit:
     """Parameters as they are fitted (times by their logarithm) with covariances and errors.
 
     Arrays are (parameters,) in the order of ``names``. errors: relative ones of the model, of
-    times and of powers; freedom: degrees of freedom that these were learnt with.
+    times and of powers; freedom: degrees of freedom that these were learnt with. entered: terms
+    that the runs ask for; the others are 0. misfit: of the times, less is better. rivals: how the
+    parameters differ in fits with one term more, by the chance that this is right, (fits,
+    parameters).
     """
 
     runs: Runs
@@ -53,6 +62,25 @@ class Fit:
     covariance: np.ndarray
     errors: np.ndarray
     freedom: np.ndarray
+    entered: tuple[str, ...] = ()
+    misfit: float = 0.0
+    rivals: tuple = ()
+
+    @property
+    def is_open(self) -> np.ndarray:
+        """Terms that are 0 in the value, and that the interval is open to, (parameters,)."""
+        return np.isin(self.names, list(TERMS.keys() - {*self.entered}))
+
+    @property
+    def closed_covariance(self) -> np.ndarray:
+        """The covariance where these terms are 0, as the value has them."""
+        return conditional(self.covariance, ~self.is_open)
+
+    @property
+    def hints(self) -> bool:
+        """Whether the runs hint at the term that entered last: more than its error, not less."""
+        at = self.names.index(self.entered[-1])
+        return self.point[at] > HINT * np.sqrt(self.closed_covariance[at, at])
 
     @property
     def values(self) -> dict[str, float]:
@@ -66,28 +94,66 @@ class Fit:
 
 def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
     """Parameters in their units from a point of the space where they are fitted."""
-    values = dict.fromkeys(OF_TIME, 0.0) | {"efficiency": 1.0, "evaluation": 1.0}
+    values = dict.fromkeys(OF_TIME, 0.0) | {"evaluation": 1.0}
     values |= dict.fromkeys(OF_POWER, np.nan) | {"host": 0.0}  # none: GPUs alone
+    values |= dict.fromkeys(TERMS, 0.0)
     for name, at in zip(names, point, strict=True):
         values[name] = at if name in LINEAR else np.exp(at)
+    # A link reaches its bandwidth at most: the logarithm of 1/efficiency - 1 is fitted.
+    values["efficiency"] = 1 / (1 + values["efficiency"])
     return values
 
 
 def outcomes(
     names: tuple[str, ...], point: np.ndarray, work: np.recarray
 ) -> np.ndarray:
-    """Logarithms of times in s and powers in W, (2, configurations)."""
-    return np.log(np.stack(model.predict(to_values(names, point), work)))
+    """Logarithms of times in s, of powers and of the GPUs' powers in W, (3, configurations)."""
+    # A fit may try a point where a power is negative, and goes back.
+    with np.errstate(invalid="ignore"):
+        return np.log(np.stack(model.predict(to_values(names, point), work)))
+
+
+def conditional(covariance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The covariance of the chosen parameters where all others are known, else 0."""
+    result = np.zeros_like(covariance)
+    part = np.ix_(chosen, chosen)
+    result[part] = np.linalg.inv(np.linalg.inv(covariance)[part])
+    return result
+
+
+def slopes_of(function, point: np.ndarray) -> np.ndarray:
+    """Derivatives of a function of the parameters, (..., parameters)."""
+    steps = point + 1e-20j * np.eye(len(point))
+    return np.stack([function(step).imag / 1e-20 for step in steps], axis=-1)
+
+
+def misses_of_times(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
+    """Relative errors of the times at a point, (runs,)."""
+    return outcomes(fit.names, point, seen.work)[0] - np.log(seen.time_s)
+
+
+def misses_of_powers(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
+    """Relative errors of the known powers: of the whole, or of its parts, relative to the whole."""
+    values = to_values(fit.names, point)
+    _, whole_W, gpu_W = model.predict(values, seen.work)
+    off_gpu = (gpu_W - seen.power_gpu_W) / seen.power_W
+    off_host = (whole_W - seen.power_W) / seen.power_W - off_gpu
+    has_parts = np.isfinite(seen.power_gpu_W)
+    known = np.isfinite(seen.power_W) & ~has_parts
+    off = np.log(whole_W[known]) - np.log(seen.power_W[known])
+    return np.concatenate([off, off_gpu[has_parts], off_host[has_parts]])
 
 
 # --------------------------------------------------------------------------------------- priors
 
 
-def usual_priors(seen: Runs, storage: bool) -> dict[str, tuple[float, float]]:
+def usual_priors(
+    seen: Runs, entered: tuple[str, ...]
+) -> dict[str, tuple[float, float]]:
     """Centre and spread of each parameter, of any loader and of this system.
 
     Spreads are relative for what is fitted as a logarithm; 1 and more is any order of magnitude.
-    storage: whether nodes that share it slow each other down.
+    entered: terms that may be of any size.
     """
     work, run = seen.work, seen.configs[0]
     workers = work.workers[0]
@@ -97,7 +163,7 @@ def usual_priors(seen: Runs, storage: bool) -> dict[str, tuple[float, float]]:
         "evaluation": (1.0, 0.5),  # a loader that is the limit is so in all passes
         "t_start": (0.5 if workers else 0.02, 1.5),
         "t_update": (3e-3, 1.5),
-        "efficiency": (0.85, 0.5),  # no two networks are alike
+        "efficiency": (1 / 0.85 - 1, 1.5),  # no two networks are alike
         "kappa": (0.05, 1.0),
         # Stragglers, congestion. Chosen knowing R4 to R6: without it their GPU hours on many
         # nodes are forecast 1.4 % too low.
@@ -106,13 +172,15 @@ def usual_priors(seen: Runs, storage: bool) -> dict[str, tuple[float, float]]:
     if not seen.site.gpu:  # cores share memory, and two of them may be threads of one
         update_s = UPDATE_S_PER_B * run.epoch().gradient_bytes or 3e-3
         found |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
-        found |= {"efficiency": (1.0, 1.0), "kappa": (0.2, 1.0)}
+        found |= {"efficiency": (7.0, 1.0), "kappa": (0.2, 1.0)}
     if not work.updates.any():
         found["t_start"] = 5.0, 1.5  # a whole command begins
     if workers > 1:
         found["fill"] = workers - 1, 0.3  # all first batches come together
-    if storage:
-        found["kappa_storage"] = 0.0005, 2.5
+    rates = work.epochs * (work.trained + work.evaluated) * work.devices / seen.time_s
+    for name, (_, _, usual, most) in TERMS.items():
+        unit = 1e6 / rates.max() if name == "storage" else 1.0
+        found[name] = 0.0, unit * (most if name in entered else usual)
     known = np.isfinite(seen.power_W)
     if known.any():
         power_W = np.median(seen.power_W[known])
@@ -129,73 +197,119 @@ def usual_priors(seen: Runs, storage: bool) -> dict[str, tuple[float, float]]:
     return found
 
 
-def unfitted(seen: Runs, storage: bool = False) -> Fit:
+# Which terms more devices may have; the power of an all-reduce stays open.
+OF_TERMS = tuple(TERMS.keys() - {"exchange"})
+
+
+def unfitted(seen: Runs, entered: tuple[str, ...] = ()) -> Fit:
     """What is known before the runs are: the priors alone, from another system's runs if given."""
     if seen.like:
-        fit = _fit(seen.like, storage)
+        fit = _fit(seen.like, entered)
         names, point = fit.names, fit.point
         wider = np.array([HARDWARE.get(name, 0.0) for name in names])
         scales = np.where(np.isin(names, LINEAR), point, 1.0)
-        covariance = fit.covariance + np.diag((wider * scales) ** 2)
+        covariance = fit.closed_covariance + np.diag((wider * scales) ** 2)
+        covariance += np.diag(np.diag(fit.prior_covariance) * fit.is_open)
     else:
-        priors = usual_priors(seen, storage)
+        priors = usual_priors(seen, entered)
         names = tuple(priors)
         centres, spreads = np.array(list(priors.values())).T
-        point = np.where(np.isin(names, LINEAR), centres, np.log(centres))
+        point = np.array(centres)
+        is_log = ~np.isin(names, LINEAR)
+        point[is_log] = np.log(point[is_log])
         covariance = np.diag(spreads**2)
     errors = np.full(2, ERROR if seen.site.gpu else ERROR_ON_CORES)
     freedom = np.full(2, ERROR_WEIGHT)
-    return Fit(seen, names, covariance, point, covariance, errors, freedom)
+    return Fit(seen, names, covariance, point, covariance, errors, freedom, entered)
 
 
 # ------------------------------------------------------------------------------------------ fit
 
 
 def make(seen: Runs) -> Fit:
-    """Fit the model to runs; with a limit of shared storage where they are on enough nodes."""
-    nodes = {*seen.work.nodes, *(seen.like.work.nodes if seen.like else ())}
-    return _fit(seen, storage=len(nodes) >= FEWEST_NODES)
+    """Fit the model to runs, with those terms that they ask for, the most asked for first.
+
+    What terms they hint at, and neither ask for nor exclude, stays among the rivals of the fit.
+    """
+    best, trials = _fit(seen, ()), []
+    for _ in TERMS:
+        trials = [_fit(seen, (*best.entered, name)) for name in _told_of(best)]
+        trials = [fit for fit in trials if fit.hints]
+        found = min(trials, key=lambda fit: fit.misfit, default=best)
+        if found.misfit > best.misfit - EVIDENCE:
+            break
+        best = found
+    rivals = []
+    for rival in trials:
+        chance = 1 / (1 + np.exp(rival.misfit - best.misfit))
+        # a limit that was not reached says nothing of where it is
+        if rival.entered[-1] != "storage":
+            rivals.append(np.sqrt(chance) * (rival.point - best.point))
+    return dataclasses.replace(best, rivals=tuple(rivals))
 
 
-def _fit(seen: Runs, storage: bool) -> Fit:
+def _told_of(fit: Fit) -> list[str]:
+    """Name the terms of time that are 0 in a fit and would change the times of its runs."""
+    seen = fit.runs
+    misses = functools.partial(misses_of_times, fit, seen=seen)
+    changes = np.abs(slopes_of(misses, fit.point)).max(axis=0, initial=0.0)
+    changes += (np.array(fit.names) == "storage") * np.ptp(seen.work.nodes)
+    are_told = np.array(fit.names)[fit.is_open & (changes > 0)]
+    return [name for name in OF_TERMS if name in are_told]
+
+
+def _fit(seen: Runs, entered: tuple[str, ...]) -> Fit:
     """Fit times first and powers then: these do not move the parameters of time."""
-    fit = unfitted(seen, storage)
-    for row, (names, taken) in enumerate(
-        ((OF_TIME, seen.time_s), (OF_POWER, seen.power_W))
-    ):
-        moves, known = np.isin(fit.names, list(names)), np.isfinite(taken)
-        if moves.any() and known.any():
-            fit = _with_row(fit, row, moves, seen.work[known], np.log(taken[known]))
+    fit = unfitted(seen, entered)
+    parts = (OF_TIME, misses_of_times), (OF_POWER, misses_of_powers)
+    for row, (names, misses) in enumerate(parts):
+        moves = np.isin(fit.names, [*names, *entered])
+        if misses(fit, fit.point, seen).size:
+            fit = _with_row(fit, row, moves, functools.partial(misses, fit, seen=seen))
     return fit
 
 
-def _with_row(
-    before: Fit, row: int, moves: np.ndarray, work: np.recarray, measured: np.ndarray
-) -> Fit:
+def _with_row(before: Fit, row: int, moves: np.ndarray, misses) -> Fit:
     """Fit the parameters that move to one row of the outcomes, and learn the model's error."""
     whiten = np.linalg.cholesky(np.linalg.inv(before.covariance)).T
-    at, error, number = before.point, before.errors[row], len(measured)
+    error, at = before.errors[row], before.point[moves]
+    is_term = np.isin(before.names, list(TERMS))[moves]
+    at = np.where(is_term, np.sqrt(np.diag(before.covariance))[moves], at)
+
+    def moved(at: np.ndarray) -> np.ndarray:
+        point = before.point.astype(at.dtype)
+        point[moves] = at
+        return point
 
     def residuals(at: np.ndarray) -> np.ndarray:
-        moved = np.where(moves, at, before.point)
-        off = outcomes(before.names, moved, work)[row] - measured
-        return np.append(off / error, whiten @ (at - before.point))
+        point = moved(at)
+        return np.append(misses(point) / error, whiten @ (point - before.point))
 
     for _ in range(TURNS):
         # parameters for an error, and the error for these parameters
         answer = optimize.least_squares(residuals, at, jac="cs", x_scale="jac")
-        at = answer.x
-        of_data = answer.jac[:number]
+        at, off = answer.x, misses(moved(answer.x))
+        of_data = answer.jac[: len(off)]
         covariance = np.linalg.inv(answer.jac.T @ answer.jac)
-        freedom = number - np.trace(of_data @ covariance @ of_data.T) + ERROR_WEIGHT
-        squares = (answer.fun[:number] * error) ** 2
-        error = np.sqrt(
-            (squares.sum() + ERROR_WEIGHT * before.errors[row] ** 2) / freedom
-        )
+        freedom = len(off) - np.trace(of_data @ covariance @ of_data.T) + ERROR_WEIGHT
+        squares = (off**2).sum() + ERROR_WEIGHT * before.errors[row] ** 2
+        error = np.sqrt(squares / freedom)
+    point, away = moved(at), answer.fun[len(off) :]
+    prior = np.linalg.inv(before.covariance)
+    told = np.linalg.slogdet(answer.jac.T @ answer.jac)[1]
+    known = np.linalg.slogdet(prior[np.ix_(moves, moves)])[1]
+    misfit = (len(off) + ERROR_WEIGHT) * np.log(squares) + away @ away + told - known
+    of_data = slopes_of(misses, point) / error
+    precision = prior + of_data.T @ of_data
     errors, freedoms = before.errors.copy(), before.freedom.copy()
     errors[row], freedoms[row] = error, freedom
     return dataclasses.replace(
-        before, point=at, covariance=covariance, errors=errors, freedom=freedoms
+        before,
+        point=point,
+        covariance=np.linalg.inv(precision),
+        errors=errors,
+        freedom=freedoms,
+        misfit=before.misfit + misfit / 2 * (row == 0),
     )
 
 
@@ -240,32 +354,85 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     Value, and low and high end of the 90 % interval; NaN: not known. The energy is the product of
     the others.
     """
-    middle = outcomes(fit.names, fit.point, work)
-    steps = fit.point + 1e-20j * np.eye(len(fit.point))
-    # derivatives by the parameters, (2, configurations, parameters)
-    slopes = [outcomes(fit.names, step, work).imag / 1e-20 for step in steps]
-    slopes = np.stack(slopes, axis=-1)
+    logs = functools.partial(outcomes, fit.names, work=work)
+    middle, slopes = logs(fit.point), slopes_of(logs, fit.point)
+    covariance = fit.closed_covariance
     is_single = all(run.repeats == 1 for run in fit.runs.taken)
     errors2 = np.maximum(fit.errors, SCATTER if is_single else 0.0) ** 2
     # How wide priors are is known; only what follows from the errors needs Student's t.
-    of_priors = fit.covariance @ np.linalg.inv(fit.prior_covariance) @ fit.covariance
-    # Updates and all-reduces may hide behind a loader or a backward pass, if runs do not tell.
-    hides = np.isin(fit.names, ["t_update", "efficiency"])
-    untold = np.sqrt(np.diag(fit.covariance) / np.diag(fit.prior_covariance))
-    hidden = np.log(1 - np.abs(slopes[0]) @ (hides * untold))
+    closed_prior = conditional(fit.prior_covariance, ~fit.is_open)
+    of_priors = covariance @ np.linalg.pinv(closed_prior) @ covariance
+    beyond = np.log2(work.nodes / fit.runs.work.nodes.max()).clip(min=0)
+    steps2 = np.stack([STEP * beyond, 0 * beyond]) ** 2
+    unknown2 = np.stack([UNKNOWN * lacks_exchange(fit, work), 0 * beyond]) ** 2
+    steps = [*open_steps(fit), *fit.rivals]
+    moves = np.stack([logs(fit.point + step) - middle for step in steps])
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
     result = {}
     for name, parts in rows.items():
         slope, error2 = slopes[parts].sum(axis=0), errors2[parts]
         freedom = fit.freedom[parts].min()
-        variance = ((slope @ fit.covariance) * slope).sum(axis=1) + error2.sum()
+        variance = ((slope @ covariance) * slope).sum(axis=1) + error2.sum()
         learnt = variance - ((slope @ of_priors) * slope).sum(axis=1)
         freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
         half = stats.t.ppf(UPPER, freedom) * np.sqrt(variance)
-        below = half if name == "power_W" else np.hypot(half, hidden)
-        off = np.stack([0 * half, -below, half], axis=1)
+        opened = stats.norm.ppf(UPPER) * moves[:, parts].sum(axis=1)
+        half2 = half**2 + steps2[parts].sum(axis=0)
+        above2 = half2 + (opened.clip(min=0) ** 2).sum(axis=0)
+        above = np.sqrt(above2 + unknown2[parts].sum(axis=0))
+        below = np.sqrt(half2 + (opened.clip(max=0) ** 2).sum(axis=0))
+        off = np.stack([0 * half, -below, above], axis=1)
         result[name] = np.exp(middle[parts].sum(axis=0)[:, None] + off)
     return result
+
+
+def lacks_exchange(fit: Fit, work: np.recarray) -> np.ndarray:
+    """Say where the cost of an exchange is not known: neither by its size nor by a like run."""
+    sizes = ["devices", "local_batch_size"]
+    fitted = set(fit.runs.work[sizes].tolist())
+    is_new = np.array([size not in fitted for size in work[sizes].tolist()])
+    return is_new & (work.devices > 1) & (work.allreduce_s == 0)
+
+
+def open_steps(fit: Fit) -> np.ndarray:
+    """How parameters move where a term that is 0 is as large as may well be, (terms, parameters).
+
+    The others move with it, as the runs ask. A power may be larger or smaller.
+    """
+    steps = []
+    for at in np.flatnonzero(fit.is_open):
+        chosen = ~fit.is_open
+        chosen[at] = True
+        of_term = conditional(fit.covariance, chosen)[at]
+        steps.append(of_term / np.sqrt(of_term[at]))
+        if fit.names[at] == "exchange":
+            steps.append(-steps[-1])
+    return np.array(steps)
+
+
+def from_others(fit: Fit) -> pd.DataFrame:
+    """Set each run beside the forecast of the others: how far off this is, and its interval, in %.
+
+    A row for each run and quantity (time, energy) that is known. is_odd: the others miss it by more
+    than twice their interval, so that it is no run like them, or the model is wrong. Empty where
+    the others are too few.
+    """
+    rows, every = [], np.eye(len(fit.runs), dtype=bool)
+    for run, is_out in zip(fit.runs.configs, every, strict=True):
+        others, alone = fit.runs.only(~is_out), fit.runs.only(is_out)
+        if not len(others) or not varies(others):
+            continue
+        ends_of = forecast(_fit(others, fit.entered), alone.work)
+        facts = {"time_s": alone.time_s, "energy_J": alone.time_s * alone.power_W}
+        for quantity, fact in facts.items():
+            value, low, high = np.log(ends_of[quantity][0]) - np.log(fact[0])
+            sizes = {"devices": run.devices, "local_batch_size": run.local_batch_size}
+            ends = {"value": value, "low": low, "high": high}
+            percent = {end: 100 * np.expm1(off) for end, off in ends.items()}
+            rows.append(sizes | {"quantity": quantity} | percent)
+            far = value / (value - low) if value > 0 else value / (value - high)
+            rows[-1] |= {"is_inside": low < 0 < high, "is_odd": far > ODD}
+    return pd.DataFrame(rows).dropna()
 
 
 def describe(fit: Fit) -> dict[str, dict]:
@@ -273,14 +440,15 @@ def describe(fit: Fit) -> dict[str, dict]:
 
     told_by_data: 1: they tell all of it; 0: only the prior speaks.
     """
-    spreads = np.sqrt(np.diag(fit.covariance))
+    spreads = np.sqrt(np.diag(fit.closed_covariance))
     half = stats.t.ppf(UPPER, fit.freedom.min()) * spreads
     points = {"value": fit.point, "low": fit.point - half, "high": fit.point + half}
     known = {end: to_values(fit.names, point) for end, point in points.items()}
     table = pd.DataFrame(known).loc[list(fit.names)]
     table["told_by_data"] = 1 - spreads**2 / np.diag(fit.prior_covariance)
-    about = pd.DataFrame(OF_TIME | OF_POWER, index=["unit", "meaning"]).T
-    return table.join(about).to_dict("index")
+    of_terms = {name: about[:2] for name, about in TERMS.items()}
+    about = pd.DataFrame(OF_TIME | OF_POWER | of_terms, index=["unit", "meaning"]).T
+    return table[~fit.is_open].join(about).to_dict("index")
 
 
 def gpu_power_W(fit: Fit, of_gpu: str = "idle") -> dict[str, float]:
@@ -288,7 +456,7 @@ def gpu_power_W(fit: Fit, of_gpu: str = "idle") -> dict[str, float]:
     names = np.array(fit.names)
     parts = (names == of_gpu) + (names == "host") / fit.runs.site.devices_per_node
     value = parts @ fit.point
-    spread = np.sqrt(parts @ fit.covariance @ parts)
+    spread = np.sqrt(parts @ fit.closed_covariance @ parts)
     half = stats.t.ppf(UPPER, fit.freedom[1]) * spread
     return {"value": value, "low": value - half, "high": value + half}
 

@@ -8,7 +8,7 @@ Time of an epoch of one GPU:
     + fill tau (1 + c) filled                             waits for the first batches of a pass
     + updates (t_update + 2 (n-1)/n gradient_bytes / (efficiency bandwidth))
     + what is left of updates step_period_s (1 - 1/U)     a run that is made to wait
-    c = kappa [node full] + kappa_nodes log2(nodes) + kappa_storage (nodes - 1)      contention
+    c = kappa [node full] + kappa_nodes log2(nodes)       contention
     U: updates of all epochs; after the last one nothing waits
 
 Energy is waiting plus work:
@@ -17,14 +17,22 @@ Energy is waiting plus work:
         + (fed - idle) (time without starts, fills, waiting)   a GPU that computes or exchanges
         + image_J trained samples
 
+TERMS are what else more devices may cost. Each is 0 in a forecast's value, unless runs ask for it,
+and opens its interval:
+
+    t_start grows by start_node for each further node, an all-reduce by a part, congestion, for each
+    doubling of nodes, an update by latency for each further device; every rank evaluates a part,
+    repeated, of what all others do; all devices share a storage that takes storage for a sample;
+    an all-reduce draws more than fed by a part, exchange.
+
 All of one GPU with its part of a node. Bandwidth: of a node's link, or between the GPUs of one
 node.
 
 ``work`` is a record array, (configurations,): what one GPU does, and where. devices_of_node: in
 use on each node, as a mean. is_full: whether a node has all in use. workers: of each GPU's
-loader. Of an epoch of one GPU: trained and evaluated samples, passes, filled (samples of the
-first local batches), updates. allreduce_s: of one update at the full bandwidth. step_period_s:
-from one update to the next at least.
+loader. Of an epoch of one GPU: trained and evaluated samples, of these validated ones, passes,
+filled (samples of the first local batches), updates. allreduce_s: of one update at the full
+bandwidth. step_period_s: from one update to the next at least.
 """
 
 import numpy as np
@@ -39,7 +47,6 @@ OF_TIME = {
     "efficiency": ("1", "part of the bandwidth that the all-reduce reaches"),
     "kappa": ("1", "further time of a sample where all GPUs of a node are in use"),
     "kappa_nodes": ("1", "further time of a sample for each doubling of nodes"),
-    "kappa_storage": ("1/node", "further time of a sample for each further node"),
 }
 OF_POWER = {
     "host": ("W", "a node without its GPUs: CPUs and memory"),
@@ -47,46 +54,65 @@ OF_POWER = {
     "idle": ("W", "a GPU that waits for its loader: no kernel runs"),
     "image_J": ("J", "one trained sample"),
 }
-LINEAR = ["kappa_nodes", *OF_POWER]  # of the others the logarithm is fitted
+# Terms of time and of power: unit, meaning, how large they may well be where no run tells, and
+# where runs ask for them; of storage both relate to a sample at the greatest rate that was seen.
+TERMS = {
+    "start_node": ("s", "a pass begins later for each further node", 0.002, 1.0),
+    "repeated": ("1", "part of others' validation that each rank makes", 0.01, 1.0),
+    "kappa_storage": ("1", "further time of a sample for each node", 0.0005, 0.05),
+    "storage": ("us", "one sample from what all devices share", 0.01, 1.0),
+    "congestion": ("1", "more of an all-reduce for each doubling of nodes", 0.05, 3.0),
+    "overlap": ("1", "updates and all-reduces hide: exp(-overlap) is left", 1.2, 3.0),
+    "latency": ("us", "more of an update for each further device", 10.0, 1000.0),
+    "exchange": ("1", "part of fed - idle that an all-reduce draws more", 0.2, 0.2),
+}
+LINEAR = ["kappa_nodes", *OF_POWER, *TERMS]  # of the others the logarithm is fitted
 
 
 def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray]:
     """Seconds of the whole training by cause, (configurations,) each."""
-    samples = work.trained + values["evaluation"] * work.evaluated
+    repeated = values["repeated"] * work.validated * (work.devices - 1)
+    samples = work.trained + values["evaluation"] * (work.evaluated + repeated)
     images = work.epochs * samples * values["tau"]
-    slower = (
-        values["kappa"] * work.is_full
-        + values["kappa_nodes"] * np.log2(work.nodes)
-        + values["kappa_storage"] * (work.nodes - 1)
-    )
+    nodes, more = np.log2(work.nodes), work.nodes - 1
+    slower = values["kappa"] * work.is_full + values["kappa_nodes"] * nodes
+    slower = slower + values["kappa_storage"] * more
     filled_s = work.filled * values["tau"] * (1 + slower)
-    updates = work.epochs * work.updates
+    start_s = values["t_start"] + values["start_node"] * more
+    update_s = values["t_update"] + 1e-6 * values["latency"] * (work.devices - 1)
+    exchange_s = work.allreduce_s / values["efficiency"]
+    stored = 1e-6 * values["storage"] * work.epochs * samples * work.devices
+    updates = work.epochs * work.updates * np.exp(-values["overlap"])
     times = {
         "images": images,
-        "starts": work.epochs * work.passes * values["t_start"],
+        "starts": work.epochs * work.passes * start_s,
         "fill": work.epochs * values["fill"] * filled_s,
-        "updates": updates * values["t_update"],
-        "allreduce": updates * work.allreduce_s / values["efficiency"],
+        "updates": updates * update_s,
+        "allreduce": updates * exchange_s * (1 + values["congestion"] * nodes),
         "contention": slower * images,
     }
+    if np.any(stored):
+        times["storage"] = np.maximum(stored - (1 + slower) * images, 0.0)
     if work.step_period_s.any():
         trained = (1 + slower) * images * work.trained / samples
         busy = trained + times["updates"] + times["allreduce"]
-        held = np.maximum(updates * work.step_period_s - busy, 0.0)
-        times["waiting"] = held * (1 - 1 / updates)
+        steps = work.epochs * work.updates
+        held = np.maximum(steps * work.step_period_s - busy, 0.0)
+        times["waiting"] = held * (1 - 1 / steps)
     return times
 
 
 def predict(
     values: dict[str, float], work: np.recarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Time in s, and mean power of one GPU with its part of a node in W, (configurations,)."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Time in s, and mean powers in W of one GPU: with its part of a node, and alone,
+    (configurations,) each.
+    """
     times = times_s(values, work)
     total_s = sum(times.values())
-    waiting = times["starts"] + times["fill"] + times.get("waiting", 0.0)
-    power_W = (
-        values["host"] / work.devices_of_node
-        + values["idle"]
-        + (values["fed"] - values["idle"]) * (1 - waiting / total_s)
-    )
-    return total_s, power_W + values["image_J"] * work.epochs * work.trained / total_s
+    waits = ("starts", "fill", "storage", "waiting")
+    works_s = total_s - sum(times.get(cause, 0.0) for cause in waits)
+    works_s = works_s + values["exchange"] * times["allreduce"]
+    gpu_W = values["idle"] + (values["fed"] - values["idle"]) * works_s / total_s
+    gpu_W = gpu_W + values["image_J"] * work.epochs * work.trained / total_s
+    return total_s, gpu_W + values["host"] / work.devices_of_node, gpu_W

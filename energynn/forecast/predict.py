@@ -163,7 +163,7 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
 def times_of_draws(fit: Fit, work: np.recarray) -> pd.DataFrame:
     """Draw seconds of one configuration by cause: the best parameters first, then by chance."""
     points = np.random.default_rng(0).multivariate_normal(
-        fit.point, fit.covariance, DRAWS
+        fit.point, fit.closed_covariance, DRAWS
     )
     values = fits.to_values(fit.names, np.vstack([fit.point, points]).T)
     return pd.DataFrame(model.times_s(values, work))

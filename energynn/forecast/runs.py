@@ -22,7 +22,7 @@ from energynn.forecast import command
 from energynn.measure.energy import SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
-MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
+MEMORY_GB_PER_S = 8.0  # between processes on cores, before their runs have told
 # Of what energies are, where all of them were measured.
 SCOPES = {"total": "", "gpu": ", energies of the GPUs alone", "": ""}
 # Of a recipe, what runs of one fit may differ in: a forecast takes account of it, or it changes
@@ -48,13 +48,14 @@ class Taken(msgspec.Struct, frozen=True):
     """What one configuration took, repeats as their mean.
 
     time_s: of the training. power_W: of one GPU, with its part of a node or alone, as the runs'
-    scope says; None: not known.
+    scope says; power_gpu_W: of these the GPU alone; None: not known.
     """
 
     config: dict
     time_s: float
     power_W: float | None = None
     repeats: int = 1
+    power_gpu_W: float | None = None
 
 
 class Runs(msgspec.Struct, frozen=True, dict=True):
@@ -90,6 +91,10 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
     @property
     def power_W(self) -> np.ndarray:
         return np.array([run.power_W for run in self.taken], float)
+
+    @property
+    def power_gpu_W(self) -> np.ndarray:
+        return np.array([run.power_gpu_W for run in self.taken], float)
 
     @property
     def longest(self) -> RunConfig:
@@ -133,7 +138,7 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
     nodes = math.ceil(run.devices / of_node)
     workers = run.loader_workers if run.data_staging else 0
     trained = epoch.training_samples // run.devices
-    evaluated = epoch.validation_samples // run.devices
+    evaluated = validated = epoch.validation_samples // run.devices
     passes = 1 + bool(epoch.validation_samples)
     # Without workers nothing is fetched ahead, and nothing waited for.
     filled = min(run.local_batch_size, trained) if workers else 0
@@ -155,6 +160,7 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
         "epochs": run.epochs,
         "trained": trained * epoch.forward_steps,
         "evaluated": evaluated * epoch.forward_steps,
+        "validated": validated * epoch.forward_steps,
         "passes": passes,
         "filled": filled,
         # of a measured command the batch is not known, nor the updates
@@ -304,9 +310,9 @@ def own(
     )
 
 
-def _measured(found: list[records.Record]) -> str:
+def _measured(found: list[records.Record], scopes=("total", "gpu")) -> str:
     """Say of what all energies were measured: the whole, else the GPUs alone, else nothing."""
-    for scope in ("total", "gpu"):
+    for scope in scopes:
         of = {getattr(record, f"energy_{scope}_provenance") for record in found}
         if of <= {"measured", "simulated"}:
             return scope
@@ -353,7 +359,11 @@ def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Taken:
     if scope:
         powers_W = [getattr(record, f"mean_power_{scope}_W") for record in group]
         power_W = float(stats.gmean(powers_W)) / run.devices
-    return Taken(config.asdict(run), time_s, power_W, len(group))
+    power_gpu_W = None
+    if scope == "total" and _measured(group, ("gpu",)):
+        powers_W = [record.mean_power_gpu_W for record in group]
+        power_gpu_W = float(stats.gmean(powers_W)) / run.devices
+    return Taken(config.asdict(run), time_s, power_W, len(group), power_gpu_W)
 
 
 def here(site: Site, machine: dict, on_gpu: bool) -> Site:

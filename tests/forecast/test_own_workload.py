@@ -126,7 +126,7 @@ def test_the_equations_by_hand(published):
     )
     total = sum(expected.values())
     working = 1 - (expected["starts"] + expected["fill"]) / total
-    _, power_W = model.predict(values, work)
+    _, power_W, _ = model.predict(values, work)
     assert power_W[0] == pytest.approx(100 + 80 + 220 * working + 2 * 5004 / total)
 
 

@@ -14,8 +14,9 @@ from energynn.forecast.runs import Runs, Taken
 
 # parameters like those of the study's cluster
 CLUSTER = dict(tau=1e-3, evaluation=1.0, t_start=0.5, fill=3.0, t_update=3e-3)
-CLUSTER |= dict(efficiency=0.85, kappa=0.05, kappa_nodes=0.0, kappa_storage=0.0)
+CLUSTER |= dict(efficiency=0.85, kappa=0.05, kappa_nodes=0.0)
 CLUSTER |= dict(host=220.0, fed=190.0, idle=60.0, image_J=0.15)
+CLUSTER |= dict.fromkeys(model.TERMS, 0.0)
 IMAGES = 5004  # of a device in an epoch, and sixteen times as many
 
 
@@ -66,11 +67,11 @@ def draw(seed: int, hidden: str) -> World:
         "t_update": 3e-3 * np.exp(0.7 * chance.standard_normal()),
         "efficiency": 0.85 * np.exp(0.15 * chance.standard_normal()),
         "kappa": 0.05 * np.exp(0.7 * chance.standard_normal()),
-        "kappa_storage": 0.0,
         "host": node_W + chance.uniform(-90, 90),
         "fed": chance.uniform(120, 300),
         "idle": idle_W,
     }
+    values |= dict.fromkeys(model.TERMS, 0.0)
     values["image_J"] = chance.uniform(20, 120) * values["tau"] * 2
     causes, least, greatest = HIDDEN[hidden]
     part = chance.uniform(least, greatest)
@@ -98,7 +99,7 @@ def taken(workload: str, site: Site, configs: list, values: dict, **more) -> Run
         [Taken(config.asdict(run), 1.0, repeats=5) for run in configs],
         **more,
     )
-    return with_results(seen, *model.predict(values, seen.work))
+    return with_results(seen, *model.predict(values, seen.work)[:2])
 
 
 def unlike_the_model(seen: Runs, scatter: np.ndarray | float = 1.0) -> Runs:

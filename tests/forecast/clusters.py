@@ -1,0 +1,326 @@
+"""Invented clusters whose truth is known, each with something that the model does not say, and how
+many intervals hold that truth: `make coverage` prints the table of docs/forecast.md.
+
+A cluster's parameters are drawn by chance. Its runs on one node, or on one and two, are fitted; it
+is asked for more nodes at the fitted local batch size (L) and at one global batch size (G).
+"""
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from energynn.experiment import config
+from energynn.experiment.systems import Site
+from energynn.forecast import fit as fits
+from energynn.forecast import model
+from energynn.forecast.runs import Runs
+from tests.forecast import worlds
+
+NOISE = 0.015  # of a run's time and power
+FITTED_SIZES = (512, 256, 128)
+GLOBAL_SIZE = 512
+
+
+@dataclass
+class Truth:
+    """What a cluster's runs take, (runs,) each, before the scatter: causes of time, powers."""
+
+    work: np.recarray
+    values: dict
+    times: dict
+    waits_s: np.ndarray  # of the time, that in which no kernel runs
+    node_W: np.ndarray
+    factor: np.ndarray
+
+
+def cluster(seed: int) -> tuple[Site, dict, int, int, int]:
+    """Draw a system, its parameters, loader workers, samples of an epoch, and epochs."""
+    chance = np.random.default_rng(seed)
+    workers = int(chance.choice([2, 4, 8]))
+    node_W, idle_W = chance.uniform(150, 400), chance.uniform(40, 90)
+    site = Site(
+        name="world",
+        file="",
+        scheduler="slurm",
+        devices_per_node=int(chance.choice([4, 8])),
+        link_GB_per_s=float(chance.choice([25, 12.5, 5])),
+        gpu_link_GB_per_s=float(chance.choice([50, 300])),
+        cpu_W=0.9 * node_W,
+        ram_W=0.1 * node_W,
+        gpu_idle_W=idle_W,
+    )
+    scatter = chance.standard_normal
+    values = worlds.CLUSTER | {
+        "tau": np.exp(chance.uniform(np.log(3e-4), np.log(5e-3))),
+        "t_start": 0.5 * np.exp(0.7 * scatter()),
+        "fill": (workers - 1) * np.exp(0.3 * scatter()),
+        "t_update": 3e-3 * np.exp(0.7 * scatter()),
+        "efficiency": 0.85 * np.exp(0.15 * scatter()),
+        "kappa": 0.05 * np.exp(0.7 * scatter()),
+        "host": node_W + chance.uniform(-90, 90),
+        "fed": chance.uniform(120, 300),
+        "idle": idle_W,
+    }
+    values["image_J"] = chance.uniform(20, 120) * values["tau"] * 2
+    samples = int(np.exp(chance.uniform(np.log(1e5), np.log(2e6))))
+    return site, values, workers, samples, int(chance.choice([30, 60, 90]))
+
+
+def nothing(truth: Truth, chance) -> None:
+    """What the model says is all there is."""
+
+
+def hide(truth: Truth, causes: tuple, part: float) -> None:
+    beside = sum((truth.times[cause] for cause in causes), 0.0)
+    truth.times["hidden"] = -np.minimum(beside, part * truth.times["images"])
+
+
+def pipeline(truth: Truth, chance) -> None:
+    """Updates and all-reduces behind a loader up to a tenth slower than the GPU."""
+    hide(truth, ("updates", "allreduce"), chance.uniform(0, 0.1))
+
+
+def slow_loader(truth: Truth, chance) -> None:
+    """The same behind a loader much slower, for which the GPU waits."""
+    part = chance.uniform(0.1, 0.7)
+    hide(truth, ("updates", "allreduce"), part)
+    truth.waits_s += part * truth.times["images"] + truth.times["hidden"]
+
+
+def overlap(truth: Truth, chance) -> None:
+    """The all-reduce behind 40 to 67 % of the computing."""
+    hide(truth, ("allreduce",), chance.uniform(0.4, 0.67))
+
+
+def wholly(truth: Truth, chance) -> None:
+    """All of the all-reduce is hidden."""
+    hide(truth, ("allreduce",), 99.0)
+
+
+def epochs_grow(truth: Truth, chance) -> None:
+    """Each epoch costs so many seconds more on each further node."""
+    growth_s = np.exp(chance.uniform(np.log(0.1), np.log(3)))
+    truth.times["grown"] = truth.work.epochs * growth_s * (truth.work.nodes - 1)
+
+
+def starts_grow(truth: Truth, chance) -> None:
+    """Each pass starts later with each device."""
+    growth_s = np.exp(chance.uniform(np.log(0.003), np.log(0.05)))
+    passes = truth.work.epochs * truth.work.passes
+    truth.times["grown"] = passes * growth_s * truth.work.devices
+
+
+def every_rank_evaluates(truth: Truth, chance) -> None:
+    """Every rank evaluates all validation data."""
+    work = truth.work
+    more = work.epochs * work.validated * (work.devices - 1)
+    truth.times["grown"] = more * truth.values["evaluation"] * truth.values["tau"]
+
+
+def storage_limit(truth: Truth, chance) -> None:
+    """A storage that gives so many samples a second to all and no more."""
+    devices_fed = np.exp(chance.uniform(np.log(10), np.log(150)))
+    slower = truth.times["contention"] / truth.times["images"]
+    longest = truth.times["images"] * truth.work.devices / devices_fed
+    own = truth.times["images"] * (1 + slower)
+    truth.times["stored"] = np.maximum(longest - own, 0)
+    truth.waits_s += truth.times["stored"]
+
+
+def slow_uplink(truth: Truth, chance) -> None:
+    """Between groups of eight nodes the link is slower, by up to ten times."""
+    slower = chance.choice([2, 4, 10])
+    truth.times["allreduce"] *= np.where(truth.work.nodes > 8, slower, 1)
+
+
+def slow_link(truth: Truth, chance) -> None:
+    """The link between nodes reaches a part of what its file says."""
+    slower = chance.uniform(2, 8)
+    truth.times["allreduce"] *= np.where(truth.work.nodes > 1, slower, 1)
+
+
+def congestion(truth: Truth, chance) -> None:
+    """The all-reduce takes longer with each doubling of nodes."""
+    growth = chance.uniform(0.1, 0.5)
+    truth.times["allreduce"] *= 1 + growth * np.log2(truth.work.nodes)
+
+
+def latency(truth: Truth, chance) -> None:
+    """Each step of a ring, 2 (n - 1) in each of ten buckets, costs microseconds."""
+    step_s = chance.uniform(2e-6, 2e-5)
+    updates = truth.work.epochs * truth.work.updates
+    truth.times["latency"] = updates * 10 * step_s * 2 * (truth.work.devices - 1)
+
+
+def page_cache(truth: Truth, chance) -> None:
+    """From four nodes on the data fit into the nodes' memory, and samples come faster."""
+    faster = chance.uniform(0.1, 0.3)
+    truth.times["cached"] = -faster * truth.times["images"] * (truth.work.nodes >= 4)
+
+
+def step_floor(truth: Truth, chance) -> None:
+    """A GPU never takes less than so many ms for a step, however small its batch."""
+    work = truth.work
+    tau = truth.values["tau"]
+    floor_s = tau * np.exp(chance.uniform(np.log(8), np.log(64)))
+    trained = work.epochs * work.trained * tau
+    truth.times["floor"] = np.maximum(work.epochs * work.updates * floor_s - trained, 0)
+
+
+def slow_nodes(truth: Truth, chance) -> None:
+    """Every eighth node is slower, and all wait for it."""
+    slower = chance.uniform(0.05, 0.2)
+    truth.factor *= np.where(truth.work.nodes >= 8, 1 + slower, 1)
+
+
+def neighbours(truth: Truth, chance) -> None:
+    """Some runs on several nodes are disturbed by others' jobs."""
+    is_disturbed = chance.random(len(truth.work)) < 0.15
+    truth.factor *= np.where(is_disturbed & (truth.work.nodes > 1), 1.2, 1)
+
+
+def outlier(truth: Truth, chance) -> None:
+    """One of the runs on one node took 1.25 to 2 times too long."""
+    on_one = np.flatnonzero(truth.work.nodes == 1)
+    if len(on_one):
+        truth.factor[chance.choice(on_one)] *= chance.uniform(1.25, 2)
+
+
+def scatter(truth: Truth, chance) -> None:
+    """Runs scatter by 5 %."""
+    truth.factor *= np.exp(0.05 * chance.standard_normal(len(truth.work)))
+
+
+def idle_allreduce(truth: Truth, chance) -> None:
+    """A GPU in an all-reduce draws as if idle."""
+    truth.waits_s += truth.times["allreduce"]
+
+
+def light_host(truth: Truth, chance) -> None:
+    """A workstation's host, and its file says nothing of its powers."""
+    truth.node_W[:] = chance.uniform(8, 60)
+
+
+def busy_host(truth: Truth, chance) -> None:
+    """CPUs draw more with each device in use."""
+    truth.node_W += chance.uniform(5, 25) * truth.work.devices_of_node
+
+
+KINDS = (nothing, pipeline, slow_loader, overlap, wholly, epochs_grow, starts_grow)
+KINDS += (every_rank_evaluates, storage_limit, slow_uplink, slow_link, congestion)
+KINDS += (latency, page_cache, step_floor, slow_nodes, neighbours, outlier, scatter)
+KINDS += (idle_allreduce, light_host, busy_host)
+
+
+def truth_of(kind, values: dict, seen: Runs, chance) -> Runs:
+    """Give runs what they take in a cluster of a kind, with the scatter of a run."""
+    work = seen.work
+    times = model.times_s(values, work)
+    waits_s = times["starts"] + times["fill"]
+    node_W = np.full(len(work), values["host"])
+    truth = Truth(work, values, times, waits_s, node_W, np.ones(len(work)))
+    kind(truth, chance)
+    busy_s = sum(truth.times.values())
+    power_W = values["idle"] + truth.node_W / work.devices_of_node
+    power_W += (values["fed"] - values["idle"]) * (1 - truth.waits_s / busy_s)
+    power_W += values["image_J"] * work.epochs * work.trained / busy_s
+    noise = np.exp(NOISE * chance.standard_normal((2, len(work))))
+    return worlds.with_results(
+        seen, busy_s * truth.factor * noise[0], power_W * noise[1]
+    )
+
+
+def draw(kind, seed: int, nodes: int) -> dict[str, Runs]:
+    """Draw a cluster: what is fitted, and what is asked at L and at G."""
+    site, values, workers, samples, epochs = cluster(seed)
+    chance = np.random.default_rng([seed, 1])
+    per_node = site.devices_per_node
+
+    def configs(sizes: list[tuple[int, int, int]]) -> list:
+        make = dict(preset="paper", loader_workers=workers)
+        make |= dict(validation_samples=max(256, samples // 25), epochs=epochs)
+        return [
+            config.make(
+                "resnet50",
+                devices=n,
+                local_batch_size=size,
+                training_samples=samples // less,
+                **make,
+            )
+            for n, size, less in sizes
+        ]
+
+    few = [
+        (1, 512, 1),
+        (1, 128, 4),
+        (2, 256, 1),
+        (per_node, 512, 4),
+        (per_node, 256, 1),
+        (per_node, 128, 1),
+    ]
+    if nodes == 2:
+        few += [(2 * per_node, 256, 1), (2 * per_node, 128, 1)]
+    more = [n for n in (8, 16, 32, 64, 128, 256) if n > nodes * per_node]
+    local = [(n, 256, 1) for n in more]
+    of_all = [(n, GLOBAL_SIZE // n, 1) for n in more]
+    sizes = few + local + of_all
+    plain = worlds.taken("resnet50", site, configs(sizes), values)
+    made = truth_of(kind, values, plain, chance)
+    at = np.arange(len(sizes))
+    ends = len(few), len(few) + len(local)
+    return {
+        "fitted": made.only(at < ends[0]),
+        "L": made.only((ends[0] <= at) & (at < ends[1])),
+        "G": made.only(at >= ends[1]),
+    }
+
+
+def judged(kind, seed: int, nodes: int) -> dict[str, np.ndarray]:
+    """Ask the fit of a cluster: inside and half-width of each, (2, asked): GPU hours, kWh."""
+    world = draw(kind, seed, nodes)
+    fit = fits.make(world["fitted"])
+    answers = {}
+    for name in "LG":
+        asked = world[name]
+        told = fits.forecast(fit, asked.work)
+        ends = np.stack([told["time_s"], told["energy_J"]])
+        fact = np.stack([asked.time_s, asked.time_s * asked.power_W])[..., None]
+        off = np.log(ends / fact)
+        inside = (off[..., 1] < 0) & (off[..., 2] > 0)
+        half = (ends[..., 2] - ends[..., 1]) / ends[..., 0] / 2
+        answers[name] = np.stack([inside, half, off[..., 0]])
+    return answers
+
+
+def coverage(kinds, number: int, first: int = 0) -> pd.DataFrame:
+    """Ask so many clusters of each kind: how many values are inside, and half-widths, in %."""
+    rows = []
+    for kind in kinds:
+        for nodes in (1, 2):
+            found = [judged(kind, seed, nodes) for seed in range(first, first + number)]
+            row = {"kind": kind.__name__, "nodes": nodes}
+            for name in "LG":
+                all_of = np.concatenate([one[name] for one in found], axis=2)
+                inside = 100 * all_of[0].mean(axis=1)
+                half = 100 * np.median(all_of[1], axis=1)
+                off = 100 * np.median(np.exp(all_of[2]) - 1, axis=1)
+                for at, of in enumerate(("h", "kWh")):
+                    row |= {
+                        f"{name} {of} in": inside[at],
+                        f"{name} {of} hw": half[at],
+                        f"{name} {of} off": off[at],
+                    }
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+if __name__ == "__main__":
+    table = coverage(KINDS, int(sys.argv[1]))
+    print(table.to_string(index=False, float_format="{:.0f}".format))
+    print(
+        table.groupby("nodes")
+        .mean(numeric_only=True)
+        .to_string(float_format="{:.1f}".format)
+    )
