@@ -1,6 +1,7 @@
-"""`make docs`: README, guides, executed notebooks, commands and Python interface as a static site, without network.
+"""`make docs`: README, guides, executed notebooks, commands and Python interface as a site.
 
-What the site is made of is copied to build/site-source under the same names, so that the links of the documents hold.
+It needs no network. What it is made of is copied to build/site-source under the same names, so
+that the links of the documents hold.
 """
 
 import json
@@ -27,11 +28,15 @@ COPIED = (
     "runs/README.md",
     "runs/published/README.md",
 )
-COPIED += ("data_manifests/*/README.md", "notebooks/*.ipynb", "paper/*.png", "paper/*.svg", "systems/*")
-GUIDES = ("run", "measure", "own", "forecast", "cluster", "gpu", "data", "paper", "questions")
+COPIED += ("data_manifests/*/README.md", "notebooks/*.ipynb", "systems/*")
+COPIED += ("paper/*.png", "paper/*.svg")
+GUIDES = ("run", "measure", "own", "forecast", "cluster", "gpu", "data", "paper")
+GUIDES += ("questions",)
+REFERENCE = ("commands", "interface", "parameters", "runs/README", "docs/worth")
+REFERENCE += ("docs/verdicts",)
 CHAPTERS = {
     "Guides": [f"docs/{name}" for name in GUIDES],
-    "Reference": ["commands", "interface", "parameters", "runs/README", "docs/worth", "docs/verdicts"],
+    "Reference": REFERENCE,
     "Work on it": ["CONTRIBUTING", "docs/architecture", "CHANGELOG"],
 }
 CONFIGURATION = f"""
@@ -78,11 +83,20 @@ def main() -> int:
     with (SOURCE / "index.md").open("a") as index:
         index.write("\n".join([*map(contents, CHAPTERS), notebooks]))
     (SOURCE / "commands.md").write_text(commands())
-    (SOURCE / "parameters.md").write_text(f"# Parameters\n\n```text\n{config.help_text()}\n```\n")
-    configurations = {"$defs": msgspec.json.schema_components(config.CONFIGS.values())[1]}
-    schemas = {"record": msgspec.json.schema(records.Record), "configuration": configurations}
+    (SOURCE / "parameters.md").write_text(
+        f"# Parameters\n\n```text\n{config.help_text()}\n```\n"
+    )
+    configurations = {
+        "$defs": msgspec.json.schema_components(config.CONFIGS.values())[1]
+    }
+    schemas = {
+        "record": msgspec.json.schema(records.Record),
+        "configuration": configurations,
+    }
     for name, schema in schemas.items():
-        (SOURCE / "extra" / f"{name}.schema.json").write_text(json.dumps(schema, indent=1))
+        (SOURCE / "extra" / f"{name}.schema.json").write_text(
+            json.dumps(schema, indent=1)
+        )
     (SOURCE / "interface.md").write_text(INTERFACE)
     (SOURCE / "conf.py").write_text(CONFIGURATION)
     (SOURCE / "_static").mkdir()
@@ -102,7 +116,10 @@ def contents(chapter: str) -> str:
 
 
 def executed_notebooks(folder: Path) -> str:
-    """Write those of `make paper` as pages, and return a list of links to them; a sentence where there are none."""
+    """Write those of `make paper` as pages, and return a list of links to them.
+
+    A sentence where there are none.
+    """
     folder.mkdir(parents=True)
     links = []
     for path in sorted((REPOSITORY / "build" / "notebooks").glob("*.ipynb")):
@@ -124,7 +141,9 @@ def commands() -> str:
 def sections(command, parent) -> list[str]:
     name = command.name if parent else "energynn"
     context = command.context_class(command, info_name=name, parent=parent)
-    pages = [f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"]
+    pages = [
+        f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
+    ]
     for child in getattr(command, "commands", {}).values():
         pages += sections(child, context)
     return pages

@@ -26,7 +26,9 @@ class Config(RunConfig, frozen=True, kw_only=True):
 
     workload: str = "gpu_minutes"
     dataset: str = "synthetic"
-    kind: Literal["idle", "starved", "simulated_collective", "collective", "work"] = "idle"
+    kind: Literal["idle", "starved", "simulated_collective", "collective", "work"] = (
+        "idle"
+    )
     seconds: float = 60.0
     wait_s: float = 1.0
     image_size: int = 224
@@ -56,7 +58,9 @@ def resnet50_step(config, world):
     """A step of ResNet50 on one batch of random images that stays on the device."""
     network = models.resnet50().to(world.device)
     model = distributed.data_parallel(network, config, world)
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate, momentum=0.9)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=config.learning_rate, momentum=0.9
+    )
     size = config.local_batch_size, 3, config.image_size, config.image_size
     images = torch.randn(size).to(world.device)
     labels = torch.zeros(config.local_batch_size, dtype=torch.int64).to(world.device)
@@ -137,7 +141,9 @@ def main(config, run_dir, folder=None):
     session = Session(config, run_dir, folder)
     world = session.world
     if world.device.type != "cuda":
-        raise ValueError("device: these are minutes of a GPU; go to a machine that has one")
+        raise ValueError(
+            "device: these are minutes of a GPU; go to a machine that has one"
+        )
     step = make_step(config, world)
     is_waiting = config.kind not in ("work", "simulated_collective")
     taken_s = seconds_of_a_step(step, world) + config.wait_s * is_waiting

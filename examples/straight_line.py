@@ -1,11 +1,11 @@
-"""A workload of one's own on data of one's own: a straight line through the points of points.csv (docs/own.md)."""
+"""A workload of one's own on data of one's own (docs/own.md): a line through points.csv."""
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from energynn.experiment.config import RunConfig
 from energynn.data import manifests
+from energynn.experiment.config import RunConfig
 from energynn.train import distributed
 from energynn.train.batches import Shard
 from energynn.train.session import Session
@@ -24,7 +24,9 @@ class Config(RunConfig):
 def main(config, run_dir, folder=None):
     session = Session(config, run_dir, folder)
     path = manifests.root(config.dataset) / "points.csv"
-    points = torch.from_numpy(np.loadtxt(path, np.float32, delimiter=",")).to(session.world.device)
+    points = torch.from_numpy(np.loadtxt(path, np.float32, delimiter=",")).to(
+        session.world.device
+    )
     data = TensorDataset(points[:, :1], points[:, 1:])
     sampler = Shard(data, shuffle=True, seed=config.seed, drop_last=True)
     loader = DataLoader(data, config.local_batch_size, sampler=sampler, drop_last=True)

@@ -1,4 +1,4 @@
-"""The energy of each epoch beside the loss, in TensorBoard, MLflow or Weights & Biases: copy what you need.
+"""The energy of each epoch beside the loss, in TensorBoard, MLflow or Weights & Biases.
 
 for epoch in with_energy(range(10), to_tensorboard(writer)):
     train_one_epoch()
@@ -8,11 +8,15 @@ import energynn
 
 
 def with_energy(epochs, log):
-    """The epochs one after the other; after each, ``log(name, value, step)`` gets its energy, mean power and time."""
+    """The epochs one after the other; ``log(name, value, step)`` gets each one's energy and power.
+
+    Its time, too.
+    """
     for step, epoch in enumerate(epochs):
         with energynn.window(f"epoch {epoch}") as measured:
             yield epoch
-        provenance = measured.energies.get("energy_total_provenance", "unknown")  # measured, or only estimated
+        # measured, or only estimated
+        provenance = measured.energies.get("energy_total_provenance", "unknown")
         log(f"energy_{provenance}_J", measured.energy_J, step)
         log(f"mean_power_{provenance}_W", measured.energy_J / measured.time_s, step)
         log("epoch_time_s", measured.time_s, step)
@@ -37,7 +41,7 @@ def to_mlflow(mlflow):
 
 
 def to_wandb(run):
-    """``run`` is what wandb.init() returns; its own step goes on, so that the epoch is an axis of its own."""
+    """``run`` is what wandb.init() returns; its step goes on: the epoch is an axis of its own."""
 
     def log(name, value, step):
         run.log({f"energynn/{name}": value, "energynn/epoch": step})

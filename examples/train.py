@@ -1,4 +1,4 @@
-"""A script as anybody has one (docs/own.md): DEVICES processes share the work of SAMPLES samples."""
+"""A script as anybody has one (docs/own.md): DEVICES processes share the work of SAMPLES."""
 
 import multiprocessing
 import os

@@ -263,8 +263,10 @@ def trainers_loader(root: Path, **fields) -> DataLoader:
     """Batches of the training images below ``root`` as the trainer loads them, in workers that
     stay.
     """
-    made = config.make("resnet50", **fields, local_batch_size=32, image_size=224, training_samples=0,
-                       validation_samples=0, loader_workers=WORKERS, persistent_workers=True)  # fmt: skip
+    sizes = {"local_batch_size": 32, "image_size": 224}
+    sizes |= {"training_samples": 0, "validation_samples": 0}
+    workers = {"loader_workers": WORKERS, "persistent_workers": True}
+    made = config.make("resnet50", **fields, **sizes, **workers)
     alone = World(0, 1, 0, torch.device("cpu"), "")
     with (
         mock.patch.object(manifests, "verify", lambda *given, **named: root),

@@ -1,4 +1,4 @@
-"""perun's HDF5 files, as far as they carry energies: sensors of known truth, and perun's own sums."""
+"""perun's HDF5 files, as far as they carry energies: sensors of known truth, and perun's sums."""
 
 import h5py
 import numpy as np

@@ -22,7 +22,8 @@ def constant_power(powercap: Path, power_W: float, range_uJ: int = RANGE_UJ):
     zone(powercap / "intel-rapl:0", "package-0", range_uJ)
     program = textwrap.dedent(f"""
         import os, time
-        file, begun = os.open({str(powercap / "intel-rapl:0/energy_uj")!r}, os.O_WRONLY), time.monotonic()
+        file = os.open({str(powercap / "intel-rapl:0/energy_uj")!r}, os.O_WRONLY)
+        begun = time.monotonic()
         while True:
             value = int({power_W} * 1e6 * (time.monotonic() - begun)) % {range_uJ}
             os.pwrite(file, b"%012d\\n" % value, 0)

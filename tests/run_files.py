@@ -1,4 +1,4 @@
-"""The files that a measured run leaves, written by hand: readings and marks whose truth is known."""
+"""The files that a measured run leaves, written by hand: readings and marks of known truth."""
 
 import json
 

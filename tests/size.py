@@ -1,4 +1,4 @@
-"""`make size`: code tokens by folder, tokens a line, rooms and arrows, words of the guides, commands.
+"""`make size`: code tokens by folder, tokens a line, rooms, arrows, words of guides, commands.
 
 A code token is one of Python's tokens that is no comment, no docstring and no end of a line.
 """

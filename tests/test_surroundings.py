@@ -185,7 +185,8 @@ def test_the_reason_has_the_last_line_of_the_launcher(around, tmp_path):
 
 
 def test_a_tmpdir_too_long_for_a_socket_is_refused_and_the_remedy_helps(tmp_path):
-    program = "import sys; from energynn.experiment import config; from energynn.launch import start\n"
+    program = "import sys; from energynn.experiment import config\n"
+    program += "from energynn.launch import start\n"
     program += "made = config.make(loader_workers=int(sys.argv[1]))\n"
     program += "start.require_room_for_workers(made)"
 

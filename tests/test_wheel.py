@@ -49,7 +49,8 @@ def installed(wheel, tmp_path_factory):
         where = dict(cwd=here, env=environment)
         return printed(sys.executable, "-P", *words, **where, **options)
 
-    program = "import energynn, energynn.host.files as files; print(energynn.__file__, files.IS_CHECKOUT, files.REPOSITORY)"
+    program = "import energynn, energynn.host.files as files\n"
+    program += "print(energynn.__file__, files.IS_CHECKOUT, files.REPOSITORY)"
     assert python("-c", program) == f"{target}/energynn/__init__.py False {here}\n"
     python.folder = here
     return python
@@ -97,7 +98,8 @@ def test_a_measured_command_leaves_its_record_below_the_working_folder(
         ),
         (
             "data verify",
-            "photographs: every file of its manifest is there and has its SHA-256 ({folder}/build/data",
+            "photographs: every file of its manifest is there and has its SHA-256 "
+            "({folder}/build/data",
         ),
     ],
 )
@@ -107,7 +109,8 @@ def test_a_command_works_in_an_empty_folder(installed, measured, words, expected
 
 
 def test_runs_are_loaded_and_a_plan_is_made_in_an_empty_folder_without_torch(installed):
-    program = "import sys, energynn; runs = energynn.load(); print(runs.sizes['run'], 'torch' in sys.modules)"
+    program = "import sys, energynn; runs = energynn.load()\n"
+    program += "print(runs.sizes['run'], 'torch' in sys.modules)"
     number, has_torch = installed("-c", program).split()
     assert int(number) > 20 and has_torch == "False"
     plan = "forecast plan --workload resnet50 --system horeka-a100 --deadline-h 3 --devices 64"
@@ -131,7 +134,8 @@ def test_a_study_of_embedded_data_is_made_in_an_empty_folder(installed):
     pytest.importorskip("torch")
     study = (
         "from energynn.experiment import config\n\ndef study(system):\n"
-        "    return [config.make('fourcastnet', system=system, embed_dim=32, depth=1, epochs=400)]\n"
+        "    sizes = {'embed_dim': 32, 'depth': 1}\n"
+        "    return [config.make('fourcastnet', system=system, epochs=400, **sizes)]\n"
     )
     (installed.folder / "mine.py").write_text(study)
     said = installed("-m", "energynn.cli", "study", "run", "mine.py", timeout=700)

@@ -198,7 +198,7 @@ def published_runs(name: str = "values") -> pd.DataFrame:
 def kind(runs: pd.DataFrame) -> pd.Series:
     """Name what was trained, for people: "FourCastNet pre-training"."""
     words = runs[["workload", "stage"]].replace(WORDS)
-    return words.agg(" ".join, axis="columns").str.strip()
+    return (words["workload"] + " " + words["stage"]).str.strip()
 
 
 def without_training(runs_dir: str | Path) -> pd.DataFrame:

@@ -31,5 +31,5 @@ def against_hours(
         if len(series) > 2:
             line = regression.fit("energy_total_kWh ~ 0 + gpu_hours", series).line()
             drawn = alt.Chart(line.assign(name=name)).mark_line(strokeWidth=1.4)
-            layers.append(drawn.encode(x, alt.Y("mean:Q"), color=channels["color"]))
+            layers.append(drawn.encode(x, channels["color"], y="mean:Q"))
     return alt.layer(*layers, points)

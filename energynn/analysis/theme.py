@@ -211,11 +211,13 @@ def placeholder(message: str) -> alt.Chart:
     return text.encode(text=alt.datum(message))
 
 
-def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> Path:
+def save(
+    chart: alt.TopLevelMixin, name: str, build_dir: str | Path
+) -> alt.TopLevelMixin:
     """Write a chart, after ``enable``, as SVG, as PDF and as PNG of 2.5 times its pixels.
 
-    Files lie in ``build_dir``/figures; the same data give the same SVG, byte for byte. Returns its
-    path.
+    Files lie in ``build_dir``/figures; the same data give the same SVG, byte for byte. Returns the
+    chart, which a notebook then shows.
     """
     spec = chart.to_dict()
     path = save_spec(spec, name, build_dir).with_suffix(".svg")
@@ -223,7 +225,7 @@ def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -
     path.write_text(svg)
     path.with_suffix(".png").write_bytes(vl_convert.svg_to_png(svg, scale=2.5))
     path.with_suffix(".pdf").write_bytes(vl_convert.svg_to_pdf(svg))
-    return path
+    return chart
 
 
 def save_spec(spec: dict, name: str, build_dir: str | Path) -> Path:
@@ -250,9 +252,7 @@ def with_error_bars(
     line = base.mark_line(strokeDash=[3, 3], strokeWidth=1.1).encode(
         y, detail="origin:N"
     )
-    bars = base.mark_rule(strokeWidth=1.6, clip=True).encode(
-        alt.Y("low:Q"), alt.Y2("high:Q")
-    )
+    bars = base.mark_rule(strokeWidth=1.6, clip=True).encode(y="low:Q", y2="high:Q")
     return alt.layer(line, bars, base.mark_point(filled=True).encode(y, shape=shape))
 
 
@@ -261,7 +261,7 @@ def intervals(rows: pd.DataFrame, x: str) -> alt.Chart:
     never drawn as a point.
     """
     bar = alt.Chart(rows).mark_rule(strokeWidth=5, color=GREY, opacity=0.6)
-    return bar.encode(alt.X(f"{x}:Q"), alt.Y("low:Q"), alt.Y2("high:Q"))
+    return bar.encode(x=f"{x}:Q", y="low:Q", y2="high:Q")
 
 
 MODEL = "model, fitted to the published values [90 %]"
@@ -284,7 +284,6 @@ def model_curves(
         scale=scale,
         legend=alt.Legend(title=None, symbolSize=770, labelLimit=480),
     )
-    band = base.mark_area(opacity=0.16).encode(
-        alt.Y("low:Q"), alt.Y2("high:Q"), alt.Detail("name:N")
-    )
+    band = base.mark_area(opacity=0.16)
+    band = band.encode(y="low:Q", y2="high:Q", detail="name:N")
     return [band, base.mark_line(strokeWidth=1.4).encode(y, strokeDash=dashes)]

@@ -1,4 +1,4 @@
-"""What an outsider gets from the files of others with csv and math; formulas are those of the page."""
+"""What an outsider gets from the files of others with csv and math, by the page's formulas."""
 
 import csv
 import math

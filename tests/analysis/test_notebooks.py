@@ -30,8 +30,9 @@ def built(executed):
 
 
 def test_papermill_executes_a_notebook(tmp_path):
-    """As `make paper` does, with a kernel of its own; tests/launch/test_launch.py executes run_training
-    so.
+    """As `make paper` does, with a kernel of its own.
+
+    tests/launch/test_launch.py executes run_training so.
     """
     name = "10_scaling_schemes"
     words = f"-m papermill notebooks/{name}.ipynb {tmp_path}/{name}.ipynb"

@@ -130,3 +130,10 @@ def test_energies_by_perun_go_with_perun_s_hours(tmp_path):
     assert row["gpu_hours"] == 0.05 and row["energy_total_kWh"] == pytest.approx(
         4000 / 3.6e6
     )
+
+
+def test_what_was_trained_has_a_name_also_where_nothing_was(tmp_path):
+    run = write_run(tmp_path, config.make("fourcastnet", stage="pretrain"))
+    runs = observations.load(run.parents[1]).query("origin == 'own'")
+    assert [*observations.kind(runs)] == ["FourCastNet pre-training"]
+    assert [*observations.kind(runs[:0])] == []

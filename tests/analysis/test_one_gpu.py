@@ -46,7 +46,7 @@ def test_the_notebook_finds_what_a_sample_and_an_update_cost(study):
     tables = json_table(folder / "numbers/45_one_gpu.json")
     sample = tables["one_gpu_energy"]["samples"]
     assert (sample["provenance"], sample["unit"]) == ("measured", "J")
-    assert shown["found"].startswith(f"{PAPER} (measured): A sample costs")
+    assert shown["plane_sentence"].startswith(f"{PAPER} (measured): A sample costs")
     assert sample["value"] == pytest.approx(of_paper.loc["samples", "value"])
     assert tables["one_gpu"]["all"]["name"] == PAPER
 
@@ -70,7 +70,7 @@ def test_waiting_watts_and_time_give_the_energy_and_other_watts_do_not(study):
             error = row["rate"] + W_percent * (watts - 120)
             assert row[rule] == pytest.approx(error), rule
     assert largest["rate"] == max(abs(row["rate"]) for row in table.values())
-    assert f"{len(table)} runs that wait" in shown["tested"]
+    assert f"{len(table)} runs that wait" in shown["waiting_sentence"]
 
 
 def test_an_estimate_from_time_is_not_set_beside_energy_from_time(tmp_path):

@@ -238,7 +238,8 @@ def test_the_report_fits_a_desktop_and_a_phone(built, page, width):
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(built.as_uri())
     page.wait_for_function("Object.keys(window.views || {}).length >= 10")
-    boxes = "[...document.querySelectorAll('.figure')].filter(one => one.scrollWidth > one.clientWidth + 1)"
+    boxes = "[...document.querySelectorAll('.figure')]"
+    boxes += ".filter(one => one.scrollWidth > one.clientWidth + 1)"
     assert page.evaluate(f"{boxes}.map(one => one.id)") == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.set_viewport_size({"width": 1300, "height": 1400})

@@ -26,7 +26,8 @@ class Config(RunConfig, frozen=True, kw_only=True):
     sentences: int = 100_000
 
     def epoch(self):
-        return Epoch(training_samples=self.sentences, validation_samples=1000, gradient_bytes=500_000_000)
+        sizes = {"training_samples": self.sentences, "validation_samples": 1000}
+        return Epoch(**sizes, gradient_bytes=500_000_000)
 """
 TRUTH = worlds.CLUSTER | dict(tau=2e-2, t_start=2.0, fill=1.0, t_update=5e-3)
 TRUTH |= dict(efficiency=0.8, kappa=0.1, host=400.0, fed=300.0, idle=80.0, image_J=2.0)

@@ -31,7 +31,7 @@ class World:
 
 
 # What hides behind which least and greatest part of the time of samples: a loader is a little
-# slower than the GPU, or much; an all-reduce runs beside two thirds of the computing, or beside all.
+# slower than the GPU, or much; an all-reduce runs beside two thirds of the computing, or all.
 HIDDEN = {
     "nothing": ((), 0.0, 0.0),
     "in a pipeline": (("updates", "allreduce"), 0.0, 0.1),

@@ -10,7 +10,8 @@ import pytest
 from energynn.host import processes
 from tests.processes import lives, refused, wait_until
 
-CHILD = "import os, sys, time; from energynn.host import processes\n{arm}\nprint(os.getpid(), flush=True); time.sleep(60)"
+CHILD = "import os, sys, time; from energynn.host import processes\n{arm}\n"
+CHILD += "print(os.getpid(), flush=True); time.sleep(60)"
 
 
 def python(program, **more):
@@ -73,7 +74,8 @@ def test_what_a_process_forks_ends_with_it_but_not_with_a_thread():
         "def in_a_thread():\n"
         "    child = multiprocessing.Process(target=time.sleep, args=(60,)); child.start()\n"
         "    print(f'{child.pid}\\n', end='', flush=True)\n"
-        "thread = threading.Thread(target=in_a_thread); thread.start(); thread.join(); time.sleep(60)\n"
+        "thread = threading.Thread(target=in_a_thread)\n"
+        "thread.start(); thread.join(); time.sleep(60)\n"
     )
     parent = python(program)
     lines = sorted((parent.stdout.readline().split() for _ in range(2)), key=len)

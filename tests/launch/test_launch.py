@@ -62,7 +62,8 @@ def papermill(runs_dir, parameters, **options):
 
 
 def python(runs_dir, parameters, program=RUN, **options):
-    begin = "import os, pathlib, sys\nfrom energynn.experiment import config; from energynn.host import launchers\n"
+    begin = "import os, pathlib, sys\nfrom energynn.experiment import config\n"
+    begin += "from energynn.host import launchers\n"
     begin += (
         f"from energynn.launch import start, supervise\nruns_dir = {str(runs_dir)!r}\n"
     )

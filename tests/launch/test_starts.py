@@ -23,7 +23,8 @@ from tests.processes import ENERGYNN, wait_until
 MARK = "ENERGYNN_TEST_MARK"  # in the environment of all that a test starts
 WITHOUT_PERUN = (
     "import importlib.util; find = importlib.util.find_spec\n"
-    "importlib.util.find_spec = lambda name, *more: None if name == 'perun' else find(name, *more)\n"
+    "hidden = lambda name, *more: None if name == 'perun' else find(name, *more)\n"
+    "importlib.util.find_spec = hidden\n"
 )
 SHORT = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=4)
 LATEST_S = {"measure": 5, "run": 8, "batch job": 12}  # until the sampler samples, about
@@ -145,7 +146,8 @@ def attack(folder, seed):
         if is_root
         else drawn.choice(sorted(victims, key=lambda each: each.pid))
     )
-    did = f"seed {seed}: {way}: {signal.Signals(number).name} after {at_s:.2f} s to {told([victim])}"
+    name = signal.Signals(number).name
+    did = f"seed {seed}: {way}: {name} after {at_s:.2f} s to {told([victim])}"
     try:
         victim.send_signal(number)
         if victim.pid == started.pid and number == signal.SIGKILL:

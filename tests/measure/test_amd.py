@@ -24,8 +24,8 @@ def amdsmi_get_gpu_device_bdf(handle): return f"0000:0{handle}:00.0"
 def amdsmi_get_power_info(handle):
     power = watts[handle]() if callable(watts[handle]) else watts[handle]
     if power is None: raise AmdSmiException("busy")
-    values = {"average_socket_power": "N/A", "current_socket_power": "N/A", "power_limit": 300_000_000}
-    return values | {fields[handle]: power}
+    values = {"average_socket_power": "N/A", "current_socket_power": "N/A"}
+    return values | {"power_limit": 300_000_000, fields[handle]: power}
 """
 
 

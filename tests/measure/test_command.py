@@ -44,7 +44,10 @@ def has_begun(folder):
 
 
 def test_output_input_and_exit_status_are_passed_on(tmp_path):
-    program = "import os, sys; print(os.environ['CUDA_DEVICE_ORDER'], sys.stdin.read()); sys.exit(3)"
+    program = (
+        "import os, sys; print(os.environ['CUDA_DEVICE_ORDER'], sys.stdin.read())\n"
+    )
+    program += "sys.exit(3)"
     started = start(
         tmp_path / "run", sys.executable, "-c", program, stdin=subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""Each judge shown right and wrong by the files of a run: sensors and loads whose truth is known."""
+"""Each judge shown right and wrong by a run's files: sensors and loads whose truth is known."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ NOISE = np.random.default_rng(3).normal(0, 0.05, len(T)).round(3)
 
 
 def judge(folder, *columns, t_s=T, span_s=SPAN, thresholds=None, **more):
-    """Write a run on these sensors (description, readings), and say what our account makes of it."""
+    """Write a run on these sensors (description, readings): what our account makes of it."""
     write_samples(folder, t_s, columns, **more)
     write_training(folder, *span_s)
     return judged(folder, thresholds)

@@ -21,7 +21,7 @@ NOTHING = float("nan")
 
 
 def zeus() -> Iterator:
-    """Get ready; then, of each window, begin, and end with its energy and what speaks against it."""
+    """Get ready; then begin each window, and end it with its energy and what speaks against it."""
     from zeus.monitor import ZeusMonitor
 
     monitor = ZeusMonitor(cpu_indices=[])

@@ -108,7 +108,8 @@ def test_gradients_in_buckets_lie_side_by_side(alone, is_on, number):
 
 def test_one_rank_has_lost_no_other_and_says_what_nccl_said_last(monkeypatch):
     """As on a machine without a network: in NCCL's error the cause is the last line."""
-    words = "NCCL error in: ProcessGroupNCCL.cpp, internal error\nLast error:\nBootstrap : no socket interface found"
+    words = "NCCL error in: ProcessGroupNCCL.cpp, internal error\nLast error:\n"
+    words += "Bootstrap : no socket interface found"
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     for size, kind in (
         (2, distributed.LostRank),
