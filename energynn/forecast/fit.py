@@ -268,6 +268,19 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     return result
 
 
+def chance_percent(fit: Fit, ends: np.ndarray, most: float) -> float:
+    """Chance that a limit holds for what ``forecast`` tells, of which ends are value, low and high.
+
+    The logarithm has Student's t, on each side of the value as wide as the interval: 95 % keep
+    a limit at the high end, 5 % one at the low end.
+    """
+    value, low, high = np.log(ends)
+    room, freedom = np.log(most) - value, fit.freedom.min()
+    width = high - value if room > 0 else value - low
+    scaled = stats.t.ppf(UPPER, freedom) * room / width
+    return float(100 * stats.t.cdf(scaled, freedom))
+
+
 def describe(fit: Fit) -> dict[str, dict]:
     """Describe every parameter: value, 90 % interval, unit, meaning, how much the data tell of it.
 
