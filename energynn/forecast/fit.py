@@ -275,10 +275,9 @@ def chance_percent(fit: Fit, ends: np.ndarray, most: float) -> float:
     a limit at the high end, 5 % one at the low end.
     """
     value, low, high = np.log(ends)
-    room, freedom = np.log(most) - value, fit.freedom.min()
+    room, law = np.log(most) - value, stats.t(fit.freedom.min())
     width = high - value if room > 0 else value - low
-    scaled = stats.t.ppf(UPPER, freedom) * room / width
-    return float(100 * stats.t.cdf(scaled, freedom))
+    return float(100 * law.cdf(law.ppf(UPPER) * room / width))
 
 
 def describe(fit: Fit) -> dict[str, dict]:

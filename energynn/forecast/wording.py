@@ -144,7 +144,7 @@ def table(rows: list[dict]) -> str:
             line["charged hours"] = charged
         for words in row["outside"]:
             marks.setdefault(words, chr(ord("a") + len(marks)))
-        plain.append(line | {"note": " ".join(map(marks.get, row["outside"]))})
+        plain.append(line | {"note": " ".join(sorted(map(marks.get, row["outside"])))})
     shown = pd.DataFrame(plain)
     shown = shown.loc[:, ~shown.isin([0, ""]).all()]
     shown = shown.to_string(index=False, na_rep="")

@@ -12,6 +12,7 @@ import vl_convert
 
 from energynn.analysis import numbers, report
 from energynn.experiment import config
+from energynn.forecast import wording
 from energynn.host.reading import json_table
 from tests.analysis.conftest import write_run, write_study
 from tests.analysis.notebook import execute
@@ -192,11 +193,18 @@ def drawn(spec: dict, **values) -> dict[str, tuple]:
     text = vl_convert.vegalite_to_svg(spec)
     names = re.findall(">(fastest|balanced|most frugal)<", text)
     sizes = re.findall(r">(\d+) GPUs, local batch (\d+), global batch (\d+)<", text)
-    return dict(zip(names, sizes, strict=True))
+    kept = re.findall(r">[^<]* h kept: (\d+) %", text) or ["no limit"] * len(names)
+    return dict(
+        zip(names, zip(*zip(*sizes, strict=True), kept, strict=True), strict=True)
+    )
 
 
 def sizes_of(row: dict, *names: str) -> tuple:
-    return tuple(str(row[name]) for name in names)
+    """Sizes of a choice, and by what chance in percent it keeps a deadline."""
+    kept = "no limit"
+    if chances := row.get("chance_percent"):
+        kept = wording.percent(chances["time_h"]).removesuffix(" %")
+    return *(str(row[name]) for name in names), kept
 
 
 LIMITS = {
