@@ -84,7 +84,7 @@ def answer(plan: Plan, best: dict) -> str:
         words += f" (chance {percent(min(chances.values()))})"
     spared = 100 - 100 * best[spent]["value"] / fastest[spent]["value"]
     if best["run_id"] != fastest["run_id"]:
-        words += f"; this spares {spared:.0f} % of the {SHOWN[spent]} of "
+        words += f"; spares {spared:.0f} % of the {SHOWN[spent]} of "
         words += f"{fastest['devices']} {device}s, the fastest"
     return words
 
@@ -132,22 +132,22 @@ def table(rows: list[dict]) -> str:
     Charged hours are shown where they are not the GPU hours.
     """
     plain, marks = [], {}
+    of_parts = any(row["charged_hours"] != row["gpu_hours"] for row in rows)
     for row in rows:
         first = {"": row["choice"]} if "choice" in row else {"samples": row["samples"]}
         line = first | {"GPUs": row["devices"], "LBS": row["local_batch_size"]}
         line["GBS"] = row["global_batch_size"]
         line |= {unit: span(row[name]) for name, unit in SHOWN.items() if name in row}
         for name, chance in row.get("chance_percent", {}).items():
-            line[f"{UNITS[name]} kept"] = percent(chance)
-        charged = number(row["charged_hours"]["value"])
-        if charged != number(row["gpu_hours"]["value"]):
-            line["charged hours"] = charged
+            line[f"chance ({UNITS[name]})"] = percent(chance)
+        if of_parts:
+            line["charged hours"] = number(row["charged_hours"]["value"])
         for words in row["outside"]:
             marks.setdefault(words, chr(ord("a") + len(marks)))
         plain.append(line | {"note": " ".join(sorted(map(marks.get, row["outside"])))})
     shown = pd.DataFrame(plain)
     shown = shown.loc[:, ~shown.isin([0, ""]).all()]
-    shown = shown.to_string(index=False, na_rep="")
+    shown = shown.to_string(index=False)
     legend = [f"{letter}  {words}" for words, letter in marks.items()]
     foot = f"of {rows[0]['epochs']} epochs; intervals at 90 %; {rows[0]['provenance']}"
     return "\n".join([shown, "", *legend, foot])
