@@ -72,8 +72,8 @@ def predict(
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
     made = fits.read(fit, workload)
     asked = predict.asked(made, study, parameters_of(p))
-    given = gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue
-    rows = predict.rows(made, asked, factors=predict.factors_of(*given))
+    factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
+    rows = predict.rows(made, asked, factors=factors)
     reply(as_json, {"rows": rows}, wording.predicted(rows))
     return 0
 
@@ -114,9 +114,8 @@ def plan(
     known = studies.large_batch_thresholds(run)
     limits["global_batch_size"] = max_global_batch_size or max(known, default=None)
     limits["devices"] = devices
-    asked = plan.grid(made, run, local_batch_size)
-    given = gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue
-    factors = predict.factors_of(*given)
+    asked = plan.grid(made, run, size=local_batch_size)
+    factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
     answer = plan.make(made, asked, limits, power_limit, factors)
     reply(as_json, plan.as_json(answer), wording.planned(answer))
     return 0

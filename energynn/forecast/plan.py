@@ -56,14 +56,17 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
     return run
 
 
-def grid(fit: Fit, run: RunConfig, size: int | None = None) -> list[RunConfig]:
+def grid(
+    fit: Fit, run: RunConfig, most: int | None = None, size: int | None = None
+) -> list[RunConfig]:
     """Vary a run: on parts of a node and whole nodes; local batches that are powers of two.
 
-    Up to all devices that the system has, as far as forecasts are validated. size: the only local
-    batch.
+    most: devices; None: all that the system has, as far as forecasts are validated. size: the only
+    local batch.
     """
     site, fitted = fit.runs.site, fit.runs.work.local_batch_size
-    most = predict.most_devices(site)
+    most = most or predict.most_devices(site)
+    predict.check_devices(site, most)
     least, greatest = fitted.min(), fitted.max()
     sizes = [2**power for power in range(20) if least <= 2**power <= greatest]
     sizes = [size] if size else sizes or [int(fitted[0])]
@@ -102,11 +105,12 @@ def make(
         raise ValueError(
             "--energy-kwh: energies are not known, as not all were measured"
         )
-    able = costs[(limited <= list(limits.values())).all(axis="columns")]
+    exceeded = limited.where(limited > list(limits.values()))
+    able = costs[exceeded.isna().all(axis="columns")]
     if able.empty:
         raise ValueError(
             f"plan: nothing keeps {in_words(limits, asked[0])}; possible, with the others kept: "
-            + _possible(costs, limits)
+            + _possible(exceeded)
         )
     # without powers, energies are not known, and not judged
     best = _unbeaten(able[list(UNITS)].dropna(axis="columns")).sort_values("time_h")
@@ -114,12 +118,12 @@ def make(
     return Plan(fit, asked, work, values, limits, pareto, choices, power_share, factors)
 
 
-def _possible(costs: pd.DataFrame, limits: dict[str, float]) -> str:
+def _possible(exceeded: pd.DataFrame) -> str:
     """Write the least of each limit with the others kept; where several must give, of one of them.
 
-    Rounded upward, so that they are kept as they are written.
+    exceeded: what configurations take of what they exceed, else NaN. Rounded upward, so that limits
+    are kept as they are written.
     """
-    exceeded = costs[list(limits)].where(lambda taken: taken > list(limits.values()))
     number = exceeded.count(axis="columns")
     fewest = exceeded[number == number.min()].dropna(axis="columns", how="all")
     found = []

@@ -65,7 +65,7 @@ def factors_of(
     price_per_kwh: float | None,
     price_per_gpu_hour: float | None,
     pue: float,
-) -> list[tuple[str, float, float, str]]:
+) -> list[tuple]:
     """List the factors that were given: what comes of it, factor, PUE, and of which quantity.
 
     They have no default, as they differ by grid, contract and year. Raises ValueError for a PUE

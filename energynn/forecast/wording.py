@@ -163,7 +163,7 @@ def span(ends: dict[str, float | None]) -> str:
 
 def percent(chance: float) -> str:
     """Show a chance, which is never certain: 99 % is at least that."""
-    return f"{min(max(chance, 1), 99):.0f} %"
+    return f"{min(chance, 99):.0f} %"
 
 
 def number(value: float) -> str:

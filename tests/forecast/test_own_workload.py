@@ -79,8 +79,7 @@ def test_own_workload_and_own_system(own, tmp_path):
         "most frugal",
         "balanced",
     }
-    asked, limits = plan.grid(fit, run), {"devices": 64}
-    refused("64 asked; on mine choose at most 32", plan.make, fit, asked, limits)
+    refused("devices: 64 asked; on mine choose at most 32", plan.grid, fit, run, 64)
 
 
 def test_what_one_gpu_does_is_counted_as_the_trainers_do(published):
