@@ -236,7 +236,7 @@ def test_picture_table_and_terminal_choose_the_same_runs(planned, built, where):
         answers.append({name: sizes_of(row, *names) for name, row in choices.items()})
         assert drawn(spec, workload=where, **typed) == answers[-1]
         chances = [row["chance_percent"].get("time_h") for row in choices.values()]
-        if "deadline_h" in typed:
+        if typed.get("deadline_h"):
             assert kept_percent(spec) == sorted(map(wording.percent, chances))
     rows = [row for row in planned["answers"] if row["workload"] == where]
     names = ("GPUs", "local batch", "global batch")
