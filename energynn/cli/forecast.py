@@ -30,6 +30,9 @@ Named = Annotated[
 ]
 Limit = Annotated[float | None, typer.Option(min=1e-9, help="the most of it")]
 Size = Annotated[int | None, typer.Option(min=1)]
+Pue = Annotated[
+    float, typer.Option(min=1, help="kWh of the centre for one of its computers")
+]
 Fit = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="of `energynn forecast fit`"),
@@ -44,13 +47,17 @@ def predict(
     held_out: Annotated[
         bool, typer.Option("--held-out", help="instead: own runs beside their forecast")
     ] = False,
+    gco2_per_kwh: Factor = None,
+    price_per_kwh: Factor = None,
+    price_per_gpu_hour: Factor = None,
+    pue: Pue = 1.0,
     workload: Named = "",
     system: System = "local",
     max_devices: Annotated[int, typer.Option(min=1, help="of the runs to fit")] = 1,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
-    """Predict a study's runs, or parameters."""
+    """Predict a study's runs, or parameters; with factors also CO2 and price."""
     from energynn.experiment import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import predict, wording
@@ -65,7 +72,8 @@ def predict(
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
     made = fits.read(fit, workload)
     asked = predict.asked(made, study, parameters_of(p))
-    rows = predict.rows(made, asked)
+    factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
+    rows = predict.rows(made, asked, factors=factors)
     reply(as_json, {"rows": rows}, wording.predicted(rows))
     return 0
 
@@ -84,17 +92,20 @@ def plan(
     power_limit: float = 1.0,
     gco2_per_kwh: Factor = None,
     price_per_kwh: Factor = None,
+    price_per_gpu_hour: Factor = None,
+    pue: Pue = 1.0,
     p: Parameters = None,
     as_json: Json = False,
 ) -> int:
     """Plan how many devices and which batch size, within your limits.
 
     --devices: at most; --local-batch-size: the only one. --power-limit: of the GPUs, 0.5 to 1 of
-    their greatest. With factors, the answer has CO2 and price, too.
+    their greatest. With factors, the answer has CO2, price and the cheapest, too; --pue multiplies
+    their kWh.
     """
     from energynn.experiment import studies, systems
     from energynn.forecast import fit as fits
-    from energynn.forecast import plan, wording
+    from energynn.forecast import plan, predict, wording
 
     name = systems.site(system).name
     made = fits.read(fit, workload, name) if fit else fits.published(workload, system)
@@ -102,8 +113,9 @@ def plan(
     limits = {"time_h": deadline_h, "energy_kWh": energy_kwh, "gpu_hours": gpu_hours}
     known = studies.large_batch_thresholds(run)
     limits["global_batch_size"] = max_global_batch_size or max(known, default=None)
-    asked = plan.grid(made, run, devices, local_batch_size)
-    factors = ("CO2_g", gco2_per_kwh), ("price", price_per_kwh)
+    limits["devices"] = devices
+    asked = plan.grid(made, run, size=local_batch_size)
+    factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
     answer = plan.make(made, asked, limits, power_limit, factors)
     reply(as_json, plan.as_json(answer), wording.planned(answer))
     return 0

@@ -435,6 +435,18 @@ def from_others(fit: Fit) -> pd.DataFrame:
     return pd.DataFrame(rows).dropna()
 
 
+def chance_percent(fit: Fit, ends: np.ndarray, most: float) -> float:
+    """Chance that a limit holds for what ``forecast`` tells, of which ends are value, low and high.
+
+    The logarithm has Student's t, on each side of the value as wide as the interval: 95 % keep
+    a limit at the high end, 5 % one at the low end.
+    """
+    value, low, high = np.log(ends)
+    room, law = np.log(most) - value, stats.t(fit.freedom.min())
+    width = high - value if room > 0 else value - low
+    return float(100 * law.cdf(law.ppf(UPPER) * room / width))
+
+
 def describe(fit: Fit) -> dict[str, dict]:
     """Describe every parameter: value, 90 % interval, unit, meaning, how much the data tell of it.
 

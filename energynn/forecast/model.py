@@ -31,8 +31,9 @@ node.
 ``work`` is a record array, (configurations,): what one GPU does, and where. devices_of_node: in
 use on each node, as a mean. is_full: whether a node has all in use. workers: of each GPU's
 loader. Of an epoch of one GPU: trained and evaluated samples, of these validated ones, passes,
-filled (samples of the first local batches), updates. allreduce_s: of one update at the full
-bandwidth. step_period_s: from one update to the next at least.
+filled (samples of the first local batches), updates (where gradients of several local batches add
+up, each counts as one). allreduce_s: of one of them, as a mean, at the full bandwidth.
+step_period_s: from one update to the next at least.
 """
 
 import numpy as np

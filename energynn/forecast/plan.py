@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from energynn.experiment import config
+from energynn.experiment import config, studies
 from energynn.experiment.config import RunConfig
+from energynn.forecast import fit as fits
 from energynn.forecast import predict
 from energynn.forecast.fit import Fit
 from energynn.forecast.predict import UNITS
@@ -17,6 +18,7 @@ OPTIONS = {
     "energy_kWh": "--energy-kwh",
     "gpu_hours": "--gpu-hours",
     "global_batch_size": "--max-global-batch-size",
+    "devices": "--devices",
 }
 
 
@@ -25,9 +27,8 @@ class Plan:
     """Configurations, (configurations,) each, what they take, and which of them matter.
 
     values: quantity -> (configurations, 3). pareto: indices of those that meet the limits and that
-    no other beats in time, energy and GPU hours. choices: name -> index and reason. power_share:
-    power limit of the GPUs, of the greatest. per_kWh: names and factors, None where one is not
-    given.
+    no other beats in time, energy and GPU hours. choices: name -> index. power_share: power limit
+    of the GPUs, of the greatest. factors: as ``predict.quantities`` takes them.
     """
 
     fit: Fit
@@ -36,9 +37,9 @@ class Plan:
     values: dict[str, np.ndarray]
     limits: dict[str, float]
     pareto: np.ndarray
-    choices: dict[str, tuple[int, str]]
+    choices: dict[str, int]
     power_share: float
-    per_kWh: tuple
+    factors: list[tuple]
 
 
 def base_run(fit: Fit, parameters: dict) -> RunConfig:
@@ -86,34 +87,54 @@ def make(
     asked: list[RunConfig],
     limits: dict[str, float | None],
     power_share: float = 1.0,
-    per_kWh: tuple = (),
+    factors: list[tuple] = (),
 ) -> Plan:
-    """Judge configurations. limits: upper ones of UNITS and of the batch; None: none.
+    """Judge configurations. limits: upper ones by the names of OPTIONS; None: none.
 
-    Raises ValueError with the limits and the least of each where no configuration meets them.
+    Raises ValueError with limits that can be kept where no configuration meets these.
     """
     work = fit.runs.works(asked)
-    values = predict.quantities(fit, work, power_share)
+    values = predict.quantities(fit, work, power_share, factors)
     limits = {name: most for name, most in limits.items() if most is not None}
-    costs = pd.DataFrame({name: values[name][:, 0] for name in UNITS})
-    costs["global_batch_size"] = [run.global_batch_size for run in asked]
+    predict.check_devices(fit.runs.site, limits.get("devices", 1))
+    costs = pd.DataFrame({name: of[:, 0] for name, of in values.items()})
+    for name in ("global_batch_size", "devices"):
+        costs[name] = [getattr(run, name) for run in asked]
     limited = costs[list(limits)]
     if limited.isna().any(axis=None):
         raise ValueError(
             "--energy-kwh: energies are not known, as not all were measured"
         )
-    able = costs[(limited <= list(limits.values())).all(axis="columns")]
+    exceeded = limited.where(limited > list(limits.values()))
+    able = costs[exceeded.isna().all(axis="columns")]
     if able.empty:
-        least = limited.min().items()
-        least = " or ".join(f"{OPTIONS[name]} {value:.4g}" for name, value in least)
         raise ValueError(
-            f"plan: nothing on at most {work.devices.max():.0f} devices keeps {in_words(limits)}; "
-            f"the least of each alone: {least}"
+            f"plan: nothing keeps {in_words(limits, asked[0])}; possible, with the others kept: "
+            + _possible(exceeded)
         )
     # without powers, energies are not known, and not judged
     best = _unbeaten(able[list(UNITS)].dropna(axis="columns")).sort_values("time_h")
-    pareto, choices = np.array(best.index), _choices(best)
-    return Plan(fit, asked, work, values, limits, pareto, choices, power_share, per_kWh)
+    pareto, choices = np.array(best.index), _choices(able.loc[best.index])
+    return Plan(fit, asked, work, values, limits, pareto, choices, power_share, factors)
+
+
+def _possible(exceeded: pd.DataFrame) -> str:
+    """Write the least of each limit with the others kept; where several must give, of one of them.
+
+    exceeded: what configurations take of what they exceed, else NaN. Rounded upward, so that limits
+    are kept as they are written.
+    """
+    number = exceeded.count(axis="columns")
+    fewest = exceeded[number == number.min()].dropna(axis="columns", how="all")
+    found = []
+    for index in fewest.idxmin().unique():
+        words = [
+            f"{OPTIONS[name]} "
+            + (f"{1.0005 * taken:.4g}" if name in UNITS else f"{taken:.0f}")
+            for name, taken in fewest.loc[index].dropna().items()
+        ]
+        found.append(" with ".join(words))
+    return " or ".join(found)
 
 
 def _unbeaten(costs: pd.DataFrame) -> pd.DataFrame:
@@ -124,52 +145,46 @@ def _unbeaten(costs: pd.DataFrame) -> pd.DataFrame:
     return costs[~beats.any(axis=0)]
 
 
-def in_words(limits: dict[str, float]) -> str:
-    """Write limits as the options that give them."""
+def in_words(limits: dict[str, float], run: RunConfig) -> str:
+    """Write limits as the options that give them, and which of them is the study's."""
     words = [f"{OPTIONS[name]} {most:g}" for name, most in limits.items()]
-    return " and ".join(words) or "no limit"
+    text = " and ".join(words) or "no limit"
+    if limits.get("global_batch_size") in studies.large_batch_thresholds(run):
+        text += " (that batch is the study's, whose errors rise beyond)"
+    return text
 
 
-def _choices(best: pd.DataFrame) -> dict[str, tuple[int, str]]:
-    """Choose the fastest, the most frugal and the balanced of the Pareto set, with reasons."""
-    spent = best.columns[-1]  # kWh where they are known, else GPU hours
-    times = best[["time_h", spent]] / best[["time_h", spent]].min()
+def _choices(best: pd.DataFrame) -> dict[str, int]:
+    """Choose the most frugal, fastest and balanced of the Pareto set; with a price the cheapest."""
+    best = best.dropna(axis="columns")
+    spent = "energy_kWh" if "energy_kWh" in best else "gpu_hours"
     # How far each is from the least time and the least cost, on the way to the other end.
-    far = np.log(times) / np.log(times).max().clip(lower=1e-9)
-    found = {
-        "fastest": times["time_h"].idxmin(),
-        "most frugal": times[spent].idxmin(),
+    far = np.log(best[["time_h", spent]] / best[["time_h", spent]].min())
+    far = far / far.max().clip(lower=1e-9)
+    choices = {
+        "most frugal": best[spent].idxmin(),
+        "fastest": best["time_h"].idxmin(),
         "balanced": (far**2).sum(axis="columns").idxmin(),
     }
-    choices = {}
-    for name, at in found.items():
-        slower, dearer = times.loc[at]
-        reason = f"{slower:.1f} times the least time, {dearer - 1:.0%} above the least "
-        choices[name] = at, reason + UNITS[spent]
+    if "price" in best:
+        choices = {"cheapest": best["price"].idxmin()} | choices
     return choices
 
 
 def row(plan: Plan, index: int) -> dict:
-    """Forecast one configuration of a plan, with its intervals and what lies outside."""
-    (row,) = predict.rows(plan.fit, [plan.runs[index]], plan.power_share)
-    for name, factor in plan.per_kWh:
-        if factor is not None:
-            row[name] = {
-                end: kWh and factor * kWh for end, kWh in row["energy_kWh"].items()
-            }
-    for name in plan.limits.keys() & UNITS.keys():
-        if row[name]["high"] > plan.limits[name]:
-            limit = f"{OPTIONS[name]} {plan.limits[name]:g}"
-            row["outside"].append(f"{limit}: the interval ends beyond")
+    """Forecast one configuration of a plan: intervals, what lies outside, chances of limits."""
+    (row,) = predict.rows(plan.fit, [plan.runs[index]], plan.power_share, plan.factors)
+    row["chance_percent"] = {
+        name: fits.chance_percent(plan.fit, plan.values[name][index], most)
+        for name, most in plan.limits.items()
+        if name in UNITS
+    }
     return row
 
 
 def as_json(plan: Plan) -> dict:
     """Return the plan for a program: choices, Pareto set, limits and how it was found."""
-    choices = {
-        name: row(plan, index) | {"reason": reason}
-        for name, (index, reason) in plan.choices.items()
-    }
+    choices = {name: row(plan, index) for name, index in plan.choices.items()}
     return {
         "workload": plan.fit.runs.workload,
         "system": plan.fit.runs.site.name,

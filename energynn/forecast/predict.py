@@ -30,12 +30,12 @@ MOST_DEVICES = 256
 
 
 def quantities(
-    fit: Fit, work: np.recarray, power_share: float = 1.0
+    fit: Fit, work: np.recarray, power_share: float = 1.0, factors: list[tuple] = ()
 ) -> dict[str, np.ndarray]:
     """Forecast hours and energies: value, low and high at 90 %, (configurations, 3); NaN: unknown.
 
     Energies of CPUs and memory are parts of the whole, with its interval. power_share: power limit
-    of the GPUs, of the greatest.
+    of the GPUs, of the greatest. factors: of ``factors_of``, which add CO2_g and price.
     """
     site = fit.runs.site
     devices, of_node = work.devices[:, None], work.devices_of_node[:, None]
@@ -53,7 +53,34 @@ def quantities(
         of_part_W = {"cpu": np.nan, "ram": np.nan, "gpu": power_W}
     for part, part_W in of_part_W.items():
         result[f"energy_{part}_kWh"] = energy_kWh * part_W / power_W
-    return result if power_share == 1 else power_limit.applied(result, power_share)
+    if power_share != 1:
+        result = power_limit.applied(result, power_share)
+    for made, factor, pue, of in factors:
+        result[made] = result.get(made, 0) + factor * pue * result[of]
+    return result
+
+
+def factors_of(
+    gco2_per_kwh: float | None,
+    price_per_kwh: float | None,
+    price_per_gpu_hour: float | None,
+    pue: float,
+) -> list[tuple]:
+    """List the factors that were given: what comes of it, factor, PUE, and of which quantity.
+
+    They have no default, as they differ by grid, contract and year. Raises ValueError for a PUE
+    that multiplies nothing.
+    """
+    factors = [
+        ("CO2_g", gco2_per_kwh, pue, "energy_kWh"),
+        ("price", price_per_kwh, pue, "energy_kWh"),
+        ("price", price_per_gpu_hour, 1.0, "gpu_hours"),
+    ]
+    if pue != 1 and gco2_per_kwh is price_per_kwh is None:
+        raise ValueError(
+            "--pue: multiplies the kWh of CO2 and price; give --gco2-per-kwh or --price-per-kwh"
+        )
+    return [each for each in factors if each[1] is not None]
 
 
 # ----------------------------------------------------------------------------- what is asked for
@@ -92,9 +119,15 @@ def check_devices(site: Site, asked: int) -> None:
 # ------------------------------------------------------------------------------------ the answer
 
 
-def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dict]:
+def rows(
+    fit: Fit,
+    asked: list[RunConfig],
+    power_share: float = 1.0,
+    factors: list[tuple] = (),
+) -> list[dict]:
     """Forecast each configuration, repeats once, as ``predict --json`` shows it.
 
+    power_share and factors: as ``quantities`` takes them.
     Raises ValueError for another workload, too many devices, or too few samples for an update.
     """
     if others := {run.workload for run in asked} - {fit.runs.longest.workload}:
@@ -107,8 +140,11 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
         f"{runs.SCOPES[fit.runs.scope]}"
     )
     if power_share != 1:
-        factors = power_limit.factors(power_share).ravel()
-        provenance += power_limit.WORDS.format(power_share, *factors)
+        changes = power_limit.factors(power_share).ravel()
+        provenance += power_limit.WORDS.format(power_share, *changes)
+    for made, factor, pue, of in factors:
+        provenance += f"; {made}: {factor:g} x {UNITS[of]}"
+        provenance += f" x {pue:g} (PUE)" * (pue != 1)
     result = []
     for run in dict.fromkeys(config.replace(run, **same) for run in asked):
         check_devices(fit.runs.site, run.devices)
@@ -122,7 +158,7 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
         row |= {"workload": fit.runs.workload, "run_id": config.run_id(run)}
         samples = fit.runs.epoch(run).training_samples
         row |= {"samples": samples, "provenance": provenance}
-        for name, values in quantities(fit, work, power_share).items():
+        for name, values in quantities(fit, work, power_share, factors).items():
             known = np.where(np.isfinite(values[0]), values[0], None)
             row[name] = dict(zip(ENDS, known, strict=True))
         times_s = times_of_draws(fit, work)
@@ -137,14 +173,14 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
     """Say in words what of one configuration lies beyond the fitted runs."""
     lines, seen = [], fit.runs.work
     for name in ("devices", "nodes", "local_batch_size", "trained"):
-        value, fitted = work[name][0], seen[name]
-        if not fitted.min() * 0.99 <= value <= fitted.max() * 1.01:
+        value, least, most = work[name][0], seen[name].min(), seen[name].max()
+        # Time is linear in samples, which tell as far again as they differ.
+        far = 1.01 * most / least if name == "trained" else 1
+        if not least / far <= value <= most * far:
             words = name.replace("trained", "samples of a device")
-            lines.append(
-                f"{words}: beyond the fitted {fitted.min():g} to {fitted.max():g}"
-            )
+            lines.append(f"{words} beyond {least:g} to {most:g}: nothing measured")
     plain = config.asdict(run)
-    for name in sorted({*runs.fitted_recipe(plain), "accumulation_steps"}):
+    for name in sorted(runs.fitted_recipe(plain)):
         had = {getattr(one, name, None) for one in fit.runs.configs}
         if plain[name] not in had:
             lines.append(
@@ -154,7 +190,11 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
         lines.append(
             "the all-reduce is left out: bandwidth or size of gradients is not known"
         )
-    for free, where in studies.large_batch_thresholds(run).items():
+    thresholds = studies.large_batch_thresholds(run)
+    batches = {one.global_batch_size for one in fit.runs.configs}
+    if not thresholds and run.global_batch_size not in batches:
+        lines.append("no fitted run had this global batch: same epochs assumed")
+    for free, where in thresholds.items():
         if run.global_batch_size > free:
             lines.append(f"global batch size: beyond {free} accuracy may fall, {where}")
     return lines

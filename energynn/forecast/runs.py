@@ -140,6 +140,8 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
     trained = epoch.training_samples // run.devices
     evaluated = validated = epoch.validation_samples // run.devices
     passes = 1 + bool(epoch.validation_samples)
+    # Each local batch takes the time of an update, the last of those that add up the all-reduce.
+    accumulated = run.accumulation_steps
     # Without workers nothing is fetched ahead, and nothing waited for.
     filled = min(run.local_batch_size, trained) if workers else 0
     if epoch.evaluates_training_set:
@@ -165,13 +167,15 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
         "filled": filled,
         # of a measured command the batch is not known, nor the updates
         "updates": trained
-        // max(run.local_batch_size * run.accumulation_steps, 1)
+        // max(run.local_batch_size * accumulated, 1)
+        * accumulated
         * bool(run.local_batch_size),
         "allreduce_s": 2
         * (1 - 1 / run.devices)
         * epoch.gradient_bytes
         / BYTES_PER_GB
-        / GB_per_s,
+        / GB_per_s
+        / accumulated,
         "step_period_s": run.step_period_s,
     }
 

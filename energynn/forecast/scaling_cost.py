@@ -43,8 +43,8 @@ def added_energy_percent(fit: Fit) -> dict[str, np.ndarray | str]:
     """Compare R3 on 256 GPUs with R1 on four, by routes that differ; in_words says why they do.
 
     by_text: the printed energy over the one that the text implies, low and high. by_model: both
-    forecast. printed_over_model: value, low and high, of the interval of R1's forecast. Empty where
-    the fit is not that of the study's ResNet50.
+    forecast. printed_over_model: value, low and high, of the interval of R1's forecast. works:
+    of both. Empty where the fit is not that of the study's ResNet50.
     """
     if (fit.runs.workload, fit.runs.provenance) != ("resnet50", "published"):
         return {}
@@ -63,4 +63,7 @@ def added_energy_percent(fit: Fit) -> dict[str, np.ndarray | str]:
     added = {name: 100 * (ratio - 1) for name, ratio in ratios.items()}
     share = 100 * told["energy_cpu_kWh"][0, 0] / few_kWh[0]
     shown = *chain(*added.values()), *stated_energy_kWh(4), few_kWh[0], share
-    return added | {"in_words": IN_WORDS.format(*shown, **_printed("R1", 4))}
+    return added | {
+        "works": works,
+        "in_words": IN_WORDS.format(*shown, **_printed("R1", 4)),
+    }

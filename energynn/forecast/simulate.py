@@ -102,7 +102,8 @@ def _intent(fit: Fit, run: RunConfig) -> dict:
 def _counts(fit: Fit, run: RunConfig) -> dict:
     """Count what a run's trainer would have counted."""
     epoch = fit.runs.epoch(run)
-    steps = int(fit.runs.works([run]).updates[0]) * run.epochs
+    batches = int(fit.runs.works([run]).updates[0]) * run.epochs
+    steps = batches // run.accumulation_steps
     evaluated = (
         epoch.validation_samples + epoch.evaluates_training_set * epoch.training_samples
     )
@@ -111,5 +112,5 @@ def _counts(fit: Fit, run: RunConfig) -> dict:
         "samples_trained": steps * run.global_batch_size,
         "samples_evaluated": evaluated * run.epochs,
         "optimizer_steps": steps,
-        "forward_backward_passes": steps * run.accumulation_steps,
+        "forward_backward_passes": batches,
     }

@@ -1,8 +1,8 @@
 """Show forecasts, plans, fits and probes to people, as text."""
 
-from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from energynn import records
@@ -16,7 +16,6 @@ from energynn.forecast.plan import Plan
 from energynn.forecast.predict import ENDS, UNITS
 
 SHOWN = UNITS | {"CO2_g": "g CO2", "price": "price"}
-MOST_SHOWN = 12  # configurations of a plan beside its choices
 
 
 def predicted(rows: list[dict]) -> str:
@@ -42,27 +41,52 @@ def beside_facts(rows: list[dict]) -> str:
 
 
 def planned(plan: Plan) -> str:
-    """Show the plan: the choices and their reasons first, each configuration once."""
-    names, reasons = defaultdict(list), []
-    for name, (index, reason) in plan.choices.items():
+    """Show the plan: the answer, the choices, and the Pareto set in round numbers of devices."""
+    # powers of two: of devices on a part of a node, else of nodes
+    sizes = np.where(plan.work.is_full, plan.work.nodes, plan.work.devices)
+    others = [index for index in plan.pareto if sizes[index].bit_count() == 1]
+    names = {index: [] for index in [*plan.choices.values(), *others]}
+    for name, index in plan.choices.items():
         names[index].append(name)
-        reasons.append(f"{name}: {reason}")
-    others = [index for index in plan.pareto if index not in names]
-    shown = [*names, *others[:: 1 + len(others) // MOST_SHOWN]]
     found = [
-        plans.row(plan, index) | {"choice": ", ".join(names.get(index, ()))}
-        for index in shown
+        plans.row(plan, index) | {"choice": ", ".join(chosen)}
+        for index, chosen in names.items()
     ]
-    lines = [table(found), ""]
-    if len(names) > 1:
-        lines += reasons
-    lines.append(
+    limits = plans.in_words(plan.limits, plan.runs[0])
+    lines = [
+        answer(plan, found[0]),
+        "",
+        table(found),
+        "",
         f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations "
-        f"with {found[0]['samples']:,} samples; limits: {plans.in_words(plan.limits)}"
-    )
-    if added := scaling_cost.added_energy_percent(plan.fit):
-        lines.append(added["in_words"])
+        f"with {found[0]['samples']:,} samples; limits: {limits}",
+    ]
+    added = scaling_cost.added_energy_percent(plan.fit)
+    if added and plan.power_share == 1:
+        if np.isin(added["works"], plan.work[plan.pareto]).all():
+            lines.append(added["in_words"])
     return "\n".join(lines)
+
+
+def answer(plan: Plan, best: dict) -> str:
+    """Say what a choice, a row, costs less than the fastest, and by what chance it keeps limits."""
+    spent = "energy_kWh" if plan.fit.has_power else "gpu_hours"
+    if "cheapest" in plan.choices:
+        spent = "price"
+    fastest = plans.row(plan, plan.choices["fastest"])
+    device = "GPU" if plan.fit.runs.site.gpu else "device"
+    words = f"{best['choice']}: {best['devices']} {device}{'s' * (best['devices'] > 1)}"
+    chances = best["chance_percent"]
+    for name in chances:
+        taken = number(best[name]["value"])
+        words += f", {taken} of {plan.limits[name]:g} {UNITS[name]}"
+    if chances:
+        words += f" (chance {percent(min(chances.values()))})"
+    spared = 100 - 100 * best[spent]["value"] / fastest[spent]["value"]
+    if best["run_id"] != fastest["run_id"]:
+        words += f"; spares {spared:.0f} % of the {SHOWN[spent]} of "
+        words += f"{fastest['devices']} {device}s, the fastest"
+    return words
 
 
 def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str:
@@ -103,20 +127,30 @@ def probes(made: list[RunConfig]) -> pd.DataFrame:
 
 
 def table(rows: list[dict]) -> str:
-    """Show one configuration a line, then once what lies outside of those with a star."""
+    """Show one configuration a line, then what no fitted run tells of those with a letter.
+
+    Charged hours are shown where they are not the GPU hours.
+    """
     plain, marks = [], {}
+    of_parts = any(row["charged_hours"] != row["gpu_hours"] for row in rows)
     for row in rows:
         first = {"": row["choice"]} if "choice" in row else {"samples": row["samples"]}
         line = first | {"GPUs": row["devices"], "LBS": row["local_batch_size"]}
         line["GBS"] = row["global_batch_size"]
         line |= {unit: span(row[name]) for name, unit in SHOWN.items() if name in row}
-        line["charged hours"] = number(row["charged_hours"]["value"])
-        plain.append(line | {" ": "*" if row["outside"] else ""})
-        marks |= dict.fromkeys(f"* {words}" for words in row["outside"])
+        for name, chance in row.get("chance_percent", {}).items():
+            line[f"chance ({UNITS[name]})"] = percent(chance)
+        if of_parts:
+            line["charged hours"] = number(row["charged_hours"]["value"])
+        for words in row["outside"]:
+            marks.setdefault(words, chr(ord("a") + len(marks)))
+        plain.append(line | {"note": " ".join(sorted(map(marks.get, row["outside"])))})
     shown = pd.DataFrame(plain)
-    shown = shown.loc[:, (shown != 0).any()].to_string(index=False)
+    shown = shown.loc[:, ~shown.isin([0, ""]).all()]
+    shown = shown.to_string(index=False)
+    legend = [f"{letter}  {words}" for words, letter in marks.items()]
     foot = f"of {rows[0]['epochs']} epochs; intervals at 90 %; {rows[0]['provenance']}"
-    return "\n".join([shown, "", *marks, foot])
+    return "\n".join([shown, "", *legend, foot])
 
 
 def span(ends: dict[str, float | None]) -> str:
@@ -125,6 +159,11 @@ def span(ends: dict[str, float | None]) -> str:
         return "not known"
     value, low, high = (number(ends[end]) for end in ENDS)
     return f"{value} ({low}-{high})"
+
+
+def percent(chance: float) -> str:
+    """Show a chance, which is never certain: 99 % is at least that."""
+    return f"{min(chance, 99):.0f} %"
 
 
 def number(value: float) -> str:

@@ -12,6 +12,7 @@ import vl_convert
 
 from energynn.analysis import numbers, report
 from energynn.experiment import config
+from energynn.forecast import wording
 from energynn.host.reading import json_table
 from tests.analysis.conftest import write_run, write_study
 from tests.analysis.notebook import execute
@@ -195,6 +196,12 @@ def drawn(spec: dict, **values) -> dict[str, tuple]:
     return dict(zip(names, sizes, strict=True))
 
 
+def kept_percent(spec: dict) -> list[str]:
+    """By what chances the choices keep the deadline, as the picture has them."""
+    text = vl_convert.vegalite_to_svg(spec)
+    return sorted(re.findall(r">[^<]* h kept: (\d+ %)", text))
+
+
 def sizes_of(row: dict, *names: str) -> tuple:
     return tuple(str(row[name]) for name in names)
 
@@ -228,6 +235,9 @@ def test_picture_table_and_terminal_choose_the_same_runs(planned, built, where):
         names = ("devices", "local_batch_size", "global_batch_size")
         answers.append({name: sizes_of(row, *names) for name, row in choices.items()})
         assert drawn(spec, workload=where, **typed) == answers[-1]
+        chances = [row["chance_percent"].get("time_h") for row in choices.values()]
+        if typed.get("deadline_h"):
+            assert kept_percent(spec) == sorted(map(wording.percent, chances))
     rows = [row for row in planned["answers"] if row["workload"] == where]
     names = ("GPUs", "local batch", "global batch")
     assert {row["choice"]: sizes_of(row, *names) for row in rows} == answers[0]

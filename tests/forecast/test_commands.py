@@ -105,7 +105,6 @@ def test_what_no_fitted_run_had_is_marked(fit_file):
     changed = "-p accumulation_steps=8 -p persistent_workers=True"
     (row,) = told(sizes, changed)["rows"]
     assert [words.partition(":")[0] for words in row["outside"]] == [
-        "accumulation_steps 8",
         "persistent_workers True",
     ]
 

@@ -72,7 +72,7 @@ def test_own_workload_and_own_system(own, tmp_path):
         hours * truth.power_W[0] * 32 / 1000, rel=0.1
     )
     assert row["energy_ram_kWh"]["value"] is None
-    assert "nodes: beyond the fitted 1 to 1" in " ".join(row["outside"])
+    assert "nodes beyond 1 to 1: nothing measured" in " ".join(row["outside"])
     run = plan.base_run(fit, {})
     found = plan.make(fit, plan.grid(fit, run), {})
     assert max(run.devices for run in found.runs) == 32 and set(found.choices) == {
@@ -230,7 +230,8 @@ def test_a_command_without_samples_is_told_what_it_lacks():
     fit = fits.make(seen.only(np.array([False, True])))
     assert not fit.has_power
     asked = plan.grid(fit, plan.base_run(fit, {}))
-    made = plan.make(fit, asked, {}, per_kWh=[("price", 0.3)])
+    factors = predict.factors_of(None, 0.3, None, 1.0)
+    made = plan.make(fit, asked, {}, factors=factors)
     assert plan.row(made, 0)["price"]["value"] is None
     refused("energies are not known", plan.make, fit, asked, {"energy_kWh": 1.0})
     on_cores = [measured(1, 1, 10.0, device_kind="cpu core")]
