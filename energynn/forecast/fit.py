@@ -234,17 +234,20 @@ def check(seen: Runs) -> None:
 # ------------------------------------------------------------------------------------ intervals
 
 
+def slopes_of(fit: Fit, work: np.recarray) -> np.ndarray:
+    """Derive the outcomes by the fit's parameters, (2, configurations, parameters)."""
+    steps = fit.point + 1e-20j * np.eye(len(fit.point))
+    slopes = [outcomes(fit.names, step, work).imag / 1e-20 for step in steps]
+    return np.stack(slopes, axis=-1)
+
+
 def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     """Forecast time_s, power_W and energy_J of one GPU, (configurations, 3) each.
 
     Value, and low and high end of the 90 % interval; NaN: not known. The energy is the product of
     the others.
     """
-    middle = outcomes(fit.names, fit.point, work)
-    steps = fit.point + 1e-20j * np.eye(len(fit.point))
-    # derivatives by the parameters, (2, configurations, parameters)
-    slopes = [outcomes(fit.names, step, work).imag / 1e-20 for step in steps]
-    slopes = np.stack(slopes, axis=-1)
+    middle, slopes = outcomes(fit.names, fit.point, work), slopes_of(fit, work)
     is_single = all(run.repeats == 1 for run in fit.runs.taken)
     errors2 = np.maximum(fit.errors, SCATTER if is_single else 0.0) ** 2
     # How wide priors are is known; only what follows from the errors needs Student's t.

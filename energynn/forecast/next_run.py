@@ -1,0 +1,159 @@
+"""The next run by its worth: how far the intervals of an answer reach after one run more.
+
+It follows from how the run's outcome depends on the parameters, not from the outcome, and so is
+known before.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+
+from energynn.experiment import config
+from energynn.experiment.config import RunConfig
+from energynn.forecast import fit as fits
+from energynn.forecast import plan
+from energynn.forecast.fit import Fit
+from energynn.forecast.model import OF_POWER, OF_TIME
+from energynn.measure.energy import SECOND_PER_HOUR
+
+MINUTES = 5.0  # that a run takes at most
+START_S = 15.0  # of a run, before and after its training
+LEAST_S = 5.0  # of a training that tells of a long one
+FEW = 6  # batches of a device in an epoch, at least
+PARTS = (1e-4, 1e-3, 1e-2, 0.1, 0.3)  # of the whole training
+PART_OF_BATCH = 4  # of the local batch, for a further size
+WAITING = 6  # times the time of a batch, from one step to the next
+WORTH = 0.1  # part of the intervals that a run must take away
+ENOUGH = 0.8  # of what any run takes away
+# of a short run; power samples every 0.02 s
+SHORT = dict(accumulation_steps=1, global_batch_size=None, save_weights=False)
+SHORT |= dict(sampling_period_s=0.02)
+WIDTHS = ["hours", "kWh"]
+
+
+def after(fit: Fit, slopes: np.ndarray) -> Fit:
+    """Foretell the fit when runs have been made as well, by what ``slopes_of`` says of them.
+
+    Its parameters and errors stay; its covariance and its degrees of freedom are those to come.
+    """
+    covariance, freedom = fit.covariance, fit.freedom.copy()
+    of_prior = np.linalg.inv(fit.prior_covariance)
+    for row, names in enumerate((OF_TIME, OF_POWER)):
+        moves = np.isin(fit.names, list(names))
+        for slope in np.where(moves, slopes[row], 0.0):
+            gain = covariance @ slope
+            variance = fit.errors[row] ** 2 + slope @ gain
+            covariance = covariance - np.outer(gain, gain) / variance
+            # what a run tells of parameters, it does not tell of the error
+            freedom[row] += 1 - gain @ of_prior @ gain / variance
+    return dataclasses.replace(fit, covariance=covariance, freedom=freedom)
+
+
+def half_widths(fit: Fit, work: np.recarray) -> np.ndarray:
+    """Half of the intervals of time and energy in % of the value, (2,), medians."""
+    told = fits.forecast(fit, work)
+    value, low, high = np.array([told["time_s"], told["energy_J"]]).T
+    return np.median(50 * (high - low) / value, axis=0)
+
+
+def worth(
+    fit: Fit, asked: list[RunConfig], most: int | None = None, minutes: float = MINUTES
+) -> pd.DataFrame:
+    """Foretell what short runs are worth for the forecast of those that are asked, a row each.
+
+    The first row is now, without a run. gpu_hours: with the start. hours, kWh: half-widths then in
+    %. most: devices of a run; None: as many as are asked for. minutes: that a run
+    takes at most, by the high end of its own interval.
+    """
+    found = candidates(fit, asked, most)
+    work, question = fit.runs.works(found), fit.runs.works(asked)
+    train_s, _, longest_s = fits.forecast(fit, work)["time_s"].T
+    able = (train_s >= LEAST_S) & (longest_s + START_S <= 60 * minutes)
+    slopes = fits.slopes_of(fit, work)
+    rows = [(None, 0.0, *half_widths(fit, question))]
+    for at in np.flatnonzero(able):
+        hours = (train_s[at] + START_S) * work.devices[at] / SECOND_PER_HOUR
+        then = half_widths(after(fit, slopes[:, [at]]), question)
+        rows.append((found[at], hours, *then))
+    return pd.DataFrame(rows, columns=["run", "gpu_hours", *WIDTHS])
+
+
+def best(table: pd.DataFrame) -> pd.Series:
+    """Choose the cheapest run of those that narrow the most; the row of now if none is worth it."""
+    left = (table[WIDTHS] / table[WIDTHS].iloc[0]).mean(axis="columns")
+    taken = 1 - left
+    able = table[taken >= max(WORTH, ENOUGH * taken.max())]
+    return table.loc[able["gpu_hours"].idxmin() if len(able) else 0]
+
+
+def advice(fit: Fit, asked: list[RunConfig], most: int | None = None) -> dict:
+    """Say which run to make next, its cost and the half-widths then, or to stop."""
+    table = worth(fit, asked, most)
+    now, then = table.iloc[0], best(table)
+    run, hours = then["run"], float(then["gpu_hours"])
+    known = [name for name in WIDTHS if np.isfinite(now[name])]
+    told = {"gpu_hours": hours, "now_percent": now[known].to_dict()}
+    told["then_percent"] = then[known].to_dict()
+    if run is None:
+        most_h = table["gpu_hours"].max()
+        words = (
+            f"next run: none of at most {most_h:.2g} GPU hours narrows this by a tenth"
+        )
+    else:
+        told["config"] = config.asdict(run)
+        samples = fit.runs.epoch(run).training_samples
+        sizes = {"GPUs": run.devices, "local batch": run.local_batch_size}
+        sizes |= {"samples": samples, "epochs": run.epochs}
+        sizes["seconds a step"] = run.step_period_s
+        shown = [f"{name} {size:,g}" for name, size in sizes.items() if size]
+        words = f"next run: {', '.join(shown)}: {hours:.2g} GPU hours"
+    for name in known:
+        words += f"; {name} +-{now[name]:.2g} -> {then[name]:.2g} %"
+    return told | {"in_words": words}
+
+
+# ------------------------------------------------------------------------- runs one could make
+
+
+def shorter(run: RunConfig, part: float, samples: int, step_period_s=0.0) -> RunConfig:
+    """Make a run that trains on a part of the samples, in fewer epochs or a part of one.
+
+    samples: of an epoch; 0: not known. Of ERA5 it has a year.
+    """
+    plain = config.asdict(run) | SHORT | {"step_period_s": step_period_s}
+    epochs = part * run.epochs
+    plain["epochs"] = max(1, math.ceil(epochs))
+    step = max(1, run.local_batch_size) * run.devices
+    batches = max(FEW, int(min(epochs, 1) * samples / step))
+    cut = {"training_samples": batches * step, "validation_samples": step}
+    years = {"training_years", "validation_years"}
+    plain |= {name: cut[name] for name in cut.keys() & plain}
+    plain |= {name: plain[name][:4] for name in years & plain.keys()}
+    return config.make(**plain)
+
+
+def candidates(
+    fit: Fit, asked: list[RunConfig], most: int | None = None
+) -> list[RunConfig]:
+    """List short runs that the fit has not, on fewer and more devices, of some local batches.
+
+    Also such as mostly wait, where the trainer is one of ours and powers are fitted.
+    """
+    most = most or max(run.devices for run in asked)
+    sizes = {run.local_batch_size for run in asked}
+    sizes.add(max(sizes) // PART_OF_BATCH)
+    samples = fit.runs.epoch(asked[-1]).training_samples
+    waits = fit.has_power and asked[-1].workload in config.CONFIGS
+    found = []
+    for size in sizes:
+        for run in plan.grid(fit, asked[-1], most, size):
+            if run.devices != most and run.devices.bit_count() > 1:
+                continue
+            found += [shorter(run, part, samples) for part in PARTS]
+            if waits:
+                pace_s = WAITING * run.local_batch_size * fit.values["tau"]
+                found.append(shorter(run, 0.0, samples, float(pace_s.round(2))))
+    unlike, at = np.unique(fit.runs.works(found), return_index=True)
+    return [found[each] for each in at[~np.isin(unlike, fit.runs.work)]]
