@@ -132,7 +132,7 @@ def probe(
     It goes on with the runs that are there. For a cluster it prints the commands. --devices: of a
     run, at most.
     """
-    from energynn.experiment import systems
+    from energynn.experiment import config, systems
     from energynn.forecast import fit as fits
     from energynn.forecast import next_run, predict, runs, wording
     from energynn.launch import probe
@@ -151,15 +151,13 @@ def probe(
         predict.check_devices(site, run.devices)
         chosen = probe.upcoming(run, site, folder, minutes, devices)
         words += [probe.hand_over(chosen, site)] if chosen else []
-    probes = wording.probes(chosen)
     if known := probe.seen(run, site, folder):
         made = fits.make(known)
         rows, advice = predict.rows(made, [run]), next_run.advice(made, [run], devices)
         answer = {"rows": rows, "next_run": advice}
         words += [wording.predicted(rows), wording.fitted(made), advice["in_words"]]
-    words.append(probes.to_string(index=False))
-    answer["probes"] = probes.to_dict("records")
-    reply(as_json, answer, "\n\n".join(words))
+    words += map(config.run_id, chosen)
+    reply(as_json, answer | {"probes": chosen}, "\n\n".join(words))
     return 0
 
 

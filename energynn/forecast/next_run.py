@@ -64,53 +64,49 @@ def worth(
     """Foretell what short runs are worth for the forecast of those that are asked, a row each.
 
     The first row is now, without a run. gpu_hours: with the start. hours, kWh: half-widths then in
-    %. most: devices of a run; None: as many as are asked for. minutes: that a run
-    takes at most, by the high end of its own interval.
+    %. most: devices of a run; None: as many as are asked for. minutes: that it takes at most, by
+    the high end of its own interval.
     """
     found = candidates(fit, asked, most)
     work, question = fit.runs.works(found), fit.runs.works(asked)
     train_s, _, longest_s = fits.forecast(fit, work)["time_s"].T
     able = (train_s >= LEAST_S) & (longest_s + START_S <= 60 * minutes)
+    able &= ~np.isin(work, fit.runs.work)
+    hours = (train_s + START_S) * work.devices / SECOND_PER_HOUR
     slopes = fits.slopes_of(fit, work)
     rows = [(None, 0.0, *half_widths(fit, question))]
     for at in np.flatnonzero(able):
-        hours = (train_s[at] + START_S) * work.devices[at] / SECOND_PER_HOUR
         then = half_widths(after(fit, slopes[:, [at]]), question)
-        rows.append((found[at], hours, *then))
+        rows.append((found[at], hours[at], *then))
     return pd.DataFrame(rows, columns=["run", "gpu_hours", *WIDTHS])
 
 
 def best(table: pd.DataFrame) -> pd.Series:
     """Choose the cheapest run of those that narrow the most; the row of now if none is worth it."""
     left = (table[WIDTHS] / table[WIDTHS].iloc[0]).mean(axis="columns")
-    taken = 1 - left
-    able = table[taken >= max(WORTH, ENOUGH * taken.max())]
-    return table.loc[able["gpu_hours"].idxmin() if len(able) else 0]
+    able = left <= 1 - max(WORTH, ENOUGH * (1 - left.min()))
+    return table.loc[table["gpu_hours"].where(able).idxmin() if any(able) else 0]
 
 
 def advice(fit: Fit, asked: list[RunConfig], most: int | None = None) -> dict:
     """Say which run to make next, its cost and the half-widths then, or to stop."""
     table = worth(fit, asked, most)
     now, then = table.iloc[0], best(table)
-    run, hours = then["run"], float(then["gpu_hours"])
-    known = [name for name in WIDTHS if np.isfinite(now[name])]
-    told = {"gpu_hours": hours, "now_percent": now[known].to_dict()}
-    told["then_percent"] = then[known].to_dict()
-    if run is None:
-        most_h = table["gpu_hours"].max()
-        words = (
-            f"next run: none of at most {most_h:.2g} GPU hours narrows this by a tenth"
-        )
-    else:
-        told["config"] = config.asdict(run)
+    run, most_h = then["run"], table["gpu_hours"].max()
+    words = f"none of at most {most_h:.2g} GPU hours narrows these intervals by a tenth"
+    if run:
         samples = fit.runs.epoch(run).training_samples
-        sizes = {"GPUs": run.devices, "local batch": run.local_batch_size}
-        sizes |= {"samples": samples, "epochs": run.epochs}
-        sizes["seconds a step"] = run.step_period_s
-        shown = [f"{name} {size:,g}" for name, size in sizes.items() if size]
-        words = f"next run: {', '.join(shown)}: {hours:.2g} GPU hours"
-    for name in known:
-        words += f"; {name} +-{now[name]:.2g} -> {then[name]:.2g} %"
+        words = f"{run.devices} GPUs, local batch {run.local_batch_size}, "
+        words += f"{run.epochs} x {samples:,} samples"
+        if run.step_period_s:
+            words += f", a step every {run.step_period_s:g} s"
+        words += f": {then['gpu_hours']:.2g} GPU hours"
+    words = f"next run: {words}"
+    for name in WIDTHS:
+        if now[name] > 0:  # it is known
+            words += f"; {name} +-{now[name]:.2g} -> {then[name]:.2g} %"
+    rows = {"now": now, "then": then}
+    told = {name: row.dropna().to_dict() for name, row in rows.items()}
     return told | {"in_words": words}
 
 
@@ -137,23 +133,18 @@ def shorter(run: RunConfig, part: float, samples: int, step_period_s=0.0) -> Run
 def candidates(
     fit: Fit, asked: list[RunConfig], most: int | None = None
 ) -> list[RunConfig]:
-    """List short runs that the fit has not, on fewer and more devices, of some local batches.
+    """List short runs on fewer and more devices, of two local batches and several lengths.
 
-    Also such as mostly wait, where the trainer is one of ours and powers are fitted.
+    Also such as mostly wait, where the trainer is one of ours.
     """
-    most = most or max(run.devices for run in asked)
-    sizes = {run.local_batch_size for run in asked}
-    sizes.add(max(sizes) // PART_OF_BATCH)
-    samples = fit.runs.epoch(asked[-1]).training_samples
-    waits = fit.has_power and asked[-1].workload in config.CONFIGS
+    most, last = most or max(run.devices for run in asked), asked[-1]
+    samples = fit.runs.epoch(last).training_samples
     found = []
-    for size in sizes:
-        for run in plan.grid(fit, asked[-1], most, size):
-            if run.devices != most and run.devices.bit_count() > 1:
-                continue
-            found += [shorter(run, part, samples) for part in PARTS]
-            if waits:
-                pace_s = WAITING * run.local_batch_size * fit.values["tau"]
-                found.append(shorter(run, 0.0, samples, float(pace_s.round(2))))
-    unlike, at = np.unique(fit.runs.works(found), return_index=True)
-    return [found[each] for each in at[~np.isin(unlike, fit.runs.work)]]
+    for size in (last.local_batch_size, last.local_batch_size // PART_OF_BATCH):
+        for run in plan.grid(fit, last, most, size):
+            if run.devices == most or run.devices.bit_count() == 1:
+                found += [shorter(run, part, samples) for part in PARTS]
+                if run.workload in config.CONFIGS:
+                    pace_s = WAITING * run.local_batch_size * fit.values["tau"]
+                    found.append(shorter(run, 0.0, samples, float(pace_s.round(2))))
+    return list(dict.fromkeys(found))

@@ -6,8 +6,6 @@ from pathlib import Path
 import pandas as pd
 
 from energynn import records
-from energynn.experiment import config
-from energynn.experiment.config import RunConfig
 from energynn.forecast import fit as fits
 from energynn.forecast import plan as plans
 from energynn.forecast import scaling_cost
@@ -91,15 +89,6 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
         if others:
             words += f"\n{others} run(s) left out: invalid, or of another workload, recipe, system"
     return words
-
-
-def probes(made: list[RunConfig]) -> pd.DataFrame:
-    """Show probes, a row each, in the order in which they are made."""
-    shown = ["devices", "local_batch_size", "training_samples", "training_years"]
-    shown += ["epochs", "step_period_s"]
-    table = pd.DataFrame(map(config.asdict, made))
-    table = table.reindex(columns=shown).dropna(axis="columns")
-    return table.assign(run_id=list(map(config.run_id, made)))
 
 
 def table(rows: list[dict]) -> str:

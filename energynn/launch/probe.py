@@ -15,7 +15,7 @@ from energynn.host.files import REPOSITORY
 from energynn.launch import local
 from energynn.measure import machine
 
-LONGER = 3  # times that a run is made longer, for its power samples
+LONGER = 3  # times that a run is made, each longer, for its power samples
 
 
 def target(workload: str, site: Site, parameters: dict) -> RunConfig:
@@ -41,7 +41,8 @@ def seen(run: RunConfig, site: Site, runs_dir: Path) -> Runs | None:
 def upcoming(
     run: RunConfig, site: Site, runs_dir: Path, minutes: float, most: int | None = None
 ) -> list[RunConfig]:
-    """Choose the run that tells most beside those that are there; where none is, two that vary.
+    """Choose the run that tells most beside those that are there; where none is, two that
+    vary, of few batches.
 
     Empty where none is worth it. Raises ValueError for too few minutes.
     """
@@ -53,11 +54,11 @@ def upcoming(
         raise ValueError(f"minutes: {minutes:g} are too few for a probe; give more")
     full = min(run.devices, site.devices_per_node, most or run.devices)
     small = max(1, run.local_batch_size // next_run.PART_OF_BATCH)
-    found = []
-    for devices, size in (full, run.local_batch_size), (1, small):
-        scaled = config.replace(run, devices=devices, local_batch_size=size)
-        found.append(next_run.shorter(scaled, 0.0, 0))
-    return found
+    pair = (
+        config.replace(run, devices=full),
+        config.replace(run, devices=1, local_batch_size=small),
+    )
+    return [next_run.shorter(each, 0.0, 0) for each in pair]
 
 
 def make_here(
@@ -76,19 +77,15 @@ def make_here(
 
 def _made(run: RunConfig, runs_dir: Path) -> RunConfig:
     """Make a run, of more epochs where it was too short for the power samples of a valid one."""
-    for _ in range(1 + LONGER):
+    for _ in range(LONGER):
         if failed := local.run_study([run], runs_dir.absolute()):
             raise ValueError(f"probe: {failed[0]}")
         record = records.read(config.folder(run, runs_dir))
+        if record.valid:
+            return run
         lacks = records.FEWEST_SAMPLES / max(record.samples_in_training, 1)
-        if record.valid or lacks <= 1:
-            break
         run = config.replace(run, epochs=math.ceil(1.5 * lacks) * run.epochs)
-    if not record.valid:
-        raise ValueError(
-            "probe: a run is not valid; `energynn status --failed` says why"
-        )
-    return run
+    raise ValueError("probe: a run is not valid; `energynn status --failed` says why")
 
 
 def hand_over(probes: list[RunConfig], site: Site) -> str:

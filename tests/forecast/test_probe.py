@@ -32,7 +32,7 @@ def test_two_runs_begin_that_vary(a100, long_run, tmp_path):
     lent = probe.upcoming(long_run, a100, tmp_path, minutes=5, most=2)
     assert [run.devices for run in lent] == [2, 1]
     words = "too few for a probe; give more"
-    refused(words, probe.upcoming, long_run, a100, tmp_path, minutes=0.1)
+    refused(words, probe.upcoming, long_run, a100, tmp_path, minutes=0.4)
 
 
 CORES = worlds.CLUSTER | dict(tau=3e-2, evaluation=1 / 3, t_start=0.05, fill=0.0)
