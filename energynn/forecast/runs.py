@@ -48,13 +48,14 @@ class Taken(msgspec.Struct, frozen=True):
     """What one configuration took, repeats as their mean.
 
     time_s: of the training. power_W: of one GPU, with its part of a node or alone, as the runs'
-    scope says; None: not known.
+    scope says; None: not known. spread: of the repeats' times, the longest over the shortest - 1.
     """
 
     config: dict
     time_s: float
     power_W: float | None = None
     repeats: int = 1
+    spread: float = 0.0
 
 
 class Runs(msgspec.Struct, frozen=True, dict=True):
@@ -348,12 +349,13 @@ def _config(record: records.Record, named: str) -> RunConfig:
 
 def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Taken:
     """Take the geometric mean of repeats."""
-    time_s = float(stats.gmean([record.training_time_s for record in group]))
+    times_s = [record.training_time_s for record in group]
+    time_s, spread = float(stats.gmean(times_s)), max(times_s) / min(times_s) - 1
     power_W = None
     if scope:
         powers_W = [getattr(record, f"mean_power_{scope}_W") for record in group]
         power_W = float(stats.gmean(powers_W)) / run.devices
-    return Taken(config.asdict(run), time_s, power_W, len(group))
+    return Taken(config.asdict(run), time_s, power_W, len(group), spread)
 
 
 def here(site: Site, machine: dict, on_gpu: bool) -> Site:

@@ -80,6 +80,7 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
         )
     else:
         words += "; energies are not all measured: times alone are fitted"
+    words += repeats(fit)
     if details:
         table = pd.DataFrame(fits.describe(fit)).T.drop(columns="meaning")
         words += "\n" + table.to_string(float_format="{:.3g}".format)
@@ -89,6 +90,14 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
         if others:
             words += f"\n{others} run(s) left out: invalid, or of another workload, recipe, system"
     return words
+
+
+def repeats(fit: Fit) -> str:
+    """Say that repeats differ, where they do by more than single jobs scatter."""
+    spread = max(run.spread for run in fit.runs.taken)
+    if spread <= 2 * fits.SCATTER:
+        return ""
+    return f"\nruns of one configuration differ by up to {spread:.0%}: the machine was busy"
 
 
 def table(rows: list[dict]) -> str:
