@@ -96,8 +96,9 @@ def advice(fit: Fit, asked: list[RunConfig], most: int | None = None) -> dict:
     words = f"none of at most {most_h:.2g} GPU hours narrows these intervals by a tenth"
     if run:
         samples = fit.runs.epoch(run).training_samples
-        words = f"{run.devices} GPUs, local batch {run.local_batch_size}, "
-        words += f"{run.epochs} x {samples:,} samples"
+        words = f"{run.devices} GPU(s), {run.epochs} x {samples:,} samples"
+        if run.local_batch_size:
+            words += f", local batch {run.local_batch_size}"
         if run.step_period_s:
             words += f", a step every {run.step_period_s:g} s"
         words += f": {then['gpu_hours']:.2g} GPU hours"

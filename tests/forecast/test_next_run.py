@@ -140,7 +140,7 @@ def test_the_cheapest_run_that_tells_is_chosen(published):
 )
 def test_answers_say_what_to_do_next(published, tmp_path, words):
     """Which run, its GPU hours and the intervals then; or that none is worth it."""
-    for most, beginning in ((1, r"next run: \d+ GPUs, "), (256, "next run: ")):
+    for most, beginning in ((1, r"next run: \d+ GPU.s., "), (256, "next run: ")):
         path = tmp_path / "fit.json"
         fits.write(path, fits.make(published.only(published.work.devices <= most)))
         line = answer("forecast", *words.replace("FIT", str(path)).split())
