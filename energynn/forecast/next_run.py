@@ -24,7 +24,6 @@ LEAST_S = 5.0  # of a training that tells of a long one
 FEW = 6  # batches of a device in an epoch, at least
 PARTS = (1e-4, 1e-3, 1e-2, 0.1, 0.3)  # of the whole training
 PART_OF_BATCH = 4  # of the local batch, for a further size
-WAITING = 6  # times the time of a batch, from one step to the next
 WORTH = 0.1  # part of the intervals that a run must take away
 ENOUGH = 0.8  # of what any run takes away
 # of a short run; power samples every 0.02 s
@@ -83,9 +82,9 @@ def worth(
 
 def best(table: pd.DataFrame) -> pd.Series:
     """Choose the cheapest run of those that narrow the most; the row of now if none is worth it."""
-    left = (table[WIDTHS] / table[WIDTHS].iloc[0]).mean(axis="columns")
-    able = left <= 1 - max(WORTH, ENOUGH * (1 - left.min()))
-    return table.loc[table["gpu_hours"].where(able).idxmin() if any(able) else 0]
+    taken = 1 - (table[WIDTHS] / table[WIDTHS].iloc[0]).mean(axis="columns")
+    enough = ENOUGH * taken.max() if taken.max() >= WORTH else 0.0
+    return table[taken >= enough].sort_values("gpu_hours").iloc[0]
 
 
 def advice(fit: Fit, asked: list[RunConfig], most: int | None = None) -> dict:
@@ -99,45 +98,37 @@ def advice(fit: Fit, asked: list[RunConfig], most: int | None = None) -> dict:
         words = f"{run.devices} GPU(s), {run.epochs} x {samples:,} samples"
         if run.local_batch_size:
             words += f", local batch {run.local_batch_size}"
-        if run.step_period_s:
-            words += f", a step every {run.step_period_s:g} s"
         words += f": {then['gpu_hours']:.2g} GPU hours"
-    words = f"next run: {words}"
-    for name in WIDTHS:
-        if now[name] > 0:  # it is known
-            words += f"; {name} +-{now[name]:.2g} -> {then[name]:.2g} %"
-    rows = {"now": now, "then": then}
-    told = {name: row.dropna().to_dict() for name, row in rows.items()}
-    return told | {"in_words": words}
+    for name in now[WIDTHS].dropna().index:
+        words += f"; {name} +-{now[name]:.2g} -> {then[name]:.2g} %"
+    told = {"now": now.dropna().to_dict(), "then": then.dropna().to_dict()}
+    return told | {"in_words": f"next run: {words}"}
 
 
 # ------------------------------------------------------------------------- runs one could make
 
 
-def shorter(run: RunConfig, part: float, samples: int, step_period_s=0.0) -> RunConfig:
+def shorter(run: RunConfig, part: float = 0.0, samples: int = 0) -> RunConfig:
     """Make a run that trains on a part of the samples, in fewer epochs or a part of one.
 
     samples: of an epoch; 0: not known. Of ERA5 it has a year.
     """
-    plain = config.asdict(run) | SHORT | {"step_period_s": step_period_s}
-    epochs = part * run.epochs
-    plain["epochs"] = max(1, math.ceil(epochs))
-    step = max(1, run.local_batch_size) * run.devices
+    epochs, step = part * run.epochs, max(1, run.local_batch_size) * run.devices
     batches = max(FEW, int(min(epochs, 1) * samples / step))
+    plain = config.asdict(run) | SHORT | {"epochs": max(1, math.ceil(epochs))}
     cut = {"training_samples": batches * step, "validation_samples": step}
-    years = {"training_years", "validation_years"}
-    plain |= {name: cut[name] for name in cut.keys() & plain}
-    plain |= {name: plain[name][:4] for name in years & plain.keys()}
+    for name in plain:
+        if name in cut:
+            plain[name] = cut[name]
+        elif name.endswith("_years"):
+            plain[name] = plain[name][:4]
     return config.make(**plain)
 
 
 def candidates(
     fit: Fit, asked: list[RunConfig], most: int | None = None
 ) -> list[RunConfig]:
-    """List short runs on fewer and more devices, of two local batches and several lengths.
-
-    Also such as mostly wait, where the trainer is one of ours.
-    """
+    """List short runs on fewer and more devices, of two local batches and several lengths."""
     most, last = most or max(run.devices for run in asked), asked[-1]
     samples = fit.runs.epoch(last).training_samples
     found = []
@@ -145,7 +136,4 @@ def candidates(
         for run in plan.grid(fit, last, most, size):
             if run.devices == most or run.devices.bit_count() == 1:
                 found += [shorter(run, part, samples) for part in PARTS]
-                if run.workload in config.CONFIGS:
-                    pace_s = WAITING * run.local_batch_size * fit.values["tau"]
-                    found.append(shorter(run, 0.0, samples, float(pace_s.round(2))))
     return list(dict.fromkeys(found))

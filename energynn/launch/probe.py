@@ -54,11 +54,11 @@ def upcoming(
         raise ValueError(f"minutes: {minutes:g} are too few for a probe; give more")
     full = min(run.devices, site.devices_per_node, most or run.devices)
     small = max(1, run.local_batch_size // next_run.PART_OF_BATCH)
-    pair = (
-        config.replace(run, devices=full),
-        config.replace(run, devices=1, local_batch_size=small),
-    )
-    return [next_run.shorter(each, 0.0, 0) for each in pair]
+    pair = (full, run.local_batch_size), (1, small)
+    return [
+        next_run.shorter(config.replace(run, devices=devices, local_batch_size=size))
+        for devices, size in pair
+    ]
 
 
 def make_here(

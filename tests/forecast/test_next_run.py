@@ -16,8 +16,6 @@ from tests.forecast import worlds
 from tests.forecast.conftest import inside
 from tests.processes import answer
 
-RESNET50 = "--workload resnet50 --system horeka-a100"
-
 
 def together(seen, more):
     return msgspec.structs.replace(seen, taken=[*seen.taken, *more.taken])
@@ -37,14 +35,15 @@ def of_study(published):
     """From two runs on one GPU, four and six: one more, asked for 64 to 256 GPUs."""
     work = published.work
     asked = published.only(work.devices >= 64).configs
-    for most, devices, size in (
+    more = [
         (1, 4, 256),
         (1, 16, 16),
         (2, 4, 256),
         (2, 8, 256),
         (4, 8, 256),
         (4, 16, 16),
-    ):
+    ]
+    for most, devices, size in more:
         one = (work.devices == devices) & (work.local_batch_size == size)
         yield published.only(work.devices <= most), published.only(one), asked
 
@@ -58,20 +57,14 @@ def of_worlds(seeds, hidden="nothing"):
 
 
 def of_h200():
-    """From four configurations of kept runs: the fifth, asked for a long training."""
+    """From four configurations of kept runs: the fifth, of a small batch, for a long training."""
     site = Site(name="gpu-h200", file="", scheduler="local", devices_per_node=1)
-    recipe = {"preset": "paper", "image_loading": "device"}
-    found = [
-        record
-        for record in runs.valid(REPOSITORY / "runs", site)
-        if recipe.items() <= record.config.items()
-    ]
-    seen = runs.own(found, "resnet50", site)
+    like = {"preset": "paper", "image_loading": "device"}
+    seen = runs.checked(REPOSITORY / "runs/gpu-h200", "resnet50", site, like)
     asked = [config.replace(seen.longest, epochs=90)]
-    for row, size in enumerate(seen.work.local_batch_size):
+    for row in np.flatnonzero(seen.work.local_batch_size == 32):
         one = np.arange(len(seen)) == row
-        if size == 32:
-            yield seen.only(~one), seen.only(one), asked
+        yield seen.only(~one), seen.only(one), asked
 
 
 def test_foretold_intervals_are_reached(published):
@@ -93,66 +86,55 @@ def test_foretold_intervals_are_reached_in_many_worlds(hidden, points):
 
 
 def test_the_same_run_again_is_worth_little(published):
-    """Foretold, and reached; a run on more devices is worth much, of both."""
-    work = published.work
-    few = published.only(work.devices == 1)
-    fit, asked = fits.make(few), work[work.devices >= 64]
-    now = next_run.half_widths(fit, asked)
-    for more, least, most in (
-        (few.only(np.array([True, False])), 0.85, 1.0),
-        (
-            published.only((work.devices == 4) & (work.local_batch_size == 256)),
-            0.3,
-            0.8,
-        ),
+    """Foretold, and reached; four GPUs beside one are worth much, of both."""
+    few, more, asked = next(of_study(published))
+    fit, question = fits.make(few), published.works(asked)
+    now = next_run.half_widths(fit, question)
+    for one, least, most in (
+        (few.only(few.work.local_batch_size > 0), 0.8, 1.0),
+        (more, 0.3, 0.8),
     ):
-        foretold = next_run.after(fit, fits.slopes_of(fit, more.work))
-        for then in (foretold, fits.make(together(few, more))):
-            left = next_run.half_widths(then, asked) / now
-            assert (least < left).all() and (left < most).all()
+        foretold = next_run.after(fit, fits.slopes_of(fit, one.work[:1]))
+        reached = fits.make(together(few, one.only(np.arange(len(one)) == 0)))
+        for then in (foretold, reached):
+            left = next_run.half_widths(then, question) / now
+            assert least < left.min() and left.max() < most
 
 
 def test_the_cheapest_run_that_tells_is_chosen(published):
-    """Two runs on one GPU are narrowed by four; all of the study's by none on more devices than
-    one lends, and a run that is there is not made again.
-    """
-    work = published.work
-    asked = published.only(work.devices >= 64).configs
-    fit = fits.make(published.only(work.devices == 1))
+    """Not one that is there, nor on more devices than one lends."""
+    few, _, asked = next(of_study(published))
+    fit = fits.make(few)
     table = next_run.worth(fit, asked)
-    best = next_run.best(table)
-    others = table[1:][table["gpu_hours"][1:] < best["gpu_hours"] / 1.01]
-    assert best["run"].devices <= 16 and best["gpu_hours"] < 0.2
-    assert best["hours"] < 0.8 * table["hours"][0]
-    narrowest = table[["hours", "kWh"]].sum(axis="columns").min()
-    assert others[["hours", "kWh"]].sum(axis="columns").min() > narrowest
-    lent = next_run.worth(fit, asked, most=2)
-    assert {run.devices for run in lent["run"][1:]} == {1, 2}
+    best, now = next_run.best(table), table.iloc[0]
+    assert best["hours"] < 0.8 * now["hours"] and best["gpu_hours"] < 0.2
+    cheaper = table[table["gpu_hours"] < best["gpu_hours"]]
+    assert (cheaper["hours"] / now["hours"] + cheaper["kWh"] / now["kWh"]).min() > best[
+        "hours"
+    ] / now["hours"] + best["kWh"] / now["kWh"]
     assert next_run.best(table[:1])["run"] is None
-    seen = worlds.taken("resnet50", fit.runs.site, [best["run"]], worlds.CLUSTER)
-    again = fits.make(together(fit.runs, seen))
-    assert best["run"] not in set(next_run.worth(again, asked)["run"])
+    lent = next_run.worth(fit, asked, most=2)["run"][1:]
+    assert {run.devices for run in lent} == {1, 2}
+    made = worlds.taken("resnet50", few.site, [best["run"]], worlds.CLUSTER)
+    again = next_run.worth(fits.make(together(few, made)), asked)
+    assert best["run"] not in set(again["run"])
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["predict -p devices=64 --devices 4 --fit FIT", f"plan {RESNET50} --fit FIT"],
+    "most, beginning", [(1, r"\d+ GPU.s., "), (256, "none of at most ")]
 )
-def test_answers_say_what_to_do_next(published, tmp_path, words):
+def test_answers_say_what_to_do_next(published, tmp_path, most, beginning):
     """Which run, its GPU hours and the intervals then; or that none is worth it."""
-    for most, beginning in ((1, r"next run: \d+ GPU.s., "), (256, "next run: ")):
-        path = tmp_path / "fit.json"
-        fits.write(path, fits.make(published.only(published.work.devices <= most)))
-        line = answer("forecast", *words.replace("FIT", str(path)).split())
-        (line,) = [each for each in line.splitlines() if each.startswith("next run")]
-        assert re.match(beginning, line) and "GPU hours" in line
-        now, then = map(float, re.search(r"hours \+-(\S+) -> (\S+) %", line).groups())
-        told = json.loads(
-            answer("forecast", *words.replace("FIT", str(path)).split(), "--json")
-        )
-        told = told["next_run"]
-        assert told["now"]["hours"] == pytest.approx(now, rel=0.05)
-        assert told["then"]["hours"] == pytest.approx(then, rel=0.05)
-        assert ("run" in told["then"]) == (then < now) == ("none of" not in line)
-        if most == 1:
-            assert then < 0.8 * now
+    path = tmp_path / "fit.json"
+    fits.write(path, fits.make(published.only(published.work.devices <= most)))
+    words = f"predict -p devices=64 --devices 4 --fit {path}".split()
+    (line,) = re.findall("^next run: .*", answer("forecast", *words), re.MULTILINE)
+    found = rf"next run: {beginning}.*GPU hours.*; hours \+-(\S+) -> (\S+) %; kWh"
+    now, then = map(float, re.match(found, line).groups())
+    told = json.loads(answer("forecast", *words, "--json"))["next_run"]
+    assert told["in_words"] == line
+    assert [told["now"]["hours"], told["then"]["hours"]] == pytest.approx(
+        [now, then], rel=0.05
+    )
+    plan = f"plan --workload resnet50 --system horeka-a100 --fit {path}"
+    assert "\nnext run: " in answer("forecast", *plan.split())
