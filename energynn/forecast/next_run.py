@@ -111,10 +111,13 @@ def advice(fit: Fit, asked: list[RunConfig], most: int | None = None) -> dict:
 def shorter(run: RunConfig, part: float = 0.0, samples: int = 0) -> RunConfig:
     """Make a run that trains on a part of the samples, in fewer epochs or a part of one.
 
-    samples: of an epoch; 0: not known. Of ERA5 it has a year.
+    samples: of an epoch, where the run does not say it; 0: not known. Of ERA5 it has a year.
     """
     epochs, step = part * run.epochs, max(1, run.local_batch_size) * run.devices
+    samples = run.epoch().training_samples or samples
     batches = max(FEW, int(min(epochs, 1) * samples / step))
+    if samples:
+        batches = min(batches, max(1, samples // step))
     plain = config.asdict(run) | SHORT | {"epochs": max(1, math.ceil(epochs))}
     cut = {"training_samples": batches * step, "validation_samples": step}
     for name in plain:

@@ -30,6 +30,12 @@ def test_two_runs_begin_that_vary(a100, long_run, tmp_path):
         sizes = [(run.devices, run.local_batch_size) for run in pair]
         assert sizes == [(devices, 256), (1, 64)]
     assert pair[0].training_samples == 2 * 256 * next_run.FEW and pair[0].epochs == 1
+    few = config.replace(long_run, training_samples=480, local_batch_size=200)
+    pair = probe.upcoming(few, a100, tmp_path, minutes=5, most=2)
+    assert [run.training_samples for run in pair] == [
+        400,
+        300,
+    ]  # no more than there are
     words = "too few for a probe; give more"
     refused(words, probe.upcoming, long_run, a100, tmp_path, minutes=0.4)
 
