@@ -54,13 +54,17 @@ def predict(
     workload: Named = "",
     system: System = "local",
     max_devices: Annotated[int, typer.Option(min=1, help="of the runs to fit")] = 1,
+    devices: Size = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
-    """Predict a study's runs, or parameters; with factors also CO2 and price."""
+    """Predict a study's runs, or parameters; with factors also CO2 and price.
+
+    --devices: of the next run, at most.
+    """
     from energynn.experiment import systems
     from energynn.forecast import fit as fits
-    from energynn.forecast import predict, wording
+    from energynn.forecast import next_run, predict, wording
 
     if held_out:
         folder = folder_of_runs(runs_dir, must_exist=True)
@@ -74,7 +78,9 @@ def predict(
     asked = predict.asked(made, study, parameters_of(p))
     factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
     rows = predict.rows(made, asked, factors=factors)
-    reply(as_json, {"rows": rows}, wording.predicted(rows))
+    advice = next_run.advice(made, asked, devices)
+    words = f"{wording.predicted(rows)}\n\n{advice['in_words']}"
+    reply(as_json, {"rows": rows, "next_run": advice}, words)
     return 0
 
 
@@ -105,7 +111,7 @@ def plan(
     """
     from energynn.experiment import studies, systems
     from energynn.forecast import fit as fits
-    from energynn.forecast import plan, predict, wording
+    from energynn.forecast import next_run, plan, predict, wording
 
     name = systems.site(system).name
     made = fits.read(fit, workload, name) if fit else fits.published(workload, system)
@@ -117,7 +123,10 @@ def plan(
     asked = plan.grid(made, run, size=local_batch_size)
     factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
     answer = plan.make(made, asked, limits, power_limit, factors)
-    reply(as_json, plan.as_json(answer), wording.planned(answer))
+    chosen = [answer.runs[at] for at in answer.choices.values()]
+    advice = next_run.advice(made, chosen)
+    words = f"{wording.planned(answer)}\n{advice['in_words']}"
+    reply(as_json, plan.as_json(answer) | {"next_run": advice}, words)
     return 0
 
 
@@ -129,36 +138,41 @@ def probe(
     minutes: Annotated[
         float, typer.Option(min=0, help="for all probes together")
     ] = 5.0,
+    devices: Size = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
-    """Make five short runs that tell of a long one, and fit them.
+    """Make short runs that tell of a long one, the next by its worth, and fit them.
 
-    One of them makes its devices wait without a kernel, as for a loader: what that draws.
+    It goes on with the runs that are there. For a cluster it prints the commands. --devices: of a
+    run, at most.
     """
-    from energynn.experiment import systems
-    from energynn.forecast import predict, runs, wording
+    from energynn.experiment import config, systems
+    from energynn.forecast import fit as fits
+    from energynn.forecast import next_run, predict, runs, wording
     from energynn.launch import probe
     from energynn.measure import machine
 
     site = systems.site(system)
     run = probe.target(workload, site, parameters_of(p))
-    rows = []
+    folder, answer, words = folder_of_runs(runs_dir), {}, []
     if site.scheduler == "local":
         site = runs.here(site, machine.describe_machine(), run.device == "gpu")
         predict.check_devices(site, run.devices)
         with contextlib.redirect_stdout(sys.stderr):
             # lines of runs do not get into the answer
-            chosen, made = probe.make_here(run, site, folder_of_runs(runs_dir), minutes)
-        rows = predict.rows(made, [run])
-        words = f"{wording.predicted(rows)}\n\n{wording.fitted(made)}"
+            chosen = probe.make_here(run, site, folder, minutes, devices)
     else:
         predict.check_devices(site, run.devices)
-        chosen = probe.planned(run, site, minutes)
-        words = probe.hand_over(chosen, site)
-    probes = wording.probes(chosen)
-    answer = {"probes": probes.to_dict("records"), "rows": rows}
-    reply(as_json, answer, f"{words}\n\n{probes.to_string(index=False)}")
+        chosen = probe.upcoming(run, site, folder, minutes, devices)
+        words += [probe.hand_over(chosen, site)] if chosen else []
+    if known := probe.seen(run, site, folder):
+        made = fits.make(known)
+        rows, advice = predict.rows(made, [run]), next_run.advice(made, [run], devices)
+        answer = {"rows": rows, "next_run": advice}
+        words += [wording.predicted(rows), wording.fitted(made), advice["in_words"]]
+    words += map(config.run_id, chosen)
+    reply(as_json, answer | {"probes": chosen}, "\n\n".join(words))
     return 0
 
 

@@ -198,7 +198,8 @@ def usual_priors(
 
 
 # Which terms more devices may have; the power of an all-reduce stays open.
-OF_TERMS = tuple(TERMS.keys() - {"exchange"})
+OF_TERMS = [name for name in TERMS if name != "exchange"]
+MOVE_TIMES, MOVE_POWERS = [*OF_TIME, *OF_TERMS], [*OF_POWER, "exchange"]
 
 
 def unfitted(seen: Runs, entered: tuple[str, ...] = ()) -> Fit:

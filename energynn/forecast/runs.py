@@ -48,13 +48,15 @@ class Taken(msgspec.Struct, frozen=True):
     """What one configuration took, repeats as their mean.
 
     time_s: of the training. power_W: of one GPU, with its part of a node or alone, as the runs'
-    scope says; power_gpu_W: of these the GPU alone; None: not known.
+    scope says; power_gpu_W: of these the GPU alone; None: not known. spread: of the repeats' times,
+    the longest over the shortest - 1.
     """
 
     config: dict
     time_s: float
     power_W: float | None = None
     repeats: int = 1
+    spread: float = 0.0
     power_gpu_W: float | None = None
 
 
@@ -358,7 +360,8 @@ def _config(record: records.Record, named: str) -> RunConfig:
 
 def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Taken:
     """Take the geometric mean of repeats."""
-    time_s = float(stats.gmean([record.training_time_s for record in group]))
+    times_s = [record.training_time_s for record in group]
+    time_s, spread = float(stats.gmean(times_s)), max(times_s) / min(times_s) - 1
     power_W = None
     if scope:
         powers_W = [getattr(record, f"mean_power_{scope}_W") for record in group]
@@ -367,7 +370,7 @@ def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Taken:
     if scope == "total" and _measured(group, ("gpu",)):
         powers_W = [record.mean_power_gpu_W for record in group]
         power_gpu_W = float(stats.gmean(powers_W)) / run.devices
-    return Taken(config.asdict(run), time_s, power_W, len(group), power_gpu_W)
+    return Taken(config.asdict(run), time_s, power_W, len(group), spread, power_gpu_W)
 
 
 def here(site: Site, machine: dict, on_gpu: bool) -> Site:

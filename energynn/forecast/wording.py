@@ -6,8 +6,6 @@ import numpy as np
 import pandas as pd
 
 from energynn import records
-from energynn.experiment import config
-from energynn.experiment.config import RunConfig
 from energynn.forecast import fit as fits
 from energynn.forecast import plan as plans
 from energynn.forecast import scaling_cost
@@ -106,6 +104,7 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
         )
     else:
         words += "; energies are not all measured: times alone are fitted"
+    words += repeats(fit)
     if details:
         table = pd.DataFrame(fits.describe(fit)).T.drop(columns="meaning")
         words += "\n" + table.to_string(float_format="{:.3g}".format)
@@ -117,13 +116,12 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
     return words
 
 
-def probes(made: list[RunConfig]) -> pd.DataFrame:
-    """Show probes, a row each, in the order in which they are made."""
-    shown = ["devices", "local_batch_size", "training_samples", "training_years"]
-    shown += ["epochs", "step_period_s"]
-    table = pd.DataFrame(map(config.asdict, made))
-    table = table.reindex(columns=shown).dropna(axis="columns")
-    return table.assign(run_id=list(map(config.run_id, made)))
+def repeats(fit: Fit) -> str:
+    """Say that repeats differ, where they do by more than single jobs scatter."""
+    spread = max(run.spread for run in fit.runs.taken)
+    if spread <= 2 * fits.SCATTER:
+        return ""
+    return f"\nruns of one configuration differ by up to {spread:.0%}: the machine was busy"
 
 
 def table(rows: list[dict]) -> str:

@@ -1,8 +1,7 @@
-"""Make short runs that tell of a long one: few batches and many, a small local batch, one device,
-and one whose devices mostly wait.
-"""
+"""Make short runs that tell of a long one, each the one that its forecast narrows most by."""
 
 import math
+import time
 from pathlib import Path
 
 from energynn import records
@@ -10,20 +9,13 @@ from energynn.experiment import config
 from energynn.experiment.config import RunConfig
 from energynn.experiment.systems import Site
 from energynn.forecast import fit as fits
-from energynn.forecast import runs
-from energynn.forecast.fit import Fit
+from energynn.forecast import next_run, runs
+from energynn.forecast.runs import Runs
 from energynn.host.files import REPOSITORY
 from energynn.launch import local
 from energynn.measure import machine
 
-START_S = 15.0  # of a run, before and after its training
-FEW, MOST = 6, 96  # batches of a device in an epoch
-BATCH_S = 0.5  # before the first probe
-WAITING = 6  # times the time of a batch, from one step to the next
-PART_OF_BATCH = 4  # of the local batch, for a second size
-PROBES = 5
-PERIOD_S = 0.02  # between power samples
-LEAST_S = 1.5  # of a training, for as many samples as a valid run has
+LONGER = 3  # times that a run is made, each longer, for its power samples
 
 
 def target(workload: str, site: Site, parameters: dict) -> RunConfig:
@@ -34,84 +26,66 @@ def target(workload: str, site: Site, parameters: dict) -> RunConfig:
     return config.make(workload, **preset | parameters)
 
 
-def shorter(run: RunConfig, batches: int, **changed) -> RunConfig:
-    """Make a run of so many batches, or of a year or two; of epochs where its data are not cut."""
-    plain = config.asdict(run) | {"epochs": 1, "save_weights": False}
-    plain |= {"accumulation_steps": 1, "global_batch_size": None}
-    plain |= {"sampling_period_s": PERIOD_S} | changed
-    if plain["dataset"] == "era5":
-        first = int(plain["training_years"][:4])
-        plain["training_years"] = f"{first}-{first + (batches > FEW)}"
-        plain["validation_years"] = plain["validation_years"][:4]
-    elif "training_samples" in plain:
-        step = plain["local_batch_size"] * plain["devices"]
-        most = run.epoch().training_samples or batches * step
-        plain["training_samples"] = max(1, min(batches, most // step)) * step
-        plain["validation_samples"] = step
-    else:
-        plain["epochs"] = max(1, batches // FEW)
-    return config.make(**plain)
-
-
-def planned(
-    run: RunConfig, site: Site, minutes: float, batch_s: float = BATCH_S
-) -> list[RunConfig]:
-    """Choose the probes, on one node: few batches first, then as many as an equal part of the
-    minutes allows.
-
-    batch_s: time of a batch. Raises ValueError for too few minutes.
-    """
-    part_s = 60 * minutes / PROBES - START_S
-    if part_s < FEW * BATCH_S:
-        raise ValueError(f"minutes: {minutes:g} are too few for the probes; give more")
-    few = max(FEW, math.ceil(LEAST_S / batch_s))
-    batches = int(max(2 * few, min(MOST, part_s / batch_s)))
-    full = {"devices": min(run.devices, site.devices_per_node)}
-    small = {"local_batch_size": max(1, run.local_batch_size // PART_OF_BATCH)}
-    slow = {"step_period_s": round(WAITING * batch_s, 2)}
-    probes = [
-        shorter(run, few, **full),
-        shorter(run, batches, **full),
-        shorter(run, batches, **full | small),
-        shorter(run, batches, devices=1),
-        shorter(run, max(few, batches // WAITING), **full | slow),
+def seen(run: RunConfig, site: Site, runs_dir: Path) -> Runs | None:
+    """Read the valid runs of a training's recipe; None where there are none."""
+    recipe = runs.fitted_recipe(config.asdict(run))
+    found = [
+        record
+        for record in runs.valid(runs_dir, site)
+        if record.workload == run.workload
+        and runs.fitted_recipe(record.config) == recipe
     ]
-    return list(dict.fromkeys(probes))
+    return runs.own(found, run.workload, site, run.workload) if found else None
+
+
+def upcoming(
+    run: RunConfig, site: Site, runs_dir: Path, minutes: float, most: int | None = None
+) -> list[RunConfig]:
+    """Choose the run that tells most beside those that are there; where none is, two that
+    vary, of few batches.
+
+    Empty where none is worth it. Raises ValueError for too few minutes.
+    """
+    if known := seen(run, site, runs_dir):
+        table = next_run.worth(fits.make(known), [run], most, minutes)
+        found = next_run.best(table)["run"]
+        return [found] if found else []
+    if 60 * minutes < 2 * next_run.START_S:
+        raise ValueError(f"minutes: {minutes:g} are too few for a probe; give more")
+    full = min(run.devices, site.devices_per_node, most or run.devices)
+    small = max(1, run.local_batch_size // next_run.PART_OF_BATCH)
+    pair = (full, run.local_batch_size), (1, small)
+    return [
+        next_run.shorter(config.replace(run, devices=devices, local_batch_size=size))
+        for devices, size in pair
+    ]
 
 
 def make_here(
-    run: RunConfig, site: Site, runs_dir: Path, minutes: float
-) -> tuple[list[RunConfig], Fit]:
-    """Make the probes on this machine, of which the first tells the time of a batch; fit them.
+    run: RunConfig, site: Site, runs_dir: Path, minutes: float, most: int | None = None
+) -> list[RunConfig]:
+    """Make runs on this machine, until the minutes are over or none is worth it.
 
-    Raises ValueError where one fails.
+    Raises ValueError where one fails, and for too few minutes.
     """
-    first = planned(run, site, minutes)[0]
-    _run([first], runs_dir)
-    # on a fast device it may be too short to be valid; its time is right
-    record = records.read(config.folder(first, runs_dir))
-    batch_s = record.training_time_s / record.optimizer_steps
-    probes = planned(run, site, minutes, batch_s)
-    _run(probes, runs_dir)
-    made = _valid(probes, runs_dir, site)
-    return probes, fits.make(runs.own(made, run.workload, site))
+    made, end_s = [], time.monotonic() + 60 * minutes
+    while probes := upcoming(run, site, runs_dir, minutes, most):
+        made += [_made(probe, runs_dir) for probe in probes]
+        minutes = (end_s - time.monotonic()) / 60
+    return made
 
 
-def _run(probes: list[RunConfig], runs_dir: Path) -> None:
-    """Make runs that are not there yet."""
-    if failed := local.run_study(probes, runs_dir.absolute()):
-        raise ValueError(f"probe: {failed[0]}")
-
-
-def _valid(probes: list[RunConfig], runs_dir: Path, site: Site) -> list[records.Record]:
-    """Return the records of all; each must be valid."""
-    names = {config.run_id(run) for run in probes}
-    found = [record for record in runs.valid(runs_dir, site) if record.run_id in names]
-    if len(found) < len(names):
-        raise ValueError(
-            "probe: a run is not valid; `energynn status --failed` says why"
-        )
-    return found
+def _made(run: RunConfig, runs_dir: Path) -> RunConfig:
+    """Make a run, of more epochs where it was too short for the power samples of a valid one."""
+    for _ in range(LONGER):
+        if failed := local.run_study([run], runs_dir.absolute()):
+            raise ValueError(f"probe: {failed[0]}")
+        record = records.read(config.folder(run, runs_dir))
+        if record.valid:
+            return run
+        lacks = records.FEWEST_SAMPLES / max(record.samples_in_training, 1)
+        run = config.replace(run, epochs=math.ceil(1.5 * lacks) * run.epochs)
+    raise ValueError("probe: a run is not valid; `energynn status --failed` says why")
 
 
 def hand_over(probes: list[RunConfig], site: Site) -> str:

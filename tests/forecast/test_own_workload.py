@@ -255,3 +255,11 @@ def test_where_the_cpus_are_estimated_the_gpus_alone_are_forecast():
     assert row["provenance"].endswith("2 measured runs, energies of the GPUs alone")
     found[0] = replace(found[0], energy_gpu_provenance="estimated")
     assert not mine(*found).scope
+
+
+@pytest.mark.parametrize("again_s, said", [(21.0, True), (10.5, False)])
+def test_repeats_that_differ_are_not_averaged_without_a_word(again_s, said):
+    found = [measured(20_000, 1, 10.0), measured(80_000, 1, 40.0)]
+    fit = fits.make(mine(*found, measured(20_000, 1, again_s)))
+    words = "runs of one configuration differ by up to 110%: the machine was busy"
+    assert (words in wording.fitted(fit)) == said

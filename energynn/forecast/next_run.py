@@ -1,0 +1,147 @@
+"""The next run by its worth: how far the intervals of an answer reach after one run more.
+
+It follows from how the run's outcome depends on the parameters, not from the outcome, and so is
+known before.
+"""
+
+import dataclasses
+import functools
+import math
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from energynn.experiment import config
+from energynn.experiment.config import RunConfig
+from energynn.forecast import fit as fits
+from energynn.forecast import plan
+from energynn.forecast.fit import Fit
+from energynn.forecast.runs import Taken
+from energynn.measure.energy import SECOND_PER_HOUR
+
+MINUTES = 5.0  # that a run takes at most
+START_S = 15.0  # of a run, before and after its training
+LEAST_S = 5.0  # of a training that tells of a long one
+FEW = 6  # batches of a device in an epoch, at least
+PARTS = (1e-4, 1e-3, 1e-2, 0.1, 0.3)  # of the whole training
+PART_OF_BATCH = 4  # of the local batch, for a further size
+WORTH = 0.1  # part of the intervals that a run must take away
+ENOUGH = 0.8  # of what any run takes away
+# of a short run; power samples every 0.02 s
+SHORT = dict(accumulation_steps=1, global_batch_size=None, save_weights=False)
+SHORT |= dict(sampling_period_s=0.02)
+WIDTHS = ["hours", "kWh"]
+
+
+def after(fit: Fit, made: list[RunConfig]) -> Fit:
+    """Foretell the fit when runs have been made as well.
+
+    Its parameters and errors stay; its covariance and its degrees of freedom are those to come.
+    """
+    outcomes = functools.partial(fits.outcomes, fit.names, work=fit.runs.works(made))
+    slopes = fits.slopes_of(outcomes, fit.point)
+    covariance, freedom = fit.covariance, fit.freedom.copy()
+    of_prior = np.linalg.inv(fit.prior_covariance)
+    for row, names in enumerate((fits.MOVE_TIMES, fits.MOVE_POWERS)):
+        moves = np.isin(fit.names, names)
+        for slope in np.where(moves, slopes[row], 0.0):
+            gain = covariance @ slope
+            variance = fit.errors[row] ** 2 + slope @ gain
+            covariance = covariance - np.outer(gain, gain) / variance
+            # what a run tells of parameters, it does not tell of the error
+            freedom[row] += 1 - gain @ of_prior @ gain / variance
+    taken = [*fit.runs.taken, *(Taken(config.asdict(run), np.nan) for run in made)]
+    runs = msgspec.structs.replace(fit.runs, taken=taken)
+    return dataclasses.replace(fit, runs=runs, covariance=covariance, freedom=freedom)
+
+
+def half_widths(fit: Fit, work: np.recarray) -> np.ndarray:
+    """Half of the intervals of time and energy in % of the value, (2,), medians."""
+    told = fits.forecast(fit, work)
+    value, low, high = np.array([told["time_s"], told["energy_J"]]).T
+    return np.median(50 * (high - low) / value, axis=0)
+
+
+def worth(
+    fit: Fit, asked: list[RunConfig], most: int | None = None, minutes: float = MINUTES
+) -> pd.DataFrame:
+    """Foretell what short runs are worth for the forecast of those that are asked, a row each.
+
+    The first row is now, without a run. gpu_hours: with the start. hours, kWh: half-widths then in
+    %. most: devices of a run; None: as many as are asked for. minutes: that it takes at most, by
+    the high end of its own interval.
+    """
+    found = candidates(fit, asked, most)
+    work, question = fit.runs.works(found), fit.runs.works(asked)
+    train_s, _, longest_s = fits.forecast(fit, work)["time_s"].T
+    able = (train_s >= LEAST_S) & (longest_s + START_S <= 60 * minutes)
+    able &= ~np.isin(work, fit.runs.work)
+    hours = (train_s + START_S) * work.devices / SECOND_PER_HOUR
+    rows = [(None, 0.0, *half_widths(fit, question))]
+    for at in np.flatnonzero(able):
+        then = half_widths(after(fit, [found[at]]), question)
+        rows.append((found[at], hours[at], *then))
+    return pd.DataFrame(rows, columns=["run", "gpu_hours", *WIDTHS])
+
+
+def best(table: pd.DataFrame) -> pd.Series:
+    """Choose the cheapest run of those that narrow the most; the row of now if none is worth it."""
+    taken = 1 - (table[WIDTHS] / table[WIDTHS].iloc[0]).mean(axis="columns")
+    enough = ENOUGH * taken.max() if taken.max() >= WORTH else 0.0
+    return table[taken >= enough].sort_values("gpu_hours").iloc[0]
+
+
+def advice(fit: Fit, asked: list[RunConfig], most: int | None = None) -> dict:
+    """Say which run to make next, its cost and the half-widths then, or to stop."""
+    table = worth(fit, asked, most)
+    now, then = table.iloc[0], best(table)
+    run, most_h = then["run"], table["gpu_hours"].max()
+    words = f"none of at most {most_h:.2g} GPU hours narrows these intervals by a tenth"
+    if run:
+        samples = fit.runs.epoch(run).training_samples
+        words = f"{run.devices} GPU(s), {run.epochs} x {samples:,} samples"
+        if run.local_batch_size:
+            words += f", local batch {run.local_batch_size}"
+        words += f": {then['gpu_hours']:.2g} GPU hours"
+    for name in now[WIDTHS].dropna().index:
+        words += f"; {name} +-{now[name]:.2g} -> {then[name]:.2g} %"
+    told = {"now": now.dropna().to_dict(), "then": then.dropna().to_dict()}
+    return told | {"in_words": f"next run: {words}"}
+
+
+# ------------------------------------------------------------------------- runs one could make
+
+
+def shorter(run: RunConfig, part: float = 0.0, samples: int = 0) -> RunConfig:
+    """Make a run that trains on a part of the samples, in fewer epochs or a part of one.
+
+    samples: of an epoch, where the run does not say it; 0: not known. Of ERA5 it has a year.
+    """
+    epochs, step = part * run.epochs, max(1, run.local_batch_size) * run.devices
+    samples = run.epoch().training_samples or samples
+    batches = max(FEW, int(min(epochs, 1) * samples / step))
+    if samples:
+        batches = min(batches, max(1, samples // step))
+    plain = config.asdict(run) | SHORT | {"epochs": max(1, math.ceil(epochs))}
+    cut = {"training_samples": batches * step, "validation_samples": step}
+    for name in plain:
+        if name in cut:
+            plain[name] = cut[name]
+        elif name.endswith("_years"):
+            plain[name] = plain[name][:4]
+    return config.make(**plain)
+
+
+def candidates(
+    fit: Fit, asked: list[RunConfig], most: int | None = None
+) -> list[RunConfig]:
+    """List short runs on fewer and more devices, of two local batches and several lengths."""
+    most, last = most or max(run.devices for run in asked), asked[-1]
+    samples = fit.runs.epoch(last).training_samples
+    found = []
+    for size in (last.local_batch_size, last.local_batch_size // PART_OF_BATCH):
+        for run in plan.grid(fit, last, most, size):
+            if run.devices == most or run.devices.bit_count() == 1:
+                found += [shorter(run, part, samples) for part in PARTS]
+    return list(dict.fromkeys(found))
