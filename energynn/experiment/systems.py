@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from energynn.experiment.config import Count, CountOrNone, Number, suggestion
+from energynn.experiment.config import (
+    Count,
+    CountOrNone,
+    Number,
+    limits,
+    suggestion,
+    types,
+)
 from energynn.host.files import shipped
 from energynn.host.reading import one_fault, toml_table
 from energynn.measure import machine
@@ -25,9 +32,9 @@ class Site(machine.System, forbid_unknown_fields=True, frozen=True, kw_only=True
 
     name: Annotated[str, Meta(pattern=r"^\w[\w.-]{0,99}\Z")]
     file: str
-    scheduler: Literal["slurm", "local"]
+    scheduler: Literal["slurm", "local"] = "slurm"
     gpu: str = "A100"
-    devices_per_node: Count
+    devices_per_node: CountOrNone = 0  # 0: as this machine has
     sockets_per_node: Count = 1
     max_hours: Number = 24.0
     # of a run for which nothing published tells how long it takes
@@ -77,4 +84,17 @@ def site(name: str) -> Site:
                         f"{name} would become a command of a job; write it in systems/NAME.toml"
                     )
         facts = {"name": path.stem, "file": str(path.resolve())}
-        return msgspec.convert(values | facts, Site)
+        return _checked(values | facts)
+
+
+def _checked(values: dict) -> Site:
+    """Give fields their types; raises ValueError, with what a field may be."""
+    try:
+        found = msgspec.convert(values, Site)
+    except msgspec.ValidationError as error:
+        kind = types(Site).get(str(error).partition("`$.")[2].strip("`"))
+        allowed = f"; must have {limits(kind)}" if kind else ""
+        raise ValueError(f"{error}{allowed}") from error
+    if found.scheduler != "local" and not found.devices_per_node:
+        raise ValueError("devices_per_node: is missing; give the GPUs of a node")
+    return found

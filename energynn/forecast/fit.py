@@ -318,7 +318,8 @@ def read(path: Path, workload: str = "", system: str = "") -> Fit:
     seen = msgspec.convert(content.get("runs"), Runs)
     if workload not in ("", seen.workload) or system not in ("", seen.site.name):
         raise ValueError(
-            f"{path}: is of {seen.workload} on {seen.site.name}; give another fit"
+            f"{path}: is of {seen.workload} on {seen.site.name}; give another, which "
+            "`energynn forecast fit` writes of that workload with that --system"
         )
     for run in seen.taken[:1]:
         config.from_dict(run.config, workload)  # the others' module is this one

@@ -27,6 +27,10 @@ DRAWS = 2000  # of parameters, for the shares of causes
 OF_RUN = ("system", "devices", "local_batch_size", "global_batch_size", "epochs")
 # published runs reach so far; beyond, nothing tells of latency and storage
 MOST_DEVICES = 256
+NO_EXCHANGE = (
+    "what devices exchange is not known; `measure` takes --weights and --local-batch-size, a "
+    "workload's epoch() gradient_bytes, the system's file gpu_link_GB_per_s and link_GB_per_s"
+)
 
 
 def quantities(
@@ -83,10 +87,36 @@ def most_devices(site: Site) -> int:
 
 def check_devices(site: Site, asked: int) -> None:
     """Raise ValueError for more devices than a system has, or than forecasts are validated for."""
-    if asked > most_devices(site):
-        raise ValueError(
-            f"devices: {asked} asked; on {site.name} choose at most {most_devices(site)}"
+    if asked > (most := most_devices(site)):
+        larger = (
+            "" if asked > MOST_DEVICES else ", or fit a larger system's --system FILE"
         )
+        raise ValueError(
+            f"devices: {asked} asked; on {site.name} choose at most {most}{larger}"
+        )
+
+
+def lacks_exchange(work: np.recarray) -> np.ndarray:
+    """Say of which configurations the all-reduce is unknown: its bytes, batch or bandwidth."""
+    return (work.devices > 1) & (work.local_batch_size * work.allreduce_s == 0)
+
+
+def most_planned(fit: Fit, run: RunConfig, asked: int | None = None) -> int:
+    """Count the devices that a plan may choose: where the all-reduce is unknown, as many as ran.
+
+    asked: fewer; raises ValueError for more.
+    """
+    site = fit.runs.site
+    check_devices(site, asked or 1)
+    numbers = range(1, most_devices(site) + 1)
+    work = fit.runs.works([config.replace(run, devices=number) for number in numbers])
+    has_run = work.devices <= fit.runs.work.devices.max()
+    most = int(work.devices[has_run | ~lacks_exchange(work)].max())
+    if asked and asked > most:
+        raise ValueError(
+            f"devices: {asked} asked; choose at most {most}, as many as ran: {NO_EXCHANGE}"
+        )
+    return asked or most
 
 
 # ------------------------------------------------------------------------------------ the answer
@@ -150,10 +180,8 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
             lines.append(
                 f"{name} {plain[name]}: no fitted run had it, its effect is not known"
             )
-    if work.devices[0] > 1 and work.allreduce_s[0] == 0:
-        lines.append(
-            "the all-reduce is left out: bandwidth or size of gradients is not known"
-        )
+    if lacks_exchange(work)[0]:
+        lines.append(f"the all-reduce is left out: {NO_EXCHANGE}")
     for free, where in studies.large_batch_thresholds(run).items():
         if run.global_batch_size > free:
             lines.append(f"global batch size: beyond {free} accuracy may fall, {where}")

@@ -10,7 +10,7 @@ from energynn.experiment import config
 from energynn.experiment.config import RunConfig
 from energynn.forecast import fit as fits
 from energynn.forecast import plan as plans
-from energynn.forecast import scaling_cost
+from energynn.forecast import predict, scaling_cost
 from energynn.forecast.fit import Fit
 from energynn.forecast.plan import Plan
 from energynn.forecast.predict import ENDS, UNITS
@@ -60,6 +60,10 @@ def planned(plan: Plan) -> str:
         f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations "
         f"with {found[0]['samples']:,} samples; limits: {plans.in_words(plan.limits)}"
     )
+    whole = predict.most_devices(plan.fit.runs.site)
+    more = config.replace(plan.runs[0], devices=whole)
+    if predict.lacks_exchange(plan.fit.runs.works([more]))[0]:
+        lines.append(f"on no more devices than ran: {predict.NO_EXCHANGE}")
     if added := scaling_cost.added_energy_percent(plan.fit):
         lines.append(added["in_words"])
     return "\n".join(lines)

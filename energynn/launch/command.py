@@ -21,7 +21,7 @@ from energynn.host.files import default_runs_dir, is_locked, lock, write_json
 from energynn.host.launchers import launcher, rank_and_size
 from energynn.host.progress import sentence
 from energynn.launch import supervise
-from energynn.measure import devices, energy, machine
+from energynn.measure import devices, energy, machine, window
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
 
@@ -209,7 +209,8 @@ def _run(
     for number in stopped:  # they came before there was a process to pass them on to
         child.send_signal(number)
     status = processes.wait_for(child, known)
-    events.mark("training_end", exit_status=status)
+    told = window.told(folder)
+    events.mark("training_end", exit_status=status, metrics=told)
     if status < 0 or stopped:
         processes.end_all(
             lambda: processes.marked(folder) + processes.descendants(known)

@@ -15,11 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 
 from energynn.host.files import write_json
+from energynn.host.processes import MARK_VARIABLE
+from energynn.host.reading import json_table
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import start_sampler, until
 from energynn.measure.samples import Header, last_ns, pieces
@@ -35,6 +38,8 @@ FEWEST_BEATS = 5
 LEAST_BEAT = 1.5  # sampling periods
 BEATS = np.linspace(0.97, 1.03, 601)
 FIRST_S = 0.5  # of samples before the first window
+# Attributes of a weight that is a part of one: torch's DTensor and FlatParameter, DeepSpeed's ZeRO
+OF_A_PART = ("placements", "_is_flat_param", "ds_numel")
 
 
 class Window:
@@ -44,6 +49,8 @@ class Window:
     window of a process starts a sampler, which takes about two seconds and goes on until the
     process ends; it costs about 1 % of one core. no_gpu: the GPUs of this host do not matter.
     synchronize: where torch uses CUDA, a block begins and ends when the GPUs have done their work.
+    model: the network of PyTorch that is trained; a forecast of the command that `energynn measure`
+    measures then knows what its devices exchange, ``exchange``.
 
     GPUs, CPU sockets and RAM count for all that ran on this host in that time. Of several ranks on
     one host each sees the same energy: take one of them. Windows may lie within each other, and in
@@ -52,10 +59,17 @@ class Window:
     """
 
     def __init__(
-        self, name: str = "window", no_gpu: bool = False, synchronize: bool = True
+        self,
+        name: str = "window",
+        no_gpu: bool = False,
+        synchronize: bool = True,
+        model: Any = None,
     ):
         self.name, self.no_gpu, self.synchronize = name, no_gpu, synchronize
+        self.exchange = {} if model is None else exchange(model)
         self._block: Block | None = None
+        if self.exchange:
+            _tell(self.exchange)
 
     def __enter__(self) -> Window:
         sampler = _sampler(self.no_gpu)
@@ -128,6 +142,50 @@ def _wait_for_cuda(is_asked: bool) -> None:
             used = [cuda.current_device()]
         for device in used:
             cuda.synchronize(device)
+
+
+# ------------------------------------------------------------------------------- the network
+
+BY_HAND = "leave model out, and give `energynn measure --weights N --local-batch-size N"
+
+
+def exchange(model: Any) -> dict[str, float]:
+    """Count the weights of a network that are trained, and the bytes of a gradient of one.
+
+    Raises ValueError for what is no network of PyTorch, or does not hold all of its weights.
+    """
+    try:
+        trained = [each for each in model.parameters() if each.requires_grad]
+        sizes_B = [each.numel() * each.element_size() for each in trained]
+        kinds = {type(module).__name__ for module in model.modules()}
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"model: is no torch.nn.Module; {BY_HAND}`") from error
+    is_part = any(hasattr(each, mark) for each in trained for mark in OF_A_PART)
+    if is_part or "FullyShardedDataParallel" in kinds:
+        raise ValueError(
+            "model: is sharded, and here is a part of it; its devices exchange weights, too, 1.5 "
+            f"times an all-reduce; {BY_HAND} --gradient-bytes-per-weight 6`"
+        )
+    weights = sum(each.numel() for each in trained)
+    if not weights:
+        raise ValueError(
+            f"model: no weight of it is trained (requires_grad); {BY_HAND}`"
+        )
+    return {"weights": weights, "gradient_bytes_per_weight": sum(sizes_B) / weights}
+
+
+def _tell(exchange: dict[str, float]) -> None:
+    """Leave word for the run that this process works for, if it does."""
+    if folder := os.environ.get(MARK_VARIABLE):
+        values = "-".join(map(str, exchange.values()))
+        with suppress(OSError):  # it may have ended
+            write_json(Path(folder) / f"exchange-{values}.json", exchange)
+
+
+def told(folder: Path) -> dict[str, float]:
+    """Return what windows told of the one network of a run; nothing where they told of several."""
+    found = list(map(json_table, folder.glob("exchange-*.json")))
+    return found[0] if len(found) == 1 else {}
 
 
 # ---------------------------------------------------------------------------------- the sampler
