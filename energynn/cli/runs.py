@@ -140,12 +140,9 @@ def measure(
     epochs: Told = None,
     local_batch_size: Told = None,
     weights: Annotated[
-        float | None,
-        typer.Option(min=1, max=1e13, help="that are trained, as 4.2e6; to plan"),
-    ] = None,
-    gradient_bytes_per_weight: Annotated[
-        float, typer.Option(min=1e-3, max=1e3, help="on the way between devices")
-    ] = 4.0,
+        float, typer.Option(min=0, max=1e13, help="that are trained, as 4.2e6")
+    ] = 0,
+    gradient_bytes_per_weight: Annotated[float, typer.Option(min=0.01, max=100)] = 4,
     name: Name = "",
     note: Note = "",
     as_json: Json = False,
@@ -159,17 +156,11 @@ def measure(
         "training_samples": samples,
         "epochs": epochs,
         "local_batch_size": local_batch_size,
+        "gradient_bytes": round(weights * gradient_bytes_per_weight),
     }
     told = {key: value for key, value in told.items() if value}
-    if weights:
-        if not (
-            local_batch_size and math.isfinite(weights * gradient_bytes_per_weight)
-        ):
-            raise ValueError(
-                "weights: give a number, and --local-batch-size: gradients travel once an update"
-            )
-        told["weights"] = round(weights)
-        told["gradient_bytes_per_weight"] = gradient_bytes_per_weight
+    if weights and not local_batch_size:
+        raise ValueError("weights: travel once an update; give --local-batch-size, too")
     labels = records.labels(name, note)
     record, status = launch.measure(
         command, out, period, as_json, not no_gpu, labels, told

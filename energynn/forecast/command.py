@@ -4,22 +4,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from energynn.experiment.config import CountOrNone, Epoch, Number, RunConfig
-
-TOLD = (
-    "training_samples",
-    "epochs",
-    "local_batch_size",
-    "weights",
-    "gradient_bytes_per_weight",
-)
+from energynn.experiment.config import CountOrNone, Epoch, RunConfig
 
 
 class Config(RunConfig, frozen=True, kw_only=True):
     """What a person told of a measured command; a size of 0 is not known.
 
     training_samples: that the command trains on in an epoch
-    weights: trainable ones, whose gradients the devices exchange at each update
+    gradient_bytes: that devices exchange at each update
     """
 
     workload: str = __name__
@@ -29,9 +21,7 @@ class Config(RunConfig, frozen=True, kw_only=True):
     epochs: int = 1
     learning_rate: float = 0.0
     training_samples: CountOrNone
-    weights: Annotated[int, Meta(ge=0, le=10**13)] = 0
-    gradient_bytes_per_weight: Number = 4.0
+    gradient_bytes: Annotated[int, Meta(ge=0)] = 0
 
     def epoch(self) -> Epoch:
-        gradient_bytes = round(self.weights * self.gradient_bytes_per_weight)
-        return Epoch(self.training_samples, gradient_bytes=gradient_bytes)
+        return Epoch(self.training_samples, gradient_bytes=self.gradient_bytes)

@@ -88,35 +88,31 @@ def most_devices(site: Site) -> int:
 def check_devices(site: Site, asked: int) -> None:
     """Raise ValueError for more devices than a system has, or than forecasts are validated for."""
     if asked > (most := most_devices(site)):
-        larger = (
-            "" if asked > MOST_DEVICES else ", or fit a larger system's --system FILE"
-        )
         raise ValueError(
-            f"devices: {asked} asked; on {site.name} choose at most {most}{larger}"
+            f"devices: {asked} asked; on {site.name} choose at most {most}; a fit with another "
+            f"--system FILE has up to {MOST_DEVICES}"
         )
 
 
-def lacks_exchange(work: np.recarray) -> np.ndarray:
-    """Say of which configurations the all-reduce is unknown: its bytes, batch or bandwidth."""
-    return (work.devices > 1) & (work.local_batch_size * work.allreduce_s == 0)
+def lacks_exchange(fit: Fit, run: RunConfig, devices: int) -> bool:
+    """Say whether what so many devices exchange is unknown: bytes, local batch or bandwidth."""
+    (work,) = fit.runs.works([config.replace(run, devices=devices)])
+    return devices > 1 and not work.allreduce_s * work.local_batch_size
 
 
 def most_planned(fit: Fit, run: RunConfig, asked: int | None = None) -> int:
-    """Count the devices that a plan may choose: where the all-reduce is unknown, as many as ran.
-
-    asked: fewer; raises ValueError for more.
+    """Count the devices of a plan: as asked for, else all, or as many as ran where the exchange is
+    unknown. Raises ValueError where more are asked for.
     """
-    site = fit.runs.site
-    check_devices(site, asked or 1)
-    numbers = range(1, most_devices(site) + 1)
-    work = fit.runs.works([config.replace(run, devices=number) for number in numbers])
-    has_run = work.devices <= fit.runs.work.devices.max()
-    most = int(work.devices[has_run | ~lacks_exchange(work)].max())
-    if asked and asked > most:
+    most, ran = asked or most_devices(fit.runs.site), int(fit.runs.work.devices.max())
+    check_devices(fit.runs.site, most)
+    if most <= ran or not lacks_exchange(fit, run, most):
+        return most
+    if asked:
         raise ValueError(
-            f"devices: {asked} asked; choose at most {most}, as many as ran: {NO_EXCHANGE}"
+            f"devices: {asked} asked; choose at most {ran}, as many as ran: {NO_EXCHANGE}"
         )
-    return asked or most
+    return ran
 
 
 # ------------------------------------------------------------------------------------ the answer
@@ -180,7 +176,7 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
             lines.append(
                 f"{name} {plain[name]}: no fitted run had it, its effect is not known"
             )
-    if lacks_exchange(work)[0]:
+    if lacks_exchange(fit, run, run.devices):
         lines.append(f"the all-reduce is left out: {NO_EXCHANGE}")
     for free, where in studies.large_batch_thresholds(run).items():
         if run.global_batch_size > free:

@@ -343,8 +343,9 @@ def _config(record: records.Record, named: str) -> RunConfig:
     """Read what was made, whatever its seed and repeat, and however it was watched."""
     plain = record.config
     if "command" in plain:
-        sizes = {name: told(record).get(name) for name in command.TOLD}
-        return config.make(command.__name__, devices=record.devices, **sizes)
+        sizes = ("epochs", "local_batch_size", "training_samples", "gradient_bytes")
+        known = {name: told(record).get(name) for name in sizes}
+        return config.make(command.__name__, devices=record.devices, **known)
     device = "gpu" if record.device_kind == "gpu" else "cpu"
     alike = {"device": device, "seed": 0, "repeat": 0}
     kept = {name: plain[name] for name in plain if name not in config.WATCH}

@@ -61,8 +61,7 @@ def planned(plan: Plan) -> str:
         f"with {found[0]['samples']:,} samples; limits: {plans.in_words(plan.limits)}"
     )
     whole = predict.most_devices(plan.fit.runs.site)
-    more = config.replace(plan.runs[0], devices=whole)
-    if predict.lacks_exchange(plan.fit.runs.works([more]))[0]:
+    if predict.lacks_exchange(plan.fit, plan.runs[0], whole):
         lines.append(f"on no more devices than ran: {predict.NO_EXCHANGE}")
     if added := scaling_cost.added_energy_percent(plan.fit):
         lines.append(added["in_words"])

@@ -22,7 +22,6 @@ import psutil
 
 from energynn.host.files import write_json
 from energynn.host.processes import MARK_VARIABLE
-from energynn.host.reading import json_table
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import start_sampler, until
 from energynn.measure.samples import Header, last_ns, pieces
@@ -38,8 +37,9 @@ FEWEST_BEATS = 5
 LEAST_BEAT = 1.5  # sampling periods
 BEATS = np.linspace(0.97, 1.03, 601)
 FIRST_S = 0.5  # of samples before the first window
-# Attributes of a weight that is a part of one: torch's DTensor and FlatParameter, DeepSpeed's ZeRO
-OF_A_PART = ("placements", "_is_flat_param", "ds_numel")
+SIZE_FILE = "gradient_bytes"  # of an empty file in a run's folder; bytes end its name
+# of torch's FSDP, its weights today, and DeepSpeed's ZeRO
+OF_SHARDED = ("sharding_strategy", "placements", "ds_numel")
 
 
 class Window:
@@ -49,8 +49,9 @@ class Window:
     window of a process starts a sampler, which takes about two seconds and goes on until the
     process ends; it costs about 1 % of one core. no_gpu: the GPUs of this host do not matter.
     synchronize: where torch uses CUDA, a block begins and ends when the GPUs have done their work.
-    model: the network of PyTorch that is trained; a forecast of the command that `energynn measure`
-    measures then knows what its devices exchange, ``exchange``.
+    model: the network of PyTorch that is trained; to a forecast of the command that `energynn
+    measure` measures it tells the bytes of gradients that devices exchange; of several networks the
+    sum.
 
     GPUs, CPU sockets and RAM count for all that ran on this host in that time. Of several ranks on
     one host each sees the same energy: take one of them. Windows may lie within each other, and in
@@ -66,10 +67,11 @@ class Window:
         model: Any = None,
     ):
         self.name, self.no_gpu, self.synchronize = name, no_gpu, synchronize
-        self.exchange = {} if model is None else exchange(model)
         self._block: Block | None = None
-        if self.exchange:
-            _tell(self.exchange)
+        if model is not None:
+            file = f"{SIZE_FILE}.{gradient_bytes(model)}"
+            with suppress(OSError):  # it works for no run, or that has ended
+                Path(os.environ.get(MARK_VARIABLE, "/dev/null"), file).touch()
 
     def __enter__(self) -> Window:
         sampler = _sampler(self.no_gpu)
@@ -144,48 +146,24 @@ def _wait_for_cuda(is_asked: bool) -> None:
             cuda.synchronize(device)
 
 
-# ------------------------------------------------------------------------------- the network
+def gradient_bytes(model: Any) -> int:
+    """Count the bytes of the gradients of a network of PyTorch, of the weights that are trained.
 
-BY_HAND = "leave model out, and give `energynn measure --weights N --local-batch-size N"
-
-
-def exchange(model: Any) -> dict[str, float]:
-    """Count the weights of a network that are trained, and the bytes of a gradient of one.
-
-    Raises ValueError for what is no network of PyTorch, or does not hold all of its weights.
+    Raises ValueError for what is none, or holds only a part of its weights.
     """
+    by_hand = "leave it out; give `energynn measure --local-batch-size N --weights N"
     try:
         trained = [each for each in model.parameters() if each.requires_grad]
-        sizes_B = [each.numel() * each.element_size() for each in trained]
-        kinds = {type(module).__name__ for module in model.modules()}
+        size_B = sum(each.numel() * each.element_size() for each in trained)
+        parts = [*model.modules(), *trained]
     except (AttributeError, TypeError) as error:
-        raise ValueError(f"model: is no torch.nn.Module; {BY_HAND}`") from error
-    is_part = any(hasattr(each, mark) for each in trained for mark in OF_A_PART)
-    if is_part or "FullyShardedDataParallel" in kinds:
+        raise ValueError(f"model: is no torch.nn.Module; {by_hand}`") from error
+    if any(hasattr(part, mark) for part in parts for mark in OF_SHARDED):
         raise ValueError(
-            "model: is sharded, and here is a part of it; its devices exchange weights, too, 1.5 "
-            f"times an all-reduce; {BY_HAND} --gradient-bytes-per-weight 6`"
+            "model: is sharded, so its devices exchange weights, too, 1.5 times the bytes of "
+            f"gradients; {by_hand} --gradient-bytes-per-weight 6`"
         )
-    weights = sum(each.numel() for each in trained)
-    if not weights:
-        raise ValueError(
-            f"model: no weight of it is trained (requires_grad); {BY_HAND}`"
-        )
-    return {"weights": weights, "gradient_bytes_per_weight": sum(sizes_B) / weights}
-
-
-def _tell(exchange: dict[str, float]) -> None:
-    """Leave word for the run that this process works for, if it does."""
-    if folder := os.environ.get(MARK_VARIABLE):
-        values = "-".join(map(str, exchange.values()))
-        with suppress(OSError):  # it may have ended
-            write_json(Path(folder) / f"exchange-{values}.json", exchange)
-
-
-def told(folder: Path) -> dict[str, float]:
-    """Return what windows told of the one network of a run; nothing where they told of several."""
-    found = list(map(json_table, folder.glob("exchange-*.json")))
-    return found[0] if len(found) == 1 else {}
+    return size_B
 
 
 # ---------------------------------------------------------------------------------- the sampler

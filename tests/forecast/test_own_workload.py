@@ -2,7 +2,9 @@
 configuration tells.
 """
 
-import msgspec
+import re
+from functools import partial
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -13,6 +15,7 @@ from energynn.forecast import model, plan, power_limit, predict, runs, wording
 from tests.conftest import minimal_record, read_as_record
 from tests.forecast import worlds
 from tests.processes import refused
+from tests.run_files import text_of
 
 MODULE = """
 from energynn.experiment.config import Epoch, RunConfig
@@ -214,107 +217,96 @@ def test_measured_commands_are_forecast_and_planned(monkeypatch):
     assert "the all-reduce is left out" in text
 
 
-NETWORK = dict(weights=4_200_000, gradient_bytes_per_weight=4.0)
+NETWORK = {"gradient_bytes": 16_800_000}
 
 
-def on_cores(told, seen=None):
+def on_cores(told, seen):
     """The fit to two runs of a command on one core of four."""
     found = []
     for samples in (20_000, 80_000):
         record = measured(samples, 1, 1 + samples / 1e3, device_kind="cpu core")
         sizes = record.config | {"local_batch_size": 32} | told
         machine = {"gpus": [], "cores": 4}
-        found.append(replace(record, config=sizes, metrics=seen or {}, machine=machine))
+        found.append(replace(record, config=sizes, metrics=seen, machine=machine))
     return fits.make(mine(*found))
 
 
 @pytest.mark.parametrize(
-    "told, seen", [(NETWORK, {}), ({}, NETWORK), (NETWORK, NETWORK)]
+    "told, seen, most",
+    [
+        (NETWORK, {}, 4),
+        ({}, NETWORK, 4),
+        ({}, {}, 1),
+        (NETWORK | {"local_batch_size": None}, {}, 1),
+    ],
 )
-def test_a_command_that_told_its_weights_is_planned_with_what_they_cost(told, seen):
-    """By --weights, or by window(model=...); without them no further than it ran."""
-    fit, blind = on_cores(told, seen), on_cores({})
-    run = plan.base_run(fit, {})
-    assert run.epoch().gradient_bytes == 16_800_000
-    asked, few = plan.grid(fit, run), plan.grid(blind, plan.base_run(blind, {}))
-    assert {one.devices for one in asked} == {1, 2, 3, 4}
-    assert {one.devices for one in few} == {1}
-    row, without = (
-        predict.rows(of, [config.replace(of.runs.longest, devices=2)])[0]
-        for of in (fit, blind)
-    )
-    assert row["time_share_percent"]["allreduce"]["value"] > 1
-    assert without["time_share_percent"]["allreduce"]["value"] == 0
-    marks = [" ".join(one["outside"]) for one in (row, without)]
-    assert ["--weights" in mark for mark in marks] == [False, True]
-    text = wording.planned(plan.make(blind, few, {}))
-    assert "on no more devices than ran: " in text and "--weights" in text
+def test_a_plan_goes_beyond_what_ran_where_the_exchange_is_known(told, seen, most):
+    """By --weights, or by window(model=...), with the local batch; the remedies that are told."""
+    fit = on_cores(told, seen)
+    asked = plan.grid(fit, plan.base_run(fit, {}))
+    assert {run.devices for run in asked} == set(range(1, most + 1))
+    (row,) = predict.rows(fit, [config.replace(asked[0], devices=2)])
+    share = row["time_share_percent"]["allreduce"]["value"]
+    assert (share > 1, "--weights" in str(row["outside"])) == (most > 1, most == 1)
+    words = "on no more devices than ran: .*--weights and --local-batch-size"
+    text = wording.planned(plan.make(fit, asked, {}))
+    assert bool(re.search(words, text)) == (most == 1)
+    more = partial(plan.grid, fit, asked[0], most + 1)
+    refused(f"asked; .*choose at most {most}[,;] .*--", more)
 
 
-def test_further_than_it_ran_a_command_is_planned_with_the_remedies_that_are_told():
-    """Each that is missing by itself: weights, batch, the bandwidth between GPUs."""
-    blind = on_cores({})
-    refused(
-        "devices: 4 asked; choose at most 1, .*--weights and --local-batch-size",
-        plan.grid,
-        blind,
-        plan.base_run(blind, {}),
-        4,
-    )
-    no_batch = on_cores(NETWORK | {"local_batch_size": None})
-    refused("asked; choose at most 1,", plan.grid, no_batch, no_batch.runs.longest, 4)
-    known = on_cores(NETWORK)
-    assert plan.grid(known, plan.base_run(known, {}), 4)
-    refused(
-        "8 asked; on local choose at most 4, or .*--system FILE",
-        predict.rows,
-        known,
-        [config.replace(known.runs.longest, devices=8)],
-    )
-    site = msgspec.structs.replace(known.runs.site, gpu="A100", gpu_link_GB_per_s=0.0)
-    gpus = fits.make(msgspec.structs.replace(known.runs, site=site))
-    refused("gpu_link_GB_per_s", plan.grid, gpus, gpus.runs.longest, 4)
+def test_a_system_is_described_by_what_the_guide_says_that_a_forecast_reads(tmp_path):
+    """Of a machine of one's own too, instead of what this one has."""
+    path, guide = tmp_path / "ws8.toml", text_of("docs/forecast.md")
+    table = re.findall(r"^\| (`[^|]+)", guide.rpartition("| field")[2], re.MULTILINE)
+    names = re.findall(r"`(\w+)`", " ".join(table))
+    assert len(names) == 9 and names.pop(0) == "published_as"
+    read = partial(systems.site, str(path))
+    path.write_text("".join(f"{name} = 8\n" for name in names))
+    assert {getattr(read(), name) for name in names} == {8}
+    path.write_text('scheduler = "local"\ndevices_per_node = 8\n')
+    assert runs.here(read(), {"cores": 2}, on_gpu=False).devices_per_node == 8
+    path.write_text("nodes = 8\n")
+    refused("devices_per_node: is missing; say", read)
+    path.write_text('scheduler = "none"\n')
+    refused("slurm.local", read)
 
 
-def test_runs_of_two_networks_are_no_fit_and_one_is_chosen_by_its_weights():
-    record = measured(20_000, 1, 10.0)
-    other = replace(record, config=record.config | NETWORK)
-    refused("several recipes .*weights 4200000.* by parameters", mine, record, other)
-    assert runs.told(other)["weights"] == 4_200_000
-
-
-LIGHT = "devices_per_node = 8\nnodes = 1\ngpu_link_GB_per_s = 300\n"
-POWERS = "cpu_W = 200\ncpu_thread_W = 5\nram_W = 30\ngpu_idle_W = 60\n"
+def test_runs_of_two_networks_are_no_fit():
+    plain, batch = measured(20_000, 1, 10.0), {"local_batch_size": 8}
+    told = replace(plain, config=plain.config | batch | NETWORK)
+    seen = replace(plain, config=plain.config | batch, metrics=NETWORK)
+    refused("several recipes .*gradient_bytes 16800000.* by param", mine, plain, told)
+    assert [run.repeats for run in mine(told, seen).taken] == [2]
 
 
 @pytest.mark.xfail(strict=False, reason="the fit reads totals, never energy_gpu_J")
-@pytest.mark.parametrize("powers", ["", POWERS])
-def test_eight_gpus_of_a_light_host_are_forecast_from_one(powers, tmp_path):
-    """One GPU drew 300 W and its host 9 W; the file's powers are another host's, or none."""
-    path = tmp_path / "ws8.toml"
-    path.write_text(LIGHT + powers)
-    found = []
+@pytest.mark.parametrize("cpu_W", [0, 200])
+def test_eight_gpus_of_a_light_host_are_forecast_from_one(cpu_W, tmp_path):
+    """One GPU drew 300 W and its host 9 W; the file knows no power, or that of another host."""
+    path, found = tmp_path / "ws8.toml", []
+    link = "gpu_link_GB_per_s = 300"
+    path.write_text(f"devices_per_node = 8\nnodes = 1\n{link}\ncpu_W = {cpu_W}\n")
     for samples, size, time_s in (
-        (400, 16, 4.0),
-        (800, 16, 7.0),
-        (1600, 16, 13.0),
-        (1600, 8, 15.0),
+        (400, 16, 4),
+        (800, 16, 7),
+        (1600, 16, 13),
+        (1600, 8, 15),
     ):
-        drawn = {"gpu": 300.0, "cpu": 9.0, "total": 309.0}
-        powers_W = {f"mean_power_{part}_W": W for part, W in drawn.items()}
-        joules = {f"energy_{part}_J": W * time_s for part, W in drawn.items()}
-        is_from = {f"energy_{part}_provenance": "measured" for part in drawn}
-        record = measured(samples, 1, time_s, **powers_W, **joules, **is_from)
+        facts = {}
+        for part, power_W in {"gpu": 300.0, "cpu": 9.0, "total": 309.0}.items():
+            facts[f"mean_power_{part}_W"] = power_W
+            facts[f"energy_{part}_J"] = power_W * time_s
+            facts[f"energy_{part}_provenance"] = "measured"
+        record = measured(samples, 1, time_s, **facts)
         sizes = record.config | NETWORK | {"local_batch_size": size}
         found.append(replace(record, config=sizes))
     fit = fits.make(runs.own(found, "mine", systems.site(str(path))))
     sizes = {"training_samples": 100_000, "epochs": 10, "devices": 8}
     (row,) = predict.rows(fit, predict.asked(fit, None, sizes))
-    power_W = row["energy_kWh"]["value"] / row["gpu_hours"]["value"] * 1000
-    truth_W = 300 + 9 / 8
-    truth_kWh = truth_W * row["gpu_hours"]["value"] / 1000
-    assert row["energy_kWh"]["low"] < truth_kWh < row["energy_kWh"]["high"]
-    assert power_W == pytest.approx(truth_W, rel=0.1)
+    told, truth_kWh = row["energy_kWh"], 0.30113 * row["gpu_hours"]["value"]
+    assert told["low"] < truth_kWh < told["high"]
+    assert told["value"] == pytest.approx(truth_kWh, rel=0.1)
 
 
 def test_a_command_without_samples_is_told_what_it_lacks():
