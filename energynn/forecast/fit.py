@@ -15,7 +15,7 @@ import pandas as pd
 from scipy import optimize, stats
 
 from energynn.experiment import config
-from energynn.forecast import model, runs
+from energynn.forecast import command, model, runs
 from energynn.forecast.model import LINEAR, OF_POWER, OF_TIME
 from energynn.forecast.runs import Runs
 from energynn.host.files import write_json
@@ -107,7 +107,7 @@ def usual_priors(seen: Runs, storage: bool) -> dict[str, tuple[float, float]]:
         update_s = UPDATE_S_PER_B * run.epoch().gradient_bytes or 3e-3
         found |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
         found |= {"efficiency": (1.0, 1.0), "kappa": (0.2, 1.0)}
-    if not work.updates.any():
+    if isinstance(run, command.Config):
         found["t_start"] = 5.0, 1.5  # a whole command begins
     if workers > 1:
         found["fill"] = workers - 1, 0.3  # all first batches come together

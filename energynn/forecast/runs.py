@@ -141,8 +141,8 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
         evaluated += trained
         passes += 1
         filled *= 2
-    if run.persistent_workers and workers:
-        passes /= run.epochs
+    if run.persistent_workers and workers or isinstance(run, command.Config):
+        passes /= run.epochs  # it starts once
     # Where a bandwidth is not known, `outside` says so.
     GB_per_s = (site.link_GB_per_s if nodes > 1 else site.gpu_link_GB_per_s) or np.inf
     return {

@@ -152,18 +152,16 @@ def gradient_bytes(model: Any) -> int:
     Raises ValueError for what is none, or holds only a part of its weights.
     """
     by_hand = "leave it out; give `energynn measure --local-batch-size N --weights N"
-    try:
-        trained = [each for each in model.parameters() if each.requires_grad]
-        size_B = sum(each.numel() * each.element_size() for each in trained)
-        parts = [*model.modules(), *trained]
-    except (AttributeError, TypeError) as error:
-        raise ValueError(f"model: is no torch.nn.Module; {by_hand}`") from error
+    if not hasattr(model, "modules"):
+        raise ValueError(f"model: is no torch.nn.Module; {by_hand}`")
+    trained = [each for each in model.parameters() if each.requires_grad]
+    parts = [*model.modules(), *trained]
     if any(hasattr(part, mark) for part in parts for mark in OF_SHARDED):
         raise ValueError(
             "model: is sharded, so its devices exchange weights, too, 1.5 times the bytes of "
             f"gradients; {by_hand} --gradient-bytes-per-weight 6`"
         )
-    return size_B
+    return sum(each.numel() * each.element_size() for each in trained)
 
 
 # ---------------------------------------------------------------------------------- the sampler

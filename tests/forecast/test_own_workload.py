@@ -255,6 +255,18 @@ def test_a_plan_goes_beyond_what_ran_where_the_exchange_is_known(told, seen, mos
     refused(f"asked; .*choose at most {most}[,;] .*--", more)
 
 
+def test_a_command_starts_once_whatever_its_epochs():
+    """A start of 20 s; 4 and 16 s of samples in four epochs, then 400 s in a hundred."""
+    sizes, found = {"epochs": 4, "local_batch_size": 16}, []
+    for samples in (10_000, 40_000):
+        record = measured(samples, 1, 20 + samples * 4 / 1e4)
+        found.append(replace(record, config=record.config | sizes))
+    fit = fits.make(mine(*found))
+    asked = predict.asked(fit, None, {"epochs": 100})
+    told = predict.rows(fit, asked)[0]["time_h"]
+    assert told["value"] == pytest.approx(420 / 3600, rel=0.03)
+
+
 def test_a_system_is_described_by_what_the_guide_says_that_a_forecast_reads(tmp_path):
     """Of a machine of one's own too, instead of what this one has."""
     path, guide = tmp_path / "ws8.toml", text_of("docs/forecast.md")
