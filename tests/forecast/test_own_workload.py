@@ -220,7 +220,7 @@ def test_measured_commands_are_forecast_and_planned(monkeypatch):
 NETWORK = {"gradient_bytes": 16_800_000}
 
 
-def on_cores(told, seen):
+def on_cores(told, seen, system="local"):
     """The fit to two runs of a command on one core of four."""
     found = []
     for samples in (20_000, 80_000):
@@ -228,7 +228,7 @@ def on_cores(told, seen):
         sizes = record.config | {"local_batch_size": 32} | told
         machine = {"gpus": [], "cores": 4}
         found.append(replace(record, config=sizes, metrics=seen, machine=machine))
-    return fits.make(mine(*found))
+    return fits.make(runs.own(found, "mine", systems.site(system)))
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,8 @@ def test_a_system_is_described_by_what_the_guide_says_that_a_forecast_reads(tmp_
     path.write_text("".join(f"{name} = 8\n" for name in names))
     assert {getattr(read(), name) for name in names} == {8}
     path.write_text('scheduler = "local"\ndevices_per_node = 8\n')
-    assert runs.here(read(), {"cores": 2}, on_gpu=False).devices_per_node == 8
+    fit = on_cores(NETWORK, {}, str(path))
+    assert plan.grid(fit, plan.base_run(fit, {}), 8)[-1].devices == 8
     path.write_text("nodes = 8\n")
     refused("devices_per_node: is missing; say", read)
     path.write_text('scheduler = "none"\n')
