@@ -94,19 +94,19 @@ def check_devices(site: Site, asked: int) -> None:
         )
 
 
-def lacks_exchange(fit: Fit, run: RunConfig, devices: int) -> bool:
-    """Say whether what so many devices exchange is unknown: bytes, local batch or bandwidth."""
-    (work,) = fit.runs.works([config.replace(run, devices=devices)])
-    return devices > 1 and not work.allreduce_s * work.local_batch_size
+def lacks_exchange(work: np.recarray) -> np.ndarray:
+    """Say where the all-reduce is unknown: its bytes, the local batch or the bandwidth."""
+    return (work.devices > 1) & (work.allreduce_s * work.local_batch_size == 0)
 
 
 def most_planned(fit: Fit, run: RunConfig, asked: int | None = None) -> int:
-    """Count the devices of a plan: as asked for, else all, or as many as ran where the exchange is
-    unknown. Raises ValueError where more are asked for.
+    """Count the devices of a plan: as asked for, else all, or as many as ran where the all-reduce
+    is unknown. Raises ValueError where more are asked for.
     """
     most, ran = asked or most_devices(fit.runs.site), int(fit.runs.work.devices.max())
     check_devices(fit.runs.site, most)
-    if most <= ran or not lacks_exchange(fit, run, most):
+    work = fit.runs.works([config.replace(run, devices=most)])
+    if most <= ran or not lacks_exchange(work)[0]:
         return most
     if asked:
         raise ValueError(
@@ -176,7 +176,7 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
             lines.append(
                 f"{name} {plain[name]}: no fitted run had it, its effect is not known"
             )
-    if lacks_exchange(fit, run, run.devices):
+    if lacks_exchange(work)[0]:
         lines.append(f"the all-reduce is left out: {NO_EXCHANGE}")
     for free, where in studies.large_batch_thresholds(run).items():
         if run.global_batch_size > free:

@@ -60,8 +60,9 @@ def planned(plan: Plan) -> str:
         f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations "
         f"with {found[0]['samples']:,} samples; limits: {plans.in_words(plan.limits)}"
     )
-    whole = predict.most_devices(plan.fit.runs.site)
-    if predict.lacks_exchange(plan.fit, plan.runs[0], whole):
+    seen = plan.fit.runs
+    whole = config.replace(plan.runs[0], devices=predict.most_devices(seen.site))
+    if predict.lacks_exchange(seen.works([whole]))[0]:
         lines.append(f"on no more devices than ran: {predict.NO_EXCHANGE}")
     if added := scaling_cost.added_energy_percent(plan.fit):
         lines.append(added["in_words"])
