@@ -60,9 +60,8 @@ def planned(plan: Plan) -> str:
         f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations "
         f"with {found[0]['samples']:,} samples; limits: {plans.in_words(plan.limits)}"
     )
-    seen = plan.fit.runs
-    whole = config.replace(plan.runs[0], devices=predict.most_devices(seen.site))
-    if predict.lacks_exchange(seen.works([whole]))[0]:
+    whole = predict.most_devices(plan.fit.runs.site)
+    if predict.most_planned(plan.fit, plan.runs[0]) < whole:
         lines.append(f"on no more devices than ran: {predict.NO_EXCHANGE}")
     if added := scaling_cost.added_energy_percent(plan.fit):
         lines.append(added["in_words"])

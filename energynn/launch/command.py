@@ -211,8 +211,8 @@ def _run(
         child.send_signal(number)
     status = processes.wait_for(child, known)
     size_B = sum(int(each.suffix[1:]) for each in folder.glob(f"{SIZE_FILE}.*"))
-    told = {SIZE_FILE: size_B} if size_B else {}
-    events.mark("training_end", exit_status=status, metrics=told)
+    metrics = {SIZE_FILE: size_B} if size_B else {}
+    events.mark("training_end", exit_status=status, metrics=metrics)
     if status < 0 or stopped:
         processes.end_all(
             lambda: processes.marked(folder) + processes.descendants(known)
