@@ -55,6 +55,8 @@ def test_missing_and_damaged_manifests_are_named(copies):
     refused(
         "imagenet: no checksums.*data describe imagenet", manifests.verify, "imagenet"
     )
+    refused("put files into .*dataset is synthetic", manifests.checksums, "my-own")
+    assert manifests.verify("synthetic")
     folder = copies / "data_manifests" / "era5_ensemble"
     (folder / "SHA256SUMS").write_text("not a checksum\n")
     refused("SHA256SUMS is damaged", manifests.verify, "era5_ensemble")

@@ -139,6 +139,10 @@ def measure(
     samples: Told = None,
     epochs: Told = None,
     local_batch_size: Told = None,
+    weights: Annotated[
+        float, typer.Option(min=0, max=1e13, help="that are trained, as 4.2e6")
+    ] = 0,
+    gradient_bytes_per_weight: Annotated[float, typer.Option(min=0.01, max=100)] = 4,
     name: Name = "",
     note: Note = "",
     as_json: Json = False,
@@ -152,8 +156,11 @@ def measure(
         "training_samples": samples,
         "epochs": epochs,
         "local_batch_size": local_batch_size,
+        "gradient_bytes": round(weights * gradient_bytes_per_weight),
     }
     told = {key: value for key, value in told.items() if value}
+    if weights and not local_batch_size:
+        raise ValueError("weights: travel once an update; give --local-batch-size, too")
     labels = records.labels(name, note)
     record, status = launch.measure(
         command, out, period, as_json, not no_gpu, labels, told

@@ -35,6 +35,11 @@ def checksums(dataset: str) -> dict[str, str]:
     path = DATA_MANIFESTS / dataset / "SHA256SUMS"
     if not path.is_file():
         remedy = f"`energynn data describe {dataset}` makes them"
+        if dataset not in VARIABLES and not (folder := root(dataset)).is_dir():
+            remedy = (
+                f"put files into {folder}, then {remedy}; of a workload that makes its own data "
+                "the dataset is synthetic"
+            )
         raise ValueError(f"dataset {dataset}: no checksums in {path.parent}; {remedy}")
     digests = {}
     for line in path.read_bytes().splitlines():

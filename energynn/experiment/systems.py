@@ -1,7 +1,7 @@
 """Read the systems that runs are made on: systems/NAME.toml, and over it runs/NAME/system.toml."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -25,9 +25,9 @@ class Site(machine.System, forbid_unknown_fields=True, frozen=True, kw_only=True
 
     name: Annotated[str, Meta(pattern=r"^\w[\w.-]{0,99}\Z")]
     file: str
-    scheduler: Literal["slurm", "local"]
+    scheduler: Annotated[str, Meta(pattern=r"^(slurm|local)\Z")] = "slurm"
     gpu: str = "A100"
-    devices_per_node: Count
+    devices_per_node: CountOrNone = 0  # 0: of a local system, as the machine has
     sockets_per_node: Count = 1
     max_hours: Number = 24.0
     # of a run for which nothing published tells how long it takes
@@ -77,4 +77,9 @@ def site(name: str) -> Site:
                         f"{name} would become a command of a job; write it in systems/NAME.toml"
                     )
         facts = {"name": path.stem, "file": str(path.resolve())}
-        return msgspec.convert(values | facts, Site)
+        found = msgspec.convert(values | facts, Site)
+        if found.scheduler == "slurm" and not found.devices_per_node:
+            raise ValueError(
+                "devices_per_node: is missing; say how many GPUs a node has"
+            )
+        return found

@@ -1,12 +1,17 @@
 """A measured command as the model sees it: what a person told of it, beside its devices."""
 
-from energynn.experiment.config import CountOrNone, RunConfig
+from typing import Annotated
+
+from msgspec import Meta
+
+from energynn.experiment.config import CountOrNone, Epoch, RunConfig
 
 
 class Config(RunConfig, frozen=True, kw_only=True):
     """What a person told of a measured command; a size of 0 is not known.
 
     training_samples: that the command trains on in an epoch
+    gradient_bytes: that devices exchange at each update
     """
 
     workload: str = __name__
@@ -16,3 +21,7 @@ class Config(RunConfig, frozen=True, kw_only=True):
     epochs: int = 1
     learning_rate: float = 0.0
     training_samples: CountOrNone
+    gradient_bytes: Annotated[int, Meta(ge=0)] = 0
+
+    def epoch(self) -> Epoch:
+        return Epoch(self.training_samples, gradient_bytes=self.gradient_bytes)

@@ -15,7 +15,7 @@ import pandas as pd
 from scipy import optimize, stats
 
 from energynn.experiment import config
-from energynn.forecast import model, runs
+from energynn.forecast import command, model, runs
 from energynn.forecast.model import LINEAR, OF_POWER, OF_TIME, TERMS
 from energynn.forecast.runs import Runs
 from energynn.host.files import write_json
@@ -173,7 +173,7 @@ def usual_priors(
         update_s = UPDATE_S_PER_B * run.epoch().gradient_bytes or 3e-3
         found |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
         found |= {"efficiency": (7.0, 1.0), "kappa": (0.2, 1.0)}
-    if not work.updates.any():
+    if isinstance(run, command.Config):
         found["t_start"] = 5.0, 1.5  # a whole command begins
     if workers > 1:
         found["fill"] = workers - 1, 0.3  # all first batches come together
@@ -388,11 +388,14 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
 
 
 def lacks_exchange(fit: Fit, work: np.recarray) -> np.ndarray:
-    """Say where the cost of an exchange is not known: neither by its size nor by a like run."""
+    """Say where the cost of an exchange is unknown: neither a like run tells it, nor its bytes, the
+    local batch and the bandwidth.
+    """
     sizes = ["devices", "local_batch_size"]
     fitted = set(fit.runs.work[sizes].tolist())
     is_new = np.array([size not in fitted for size in work[sizes].tolist()])
-    return is_new & (work.devices > 1) & (work.allreduce_s == 0)
+    is_unknown = work.allreduce_s * work.local_batch_size == 0
+    return is_new & (work.devices > 1) & is_unknown
 
 
 def open_steps(fit: Fit) -> np.ndarray:
@@ -499,7 +502,8 @@ def read(path: Path, workload: str = "", system: str = "") -> Fit:
     seen = msgspec.convert(content.get("runs"), Runs)
     if workload not in ("", seen.workload) or system not in ("", seen.site.name):
         raise ValueError(
-            f"{path}: is of {seen.workload} on {seen.site.name}; give another fit"
+            f"{path}: is of {seen.workload} on {seen.site.name}; give another, which "
+            "`energynn forecast fit` writes of that workload with that --system"
         )
     for run in seen.taken[:1]:
         config.from_dict(run.config, workload)  # the others' module is this one

@@ -61,12 +61,10 @@ def grid(
 ) -> list[RunConfig]:
     """Vary a run: on parts of a node and whole nodes; local batches that are powers of two.
 
-    most: devices; None: all that the system has, as far as forecasts are validated. size: the only
-    local batch.
+    most: devices; None: all that ``predict.most_planned`` allows. size: the only local batch.
     """
     site, fitted = fit.runs.site, fit.runs.work.local_batch_size
-    most = most or predict.most_devices(site)
-    predict.check_devices(site, most)
+    most = predict.most_planned(fit, run, most)
     least, greatest = fitted.min(), fitted.max()
     sizes = [2**power for power in range(20) if least <= 2**power <= greatest]
     sizes = [size] if size else sizes or [int(fitted[0])]

@@ -27,6 +27,10 @@ DRAWS = 2000  # of parameters, for the shares of causes
 OF_RUN = ("system", "devices", "local_batch_size", "global_batch_size", "epochs")
 # published runs reach so far; beyond, nothing tells of latency and storage
 MOST_DEVICES = 256
+NO_EXCHANGE = (
+    "what devices exchange is not known; `measure` takes --weights and --local-batch-size, a "
+    "workload's epoch() gradient_bytes, the system's file gpu_link_GB_per_s and link_GB_per_s"
+)
 
 
 def quantities(
@@ -110,10 +114,27 @@ def most_devices(site: Site) -> int:
 
 def check_devices(site: Site, asked: int) -> None:
     """Raise ValueError for more devices than a system has, or than forecasts are validated for."""
-    if asked > most_devices(site):
+    if asked > (most := most_devices(site)):
         raise ValueError(
-            f"devices: {asked} asked; on {site.name} choose at most {most_devices(site)}"
+            f"devices: {asked} asked; on {site.name} choose at most {most}; a fit with another "
+            f"--system FILE has up to {MOST_DEVICES}"
         )
+
+
+def most_planned(fit: Fit, run: RunConfig, asked: int | None = None) -> int:
+    """Count the devices of a plan: as asked for, else all, or as many as ran where the all-reduce
+    is unknown. Raises ValueError where more are asked for.
+    """
+    most, ran = asked or most_devices(fit.runs.site), int(fit.runs.work.devices.max())
+    check_devices(fit.runs.site, most)
+    work = fit.runs.works([config.replace(run, devices=most)])
+    if most <= ran or not fits.lacks_exchange(fit, work)[0]:
+        return most
+    if asked:
+        raise ValueError(
+            f"devices: {asked} asked; choose at most {ran}, as many as ran: {NO_EXCHANGE}"
+        )
+    return ran
 
 
 # ------------------------------------------------------------------------------------ the answer
@@ -186,10 +207,8 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
             lines.append(
                 f"{name} {plain[name]}: no fitted run had it, its effect is not known"
             )
-    if work.devices[0] > 1 and work.allreduce_s[0] == 0:
-        lines.append(
-            "the all-reduce is left out: bandwidth or size of gradients is not known"
-        )
+    if fits.lacks_exchange(fit, work)[0]:
+        lines.append(f"the all-reduce is left out: {NO_EXCHANGE}")
     thresholds = studies.large_batch_thresholds(run)
     batches = {one.global_batch_size for one in fit.runs.configs}
     if not thresholds and run.global_batch_size not in batches:

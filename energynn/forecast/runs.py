@@ -150,8 +150,8 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
         evaluated += trained
         passes += 1
         filled *= 2
-    if run.persistent_workers and workers:
-        passes /= run.epochs
+    if run.persistent_workers and workers or isinstance(run, command.Config):
+        passes /= run.epochs  # it starts once
     # Where a bandwidth is not known, `outside` says so.
     GB_per_s = (site.link_GB_per_s if nodes > 1 else site.gpu_link_GB_per_s) or np.inf
     return {
@@ -259,7 +259,7 @@ def checked(runs_dir: Path, workload: str, site: Site, parameters: dict) -> Runs
         )
 
     def is_asked_for(record: records.Record) -> bool:
-        found = {name: str(record.config.get(name)) for name in parameters}
+        found = {name: str(told(record).get(name)) for name in parameters}
         return found == parameters
 
     chosen = list(filter(is_asked_for, valid(runs_dir, site)))
@@ -295,7 +295,8 @@ def own(
     elif site.gpu and first.device_kind != "gpu":
         raise ValueError(
             f"{workload}: its runs were on {first.device_name}, {site.name} has GPUs; give "
-            "runs made there, or the system of these"
+            "runs made there, or a system of cores: --system local, or a file with "
+            'scheduler = "local"'
         )
     groups = defaultdict(list)
     for record in chosen:
@@ -338,9 +339,14 @@ def fitted_recipe(values: dict) -> dict:
     return {name: value for name, value in kept if name not in ACCOUNTED_FOR}
 
 
+def told(record: records.Record) -> dict:
+    """Read the parameters of a run; of a command also what its windows told of its network."""
+    return (record.metrics if "command" in record.config else {}) | record.config
+
+
 def recipe(record: records.Record) -> frozenset[str]:
     """Say in words what runs share that one fit is made of: their recipe and devices."""
-    shared = fitted_recipe(record.config).items()
+    shared = fitted_recipe(told(record)).items()
     words = [f"{name} {value}" for name, value in shared]
     return frozenset([record.device_name, *words])
 
@@ -349,9 +355,9 @@ def _config(record: records.Record, named: str) -> RunConfig:
     """Read what was made, whatever its seed and repeat, and however it was watched."""
     plain = record.config
     if "command" in plain:
-        sizes = ("epochs", "local_batch_size", "training_samples")
-        told = {name: plain.get(name) for name in sizes}
-        return config.make(command.__name__, devices=record.devices, **told)
+        sizes = ("epochs", "local_batch_size", "training_samples", "gradient_bytes")
+        known = {name: told(record).get(name) for name in sizes}
+        return config.make(command.__name__, devices=record.devices, **known)
     device = "gpu" if record.device_kind == "gpu" else "cpu"
     alike = {"device": device, "seed": 0, "repeat": 0}
     kept = {name: plain[name] for name in plain if name not in config.WATCH}
@@ -374,10 +380,11 @@ def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Taken:
 
 
 def here(site: Site, machine: dict, on_gpu: bool) -> Site:
-    """Describe this machine, one node with its devices: ``machine`` as a record has it.
+    """Describe this machine: nodes and devices that its file leaves out are ``machine``'s.
 
-    Cores are no GPU, and share their gradients through memory.
+    That is as a record has it. Cores are no GPU, and share their gradients through memory.
     """
-    number = max(len(machine["gpus"]) if on_gpu else machine["cores"], 1)
+    counted = max(len(machine["gpus"]) if on_gpu else machine["cores"], 1)
     changed = {} if on_gpu else {"gpu": "", "gpu_link_GB_per_s": MEMORY_GB_PER_S}
-    return msgspec.structs.replace(site, nodes=1, devices_per_node=number, **changed)
+    changed["devices_per_node"] = site.devices_per_node or counted
+    return msgspec.structs.replace(site, nodes=site.nodes or 1, **changed)

@@ -8,7 +8,7 @@ import pandas as pd
 from energynn import records
 from energynn.forecast import fit as fits
 from energynn.forecast import plan as plans
-from energynn.forecast import scaling_cost
+from energynn.forecast import predict, scaling_cost
 from energynn.forecast.fit import Fit
 from energynn.forecast.plan import Plan
 from energynn.forecast.predict import ENDS, UNITS
@@ -59,6 +59,9 @@ def planned(plan: Plan) -> str:
         f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations "
         f"with {found[0]['samples']:,} samples; limits: {limits}",
     ]
+    whole = predict.most_devices(plan.fit.runs.site)
+    if predict.most_planned(plan.fit, plan.runs[0]) < whole:
+        lines.append(f"on no more devices than ran: {predict.NO_EXCHANGE}")
     added = scaling_cost.added_energy_percent(plan.fit)
     if added and plan.power_share == 1:
         if np.isin(added["works"], plan.work[plan.pareto]).all():

@@ -24,6 +24,7 @@ from energynn.launch import supervise
 from energynn.measure import devices, energy, machine
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
+from energynn.measure.window import SIZE_FILE
 
 IDLE_S = 1.0  # before and after the command
 FINEST_S = 0.01  # a period that sensors can be read with
@@ -209,7 +210,9 @@ def _run(
     for number in stopped:  # they came before there was a process to pass them on to
         child.send_signal(number)
     status = processes.wait_for(child, known)
-    events.mark("training_end", exit_status=status)
+    size_B = sum(int(each.suffix[1:]) for each in folder.glob(f"{SIZE_FILE}.*"))
+    metrics = {SIZE_FILE: size_B} if size_B else {}
+    events.mark("training_end", exit_status=status, metrics=metrics)
     if status < 0 or stopped:
         processes.end_all(
             lambda: processes.marked(folder) + processes.descendants(known)

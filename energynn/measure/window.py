@@ -15,11 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 
 from energynn.host.files import write_json
+from energynn.host.processes import MARK_VARIABLE
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import start_sampler, until
 from energynn.measure.samples import Header, last_ns, pieces
@@ -35,6 +37,9 @@ FEWEST_BEATS = 5
 LEAST_BEAT = 1.5  # sampling periods
 BEATS = np.linspace(0.97, 1.03, 601)
 FIRST_S = 0.5  # of samples before the first window
+SIZE_FILE = "gradient_bytes"  # of an empty file in a run's folder; bytes end its name
+# of torch's FSDP, its weights today, and DeepSpeed's ZeRO
+OF_SHARDED = ("sharding_strategy", "placements", "ds_numel")
 
 
 class Window:
@@ -44,6 +49,9 @@ class Window:
     window of a process starts a sampler, which takes about two seconds and goes on until the
     process ends; it costs about 1 % of one core. no_gpu: the GPUs of this host do not matter.
     synchronize: where torch uses CUDA, a block begins and ends when the GPUs have done their work.
+    model: the network of PyTorch that is trained; to a forecast of the command that `energynn
+    measure` measures it tells the bytes of gradients that devices exchange; of several networks the
+    sum.
 
     GPUs, CPU sockets and RAM count for all that ran on this host in that time. Of several ranks on
     one host each sees the same energy: take one of them. Windows may lie within each other, and in
@@ -52,10 +60,18 @@ class Window:
     """
 
     def __init__(
-        self, name: str = "window", no_gpu: bool = False, synchronize: bool = True
+        self,
+        name: str = "window",
+        no_gpu: bool = False,
+        synchronize: bool = True,
+        model: Any = None,
     ):
         self.name, self.no_gpu, self.synchronize = name, no_gpu, synchronize
         self._block: Block | None = None
+        if model is not None:
+            file = f"{SIZE_FILE}.{gradient_bytes(model)}"
+            with suppress(OSError):  # it works for no run, or that has ended
+                Path(os.environ.get(MARK_VARIABLE, "/dev/null"), file).touch()
 
     def __enter__(self) -> Window:
         sampler = _sampler(self.no_gpu)
@@ -128,6 +144,24 @@ def _wait_for_cuda(is_asked: bool) -> None:
             used = [cuda.current_device()]
         for device in used:
             cuda.synchronize(device)
+
+
+def gradient_bytes(model: Any) -> int:
+    """Count the bytes of the gradients of a network of PyTorch, of the weights that are trained.
+
+    Raises ValueError for what is none, or holds only a part of its weights.
+    """
+    by_hand = "leave it out; give `energynn measure --local-batch-size N --weights N"
+    if not hasattr(model, "modules"):
+        raise ValueError(f"model: is no torch.nn.Module; {by_hand}`")
+    trained = [each for each in model.parameters() if each.requires_grad]
+    parts = [*model.modules(), *trained]
+    if any(hasattr(part, mark) for part in parts for mark in OF_SHARDED):
+        raise ValueError(
+            "model: is sharded, so its devices exchange weights, too, 1.5 times the bytes of "
+            f"gradients; {by_hand} --gradient-bytes-per-weight 6`"
+        )
+    return sum(each.numel() * each.element_size() for each in trained)
 
 
 # ---------------------------------------------------------------------------------- the sampler

@@ -200,7 +200,9 @@ def test_a_fit_that_is_none_is_refused_in_one_line(fit_file, tmp_path):
         path.write_text(text)
         assert refusal(words)
     other = f"plan --workload fourcastnet --system horeka-a100 --fit {fit_file}"
-    assert "is of resnet50 on horeka-a100; give another fit" in refusal(other)
+    assert "is of resnet50 on horeka-a100; give another, which `energynn" in refusal(
+        other
+    )
 
 
 def test_a_changed_record_is_not_fitted(simulated, tmp_path):

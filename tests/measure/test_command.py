@@ -73,6 +73,25 @@ def test_a_command_without_gpus_says_so(tmp_path):
     assert json_table(tmp_path / "run" / "run.json")["uses_gpus"] is False
 
 
+NETWORK = """
+import energynn
+from types import SimpleNamespace as Some
+weight = Some(numel=lambda: 1000, element_size=lambda: 4, requires_grad=True)
+energynn.window(model=Some(parameters=lambda: [weight], modules=list))
+"""
+
+
+def test_what_devices_exchange_is_told_and_seen(tmp_path):
+    """By the number of weights, and by a window of the command."""
+    sizes = "--local-batch-size 8 --weights 4.2e6 --gradient-bytes-per-weight 2"
+    words = sys.executable, "-c", NETWORK
+    record, _, _ = measured(tmp_path / "run", *words, options=sizes.split())
+    assert record.config["gradient_bytes"] == 8_400_000
+    assert record.metrics == {"gradient_bytes": 4000} and records.check(tmp_path) == []
+    alone = answer("measure", "--weights", "1e6", "--", "true", status=2)
+    assert "give --local-batch-size, too" in alone
+
+
 RANKS = """
 import sys, time
 from mpi4py import MPI

@@ -18,7 +18,7 @@ from energynn.measure import energy, machine, samples, stream, window
 from energynn.measure.samples import Channel
 from tests import powercap
 from tests.measure import worlds
-from tests.processes import lives, printed, wait_until, with_gpus
+from tests.processes import lives, printed, refused, wait_until, with_gpus
 from tests.run_files import ZERO_NS, write_samples
 
 GPUS_W, CPU_W = (300.0, 200.0), 100.0
@@ -282,3 +282,31 @@ def test_a_sampler_ends_with_its_process_though_a_fork_of_it_lives():
             assert lives(fork)
         finally:
             os.kill(fork, signal.SIGKILL)
+
+
+def test_a_run_is_told_what_a_network_exchanges_and_a_sharded_one_is_refused(
+    tmp_path, monkeypatch
+):
+    """Weights that are trained, in their own bytes, wrapped or not; for no run, or an ended one,
+    a window is as any.
+    """
+    torch = pytest.importorskip("torch")
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    net = torch.nn.Linear(10, 10).to(torch.bfloat16)
+    net.bias.requires_grad = False
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    sharded = fully_shard(torch.nn.Linear(4, 4))
+    parallel = DistributedDataParallel(net)
+    torch.distributed.destroy_process_group()
+    energynn.window(model=net)
+    for place in ("ended", ""):
+        monkeypatch.setenv("ENERGYNN_MARK", str(tmp_path / place))
+        for each in (net, parallel):
+            energynn.window(model=each)
+    assert [path.suffix for path in tmp_path.glob("gradient_bytes*")] == [".200"]
+    words = "sharded, .*; leave it out; give .*--gradient-bytes-per-weight 6"
+    refused(words, energynn.window, model=sharded)
+    refused("no torch.nn.Module; leave it out", energynn.window, model=np.zeros(3))
