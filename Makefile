@@ -1,7 +1,7 @@
 # energynn: `make help` lists what there is.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: picture size wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-minutes gpu-carry lock clean env train-env python needs
+.PHONY: coverage picture size wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-minutes gpu-carry lock clean env train-env python needs
 SHELL := /bin/sh
 
 # The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
@@ -101,6 +101,9 @@ size: ## code tokens by folder, tokens a line, words of the guides, commands
 
 bench: $(ALL) ## what measuring costs and how fast the trainers are, as ratios within one run
 	$(BIN)/python -m tests.bench
+
+coverage: $(BASE) ## how many intervals hold the truth of invented clusters: the table of docs/forecast.md (15 min)
+	@$(BIN)/python -m tests.forecast.clusters 25
 
 # The machine's own Python, if it has torch; nothing is installed, nothing is fetched.
 # GPU_MINUTES=32 makes the whole grid; GPU_CALL_MINUTES ends one call of it sooner, and the next one goes on.

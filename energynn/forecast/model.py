@@ -58,12 +58,12 @@ OF_POWER = {
 # Terms of time and of power: unit, meaning, how large they may well be where no run tells, and
 # where runs ask for them; of storage both relate to a sample at the greatest rate that was seen.
 TERMS = {
-    "start_node": ("s", "a pass begins later for each further node", 0.002, 1.0),
+    "start_node": ("s", "a pass begins later for each further node", 0.001, 1.0),
     "repeated": ("1", "part of others' validation that each rank makes", 0.01, 1.0),
     "kappa_storage": ("1", "further time of a sample for each node", 0.0005, 0.05),
     "storage": ("us", "one sample from what all devices share", 0.01, 1.0),
-    "congestion": ("1", "more of an all-reduce for each doubling of nodes", 0.05, 3.0),
-    "overlap": ("1", "updates and all-reduces hide: exp(-overlap) is left", 1.2, 3.0),
+    "congestion": ("1", "more of an all-reduce for each doubling of nodes", 0.03, 3.0),
+    "overlap": ("1", "an all-reduce hides: exp(-overlap) of it is left", 2.0, 3.0),
     "latency": ("us", "more of an update for each further device", 10.0, 1000.0),
     "exchange": ("1", "part of fed - idle that an all-reduce draws more", 0.2, 0.2),
 }
@@ -81,9 +81,9 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
     filled_s = work.filled * values["tau"] * (1 + slower)
     start_s = values["t_start"] + values["start_node"] * more
     update_s = values["t_update"] + 1e-6 * values["latency"] * (work.devices - 1)
-    exchange_s = work.allreduce_s / values["efficiency"]
+    exchange_s = work.allreduce_s / values["efficiency"] * np.exp(-values["overlap"])
     stored = 1e-6 * values["storage"] * work.epochs * samples * work.devices
-    updates = work.epochs * work.updates * np.exp(-values["overlap"])
+    updates = work.epochs * work.updates
     times = {
         "images": images,
         "starts": work.epochs * work.passes * start_s,
@@ -97,9 +97,8 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
     if work.step_period_s.any():
         trained = (1 + slower) * images * work.trained / samples
         busy = trained + times["updates"] + times["allreduce"]
-        steps = work.epochs * work.updates
-        held = np.maximum(steps * work.step_period_s - busy, 0.0)
-        times["waiting"] = held * (1 - 1 / steps)
+        held = np.maximum(updates * work.step_period_s - busy, 0.0)
+        times["waiting"] = held * (1 - 1 / updates)
     return times
 
 
