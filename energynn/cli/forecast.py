@@ -54,14 +54,10 @@ def predict(
     workload: Named = "",
     system: System = "local",
     max_devices: Annotated[int, typer.Option(min=1, help="of the runs to fit")] = 1,
-    devices: Size = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
-    """Predict a study's runs, or parameters; with factors also CO2 and price.
-
-    --devices: of the next run, at most.
-    """
+    """Predict a study's runs, or parameters; with factors also CO2 and price."""
     from energynn.experiment import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import next_run, predict, wording
@@ -78,7 +74,7 @@ def predict(
     asked = predict.asked(made, study, parameters_of(p))
     factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
     rows = predict.rows(made, asked, factors=factors)
-    advice = next_run.advice(made, asked, devices)
+    advice = next_run.advice(made, asked)
     words = f"{wording.predicted(rows)}\n\n{advice['in_words']}"
     reply(as_json, {"rows": rows, "next_run": advice}, words)
     return 0
@@ -117,9 +113,8 @@ def plan(
     made = fits.read(fit, workload, name) if fit else fits.published(workload, system)
     run = plan.base_run(made, parameters_of(p))
     limits = {"time_h": deadline_h, "energy_kWh": energy_kwh, "gpu_hours": gpu_hours}
-    known = studies.large_batch_thresholds(run)
-    limits["global_batch_size"] = max_global_batch_size or max(known, default=None)
-    limits["devices"] = devices
+    known = max(studies.large_batch_thresholds(run), default=None)
+    limits |= {"global_batch_size": max_global_batch_size or known, "devices": devices}
     asked = plan.grid(made, run, size=local_batch_size)
     factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
     answer = plan.make(made, asked, limits, power_limit, factors)
@@ -138,14 +133,12 @@ def probe(
     minutes: Annotated[
         float, typer.Option(min=0, help="for all probes together")
     ] = 5.0,
-    devices: Size = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
     """Make short runs that tell of a long one, the next by its worth, and fit them.
 
-    It goes on with the runs that are there. For a cluster it prints the commands. --devices: of a
-    run, at most.
+    It goes on with the runs that are there. For a cluster it prints the commands.
     """
     from energynn.experiment import config, systems
     from energynn.forecast import fit as fits
@@ -156,19 +149,19 @@ def probe(
     site = systems.site(system)
     run = probe.target(workload, site, parameters_of(p))
     folder, answer, words = folder_of_runs(runs_dir), {}, []
+    choose = probe.upcoming
     if site.scheduler == "local":
         site = runs.here(site, machine.describe_machine(), run.device == "gpu")
-        predict.check_devices(site, run.devices)
-        with contextlib.redirect_stdout(sys.stderr):
-            # lines of runs do not get into the answer
-            chosen = probe.make_here(run, site, folder, minutes, devices)
-    else:
-        predict.check_devices(site, run.devices)
-        chosen = probe.upcoming(run, site, folder, minutes, devices)
-        words += [probe.hand_over(chosen, site)] if chosen else []
+        choose = probe.make_here
+    predict.check_devices(site, run.devices)
+    with contextlib.redirect_stdout(sys.stderr):
+        # lines of runs do not get into the answer
+        chosen = choose(run, site, folder, minutes)
+    if chosen and site.scheduler != "local":
+        words.append(probe.hand_over(chosen, site))
     if known := probe.seen(run, site, folder):
         made = fits.make(known)
-        rows, advice = predict.rows(made, [run]), next_run.advice(made, [run], devices)
+        rows, advice = predict.rows(made, [run]), next_run.advice(made, [run])
         answer = {"rows": rows, "next_run": advice}
         words += [wording.predicted(rows), wording.fitted(made), advice["in_words"]]
     words += map(config.run_id, chosen)
