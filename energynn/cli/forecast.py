@@ -56,7 +56,7 @@ def predict(
     max_devices: Annotated[int, typer.Option(min=1, help="of the runs to fit")] = 1,
     as_json: Json = False,
     runs_dir: RunsDir = None,
-) -> int:
+) -> None:
     """Predict a study's runs, or parameters; with factors also CO2 and price."""
     from energynn.experiment import systems
     from energynn.forecast import fit as fits
@@ -67,7 +67,7 @@ def predict(
         site = systems.site(system)
         rows = predict.held_out(folder, site, max_devices, workload)
         reply(as_json, {"rows": rows}, wording.beside_facts(rows))
-        return 0
+        return
     if fit is None:
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
     made = fits.read(fit, workload)
@@ -77,7 +77,6 @@ def predict(
     advice = next_run.advice(made, asked)
     words = f"{wording.predicted(rows)}\n\n{advice['in_words']}"
     reply(as_json, {"rows": rows, "next_run": advice}, words)
-    return 0
 
 
 @forecast.command()
@@ -98,7 +97,7 @@ def plan(
     pue: Pue = 1.0,
     p: Parameters = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Plan how many devices and which batch size, within your limits.
 
     --devices: at most; --local-batch-size: the only one. --power-limit: of the GPUs, 0.5 to 1 of
@@ -118,11 +117,9 @@ def plan(
     asked = plan.grid(made, run, size=local_batch_size)
     factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
     answer = plan.make(made, asked, limits, power_limit, factors)
-    chosen = [answer.runs[at] for at in answer.choices.values()]
-    advice = next_run.advice(made, chosen)
+    advice = next_run.advice(made, [answer.runs[at] for at in answer.choices.values()])
     words = f"{wording.planned(answer)}\n{advice['in_words']}"
     reply(as_json, plan.as_json(answer) | {"next_run": advice}, words)
-    return 0
 
 
 @forecast.command()
@@ -135,7 +132,7 @@ def probe(
     ] = 5.0,
     as_json: Json = False,
     runs_dir: RunsDir = None,
-) -> int:
+) -> None:
     """Make short runs that tell of a long one, the next by its worth, and fit them.
 
     It goes on with the runs that are there. For a cluster it prints the commands.
@@ -166,7 +163,6 @@ def probe(
         words += [wording.predicted(rows), wording.fitted(made), advice["in_words"]]
     words += map(config.run_id, chosen)
     reply(as_json, answer | {"probes": chosen}, "\n\n".join(words))
-    return 0
 
 
 @forecast.command()
@@ -180,7 +176,7 @@ def fit(
     p: Parameters = None,
     details: Details = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Calibrate the model with published runs or with your own.
 
     -p chooses those that have the parameter.
@@ -203,7 +199,6 @@ def fit(
     made = fits.make(seen)
     words = wording.fitted(made, runs_dir, details)
     reply(as_json, fits.write(out, made), words)
-    return 0
 
 
 @forecast.command()
@@ -213,7 +208,7 @@ def simulate(
     out: Annotated[Path, typer.Option(metavar="DIR", help="where the run folders go")],
     workload: Named = "",
     as_json: Json = False,
-) -> int:
+) -> None:
     """Write records of runs that nobody made, labelled as simulated."""
     from energynn.forecast import fit as fits
     from energynn.forecast import predict, simulate
@@ -226,4 +221,3 @@ def simulate(
         {"runs": list(map(str, folders))},
         f"{len(folders)} simulated runs in {out}; `energynn check {out}` checks them",
     )
-    return 0

@@ -37,21 +37,20 @@ SHORT = {
 WIDTHS = ["hours", "kWh"]
 
 
-def after(fit: Fit, made: list[RunConfig]) -> Fit:
-    """Foretell the fit when runs have been made as well.
+def after(fit: Fit, made: RunConfig) -> Fit:
+    """Foretell the fit when a run has been made as well.
 
     Its parameters and errors stay; its covariance is that to come.
     """
-    outcomes = functools.partial(fits.outcomes, fit.names, work=fit.runs.works(made))
-    slopes = fits.slopes_of(outcomes, fit.point)
+    outcomes = functools.partial(fits.outcomes, fit.names, work=fit.runs.works([made]))
+    slopes = fits.slopes_of(outcomes, fit.point)[:, 0]
     covariance = fit.covariance
     for row, names in enumerate((fits.MOVE_TIMES, fits.MOVE_POWERS)):
-        moves = np.isin(fit.names, names)
-        for slope in np.where(moves, slopes[row], 0.0):
-            gain = covariance @ slope
-            variance = fit.errors[row] ** 2 + slope @ gain
-            covariance = covariance - np.outer(gain, gain) / variance
-    taken = [*fit.runs.taken, *(Taken(config.asdict(run), np.nan) for run in made)]
+        slope = np.where(np.isin(fit.names, names), slopes[row], 0.0)
+        gain = covariance @ slope
+        variance = fit.errors[row] ** 2 + slope @ gain
+        covariance = covariance - np.outer(gain, gain) / variance
+    taken = [*fit.runs.taken, Taken(config.asdict(made), np.nan)]
     runs = msgspec.structs.replace(fit.runs, taken=taken)
     return dataclasses.replace(fit, runs=runs, covariance=covariance)
 
@@ -77,7 +76,7 @@ def worth(fit: Fit, asked: list[RunConfig], minutes: float = MINUTES) -> pd.Data
     hours = (train_s + START_S) * work.devices / SECOND_PER_HOUR
     rows = [(None, 0.0, *half_widths(fit, question))]
     for at in np.flatnonzero(able):
-        then = half_widths(after(fit, [found[at]]), question)
+        then = half_widths(after(fit, found[at]), question)
         rows.append((found[at], hours[at], *then))
     return pd.DataFrame(rows, columns=["run", "gpu_hours", *WIDTHS])
 
@@ -93,9 +92,8 @@ def advice(fit: Fit, asked: list[RunConfig]) -> dict:
     """Say which run to make next, its cost and the half-widths then, or to stop."""
     table = worth(fit, asked)
     now, then = table.iloc[0], best(table)
-    run = then["run"]
     words = f"none of {MINUTES:g} minutes narrows these intervals by a tenth"
-    if run:
+    if run := then["run"]:
         samples = fit.runs.epoch(run).training_samples
         words = f"{run.devices} GPU(s), {run.epochs} x {samples:,} samples"
         if run.local_batch_size:
@@ -103,8 +101,11 @@ def advice(fit: Fit, asked: list[RunConfig]) -> dict:
         words += f": {then['gpu_hours']:.2g} GPU hours"
     for name in now[WIDTHS].dropna().index:
         words += f"; {name} +-{now[name]:.2g} -> {then[name]:.2g} %"
-    told = {"now": now.dropna().to_dict(), "then": then.dropna().to_dict()}
-    return told | {"in_words": f"next run: {words}"}
+    return {
+        "now": now.dropna().to_dict(),
+        "then": then.dropna().to_dict(),
+        "in_words": f"next run: {words}",
+    }
 
 
 # ------------------------------------------------------------------------- runs one could make

@@ -120,7 +120,6 @@ def table(rows: list[dict]) -> str:
     Charged hours are shown where they are not the GPU hours.
     """
     plain, marks = [], {}
-    of_parts = any(row["charged_hours"] != row["gpu_hours"] for row in rows)
     for row in rows:
         first = {"": row["choice"]} if "choice" in row else {"samples": row["samples"]}
         line = first | {"GPUs": row["devices"], "LBS": row["local_batch_size"]}
@@ -128,14 +127,14 @@ def table(rows: list[dict]) -> str:
         line |= {unit: span(row[name]) for name, unit in SHOWN.items() if name in row}
         for name, chance in row.get("chance_percent", {}).items():
             line[f"chance ({UNITS[name]})"] = percent(chance)
-        if of_parts:
-            line["charged hours"] = number(row["charged_hours"]["value"])
+        charged = row["charged_hours"]
+        is_part = charged != row["gpu_hours"]
+        line["charged hours"] = number(charged["value"]) if is_part else ""
         for words in row["outside"]:
             marks.setdefault(words, chr(ord("a") + len(marks)))
         plain.append(line | {"note": " ".join(sorted(map(marks.get, row["outside"])))})
     shown = pd.DataFrame(plain)
-    shown = shown.loc[:, ~shown.isin([0, ""]).all()]
-    shown = shown.to_string(index=False)
+    shown = shown.loc[:, ~shown.isin([0, ""]).all()].to_string(index=False)
     legend = [f"{letter}  {words}" for words, letter in marks.items()]
     foot = f"of {rows[0]['epochs']} epochs; intervals at 90 %; {rows[0]['provenance']}"
     return "\n".join([shown, "", *legend, foot])

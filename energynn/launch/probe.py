@@ -54,11 +54,8 @@ def upcoming(
         raise ValueError(f"minutes: {minutes:g} are too few for a probe; give more")
     full = min(run.devices, site.devices_per_node)
     small = max(1, run.local_batch_size // next_run.PART_OF_BATCH)
-    pair = (full, run.local_batch_size), (1, small)
-    return [
-        next_run.shorter(config.replace(run, devices=devices, local_batch_size=size))
-        for devices, size in pair
-    ]
+    pair = {"devices": full}, {"devices": 1, "local_batch_size": small}
+    return [next_run.shorter(config.replace(run, **sizes)) for sizes in pair]
 
 
 def make_here(

@@ -25,7 +25,8 @@ def points_off(seen, one, asked) -> np.ndarray:
     """How far the half-widths of hours and kWh that are reached are from those foretold, in %."""
     fit = fits.make(seen)
     question = fit.runs.works(asked)
-    foretold = next_run.after(fit, one.configs)
+    (run,) = one.configs
+    foretold = next_run.after(fit, run)
     told = next_run.half_widths(foretold, question)
     reached = next_run.half_widths(fits.make(together(seen, one)), question)
     return reached - told
@@ -94,7 +95,7 @@ def test_the_same_run_again_is_worth_little(published):
         (few.only(few.work.local_batch_size > 0), 0.8, 1.0),
         (more, 0.3, 0.8),
     ):
-        foretold = next_run.after(fit, one.configs[:1])
+        foretold = next_run.after(fit, one.configs[0])
         reached = fits.make(together(few, one.only(np.arange(len(one)) == 0)))
         for then in (foretold, reached):
             left = next_run.half_widths(then, question) / now
