@@ -54,14 +54,10 @@ def predict(
     workload: Named = "",
     system: System = "local",
     max_devices: Annotated[int, typer.Option(min=1, help="of the runs to fit")] = 1,
-    devices: Size = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
-) -> int:
-    """Predict a study's runs, or parameters; with factors also CO2 and price.
-
-    --devices: of the next run, at most.
-    """
+) -> None:
+    """Predict a study's runs, or parameters; with factors also CO2 and price."""
     from energynn.experiment import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import next_run, predict, wording
@@ -71,17 +67,16 @@ def predict(
         site = systems.site(system)
         rows = predict.held_out(folder, site, max_devices, workload)
         reply(as_json, {"rows": rows}, wording.beside_facts(rows))
-        return 0
+        return
     if fit is None:
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
     made = fits.read(fit, workload)
     asked = predict.asked(made, study, parameters_of(p))
     factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
     rows = predict.rows(made, asked, factors=factors)
-    advice = next_run.advice(made, asked, devices)
+    advice = next_run.advice(made, asked)
     words = f"{wording.predicted(rows)}\n\n{advice['in_words']}"
     reply(as_json, {"rows": rows, "next_run": advice}, words)
-    return 0
 
 
 @forecast.command()
@@ -102,7 +97,7 @@ def plan(
     pue: Pue = 1.0,
     p: Parameters = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Plan how many devices and which batch size, within your limits.
 
     --devices: at most; --local-batch-size: the only one. --power-limit: of the GPUs, 0.5 to 1 of
@@ -117,17 +112,14 @@ def plan(
     made = fits.read(fit, workload, name) if fit else fits.published(workload, system)
     run = plan.base_run(made, parameters_of(p))
     limits = {"time_h": deadline_h, "energy_kWh": energy_kwh, "gpu_hours": gpu_hours}
-    known = studies.large_batch_thresholds(run)
-    limits["global_batch_size"] = max_global_batch_size or max(known, default=None)
-    limits["devices"] = devices
+    known = max(studies.large_batch_thresholds(run), default=None)
+    limits |= {"global_batch_size": max_global_batch_size or known, "devices": devices}
     asked = plan.grid(made, run, size=local_batch_size)
     factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
     answer = plan.make(made, asked, limits, power_limit, factors)
-    chosen = [answer.runs[at] for at in answer.choices.values()]
-    advice = next_run.advice(made, chosen)
+    advice = next_run.advice(made, [answer.runs[at] for at in answer.choices.values()])
     words = f"{wording.planned(answer)}\n{advice['in_words']}"
     reply(as_json, plan.as_json(answer) | {"next_run": advice}, words)
-    return 0
 
 
 @forecast.command()
@@ -138,14 +130,12 @@ def probe(
     minutes: Annotated[
         float, typer.Option(min=0, help="for all probes together")
     ] = 5.0,
-    devices: Size = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
-) -> int:
+) -> None:
     """Make short runs that tell of a long one, the next by its worth, and fit them.
 
-    It goes on with the runs that are there. For a cluster it prints the commands. --devices: of a
-    run, at most.
+    It goes on with the runs that are there. For a cluster it prints the commands.
     """
     from energynn.experiment import config, systems
     from energynn.forecast import fit as fits
@@ -156,24 +146,23 @@ def probe(
     site = systems.site(system)
     run = probe.target(workload, site, parameters_of(p))
     folder, answer, words = folder_of_runs(runs_dir), {}, []
+    choose = probe.upcoming
     if site.scheduler == "local":
         site = runs.here(site, machine.describe_machine(), run.device == "gpu")
-        predict.check_devices(site, run.devices)
-        with contextlib.redirect_stdout(sys.stderr):
-            # lines of runs do not get into the answer
-            chosen = probe.make_here(run, site, folder, minutes, devices)
-    else:
-        predict.check_devices(site, run.devices)
-        chosen = probe.upcoming(run, site, folder, minutes, devices)
-        words += [probe.hand_over(chosen, site)] if chosen else []
+        choose = probe.make_here
+    predict.check_devices(site, run.devices)
+    with contextlib.redirect_stdout(sys.stderr):
+        # lines of runs do not get into the answer
+        chosen = choose(run, site, folder, minutes)
+    if chosen and site.scheduler != "local":
+        words.append(probe.hand_over(chosen, site))
     if known := probe.seen(run, site, folder):
         made = fits.make(known)
-        rows, advice = predict.rows(made, [run]), next_run.advice(made, [run], devices)
+        rows, advice = predict.rows(made, [run]), next_run.advice(made, [run])
         answer = {"rows": rows, "next_run": advice}
         words += [wording.predicted(rows), wording.fitted(made), advice["in_words"]]
     words += map(config.run_id, chosen)
     reply(as_json, answer | {"probes": chosen}, "\n\n".join(words))
-    return 0
 
 
 @forecast.command()
@@ -187,7 +176,7 @@ def fit(
     p: Parameters = None,
     details: Details = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Calibrate the model with published runs or with your own.
 
     -p chooses those that have the parameter.
@@ -210,7 +199,6 @@ def fit(
     made = fits.make(seen)
     words = wording.fitted(made, runs_dir, details)
     reply(as_json, fits.write(out, made), words)
-    return 0
 
 
 @forecast.command()
@@ -220,7 +208,7 @@ def simulate(
     out: Annotated[Path, typer.Option(metavar="DIR", help="where the run folders go")],
     workload: Named = "",
     as_json: Json = False,
-) -> int:
+) -> None:
     """Write records of runs that nobody made, labelled as simulated."""
     from energynn.forecast import fit as fits
     from energynn.forecast import predict, simulate
@@ -233,4 +221,3 @@ def simulate(
         {"runs": list(map(str, folders))},
         f"{len(folders)} simulated runs in {out}; `energynn check {out}` checks them",
     )
-    return 0

@@ -28,32 +28,31 @@ PARTS = (1e-4, 1e-3, 1e-2, 0.1, 0.3)  # of the whole training
 PART_OF_BATCH = 4  # of the local batch, for a further size
 WORTH = 0.1  # part of the intervals that a run must take away
 ENOUGH = 0.8  # of what any run takes away
-# of a short run; power samples every 0.02 s
-SHORT = dict(accumulation_steps=1, global_batch_size=None, save_weights=False)
-SHORT |= dict(sampling_period_s=0.02)
+SHORT = {
+    "accumulation_steps": 1,
+    "global_batch_size": None,
+    "save_weights": False,
+    "sampling_period_s": 0.02,
+}
 WIDTHS = ["hours", "kWh"]
 
 
-def after(fit: Fit, made: list[RunConfig]) -> Fit:
-    """Foretell the fit when runs have been made as well.
+def after(fit: Fit, made: RunConfig) -> Fit:
+    """Foretell the fit when a run has been made as well.
 
-    Its parameters and errors stay; its covariance and its degrees of freedom are those to come.
+    Its parameters and errors stay; its covariance is that to come.
     """
-    outcomes = functools.partial(fits.outcomes, fit.names, work=fit.runs.works(made))
-    slopes = fits.slopes_of(outcomes, fit.point)
-    covariance, freedom = fit.covariance, fit.freedom.copy()
-    of_prior = np.linalg.inv(fit.prior_covariance)
+    outcomes = functools.partial(fits.outcomes, fit.names, work=fit.runs.works([made]))
+    slopes = fits.slopes_of(outcomes, fit.point)[:, 0]
+    covariance = fit.covariance
     for row, names in enumerate((fits.MOVE_TIMES, fits.MOVE_POWERS)):
-        moves = np.isin(fit.names, names)
-        for slope in np.where(moves, slopes[row], 0.0):
-            gain = covariance @ slope
-            variance = fit.errors[row] ** 2 + slope @ gain
-            covariance = covariance - np.outer(gain, gain) / variance
-            # what a run tells of parameters, it does not tell of the error
-            freedom[row] += 1 - gain @ of_prior @ gain / variance
-    taken = [*fit.runs.taken, *(Taken(config.asdict(run), np.nan) for run in made)]
+        slope = np.where(np.isin(fit.names, names), slopes[row], 0.0)
+        gain = covariance @ slope
+        variance = fit.errors[row] ** 2 + slope @ gain
+        covariance = covariance - np.outer(gain, gain) / variance
+    taken = [*fit.runs.taken, Taken(config.asdict(made), np.nan)]
     runs = msgspec.structs.replace(fit.runs, taken=taken)
-    return dataclasses.replace(fit, runs=runs, covariance=covariance, freedom=freedom)
+    return dataclasses.replace(fit, runs=runs, covariance=covariance)
 
 
 def half_widths(fit: Fit, work: np.recarray) -> np.ndarray:
@@ -63,16 +62,13 @@ def half_widths(fit: Fit, work: np.recarray) -> np.ndarray:
     return np.median(50 * (high - low) / value, axis=0)
 
 
-def worth(
-    fit: Fit, asked: list[RunConfig], most: int | None = None, minutes: float = MINUTES
-) -> pd.DataFrame:
+def worth(fit: Fit, asked: list[RunConfig], minutes: float = MINUTES) -> pd.DataFrame:
     """Foretell what short runs are worth for the forecast of those that are asked, a row each.
 
     The first row is now, without a run. gpu_hours: with the start. hours, kWh: half-widths then in
-    %. most: devices of a run; None: as many as are asked for. minutes: that it takes at most, by
-    the high end of its own interval.
+    %. minutes: that a run takes at most, by the high end of its own interval.
     """
-    found = candidates(fit, asked, most)
+    found = candidates(fit, asked)
     work, question = fit.runs.works(found), fit.runs.works(asked)
     train_s, _, longest_s = fits.forecast(fit, work)["time_s"].T
     able = (train_s >= LEAST_S) & (longest_s + START_S <= 60 * minutes)
@@ -80,7 +76,7 @@ def worth(
     hours = (train_s + START_S) * work.devices / SECOND_PER_HOUR
     rows = [(None, 0.0, *half_widths(fit, question))]
     for at in np.flatnonzero(able):
-        then = half_widths(after(fit, [found[at]]), question)
+        then = half_widths(after(fit, found[at]), question)
         rows.append((found[at], hours[at], *then))
     return pd.DataFrame(rows, columns=["run", "gpu_hours", *WIDTHS])
 
@@ -92,13 +88,12 @@ def best(table: pd.DataFrame) -> pd.Series:
     return table[taken >= enough].sort_values("gpu_hours").iloc[0]
 
 
-def advice(fit: Fit, asked: list[RunConfig], most: int | None = None) -> dict:
+def advice(fit: Fit, asked: list[RunConfig]) -> dict:
     """Say which run to make next, its cost and the half-widths then, or to stop."""
-    table = worth(fit, asked, most)
+    table = worth(fit, asked)
     now, then = table.iloc[0], best(table)
-    run, most_h = then["run"], table["gpu_hours"].max()
-    words = f"none of at most {most_h:.2g} GPU hours narrows these intervals by a tenth"
-    if run:
+    words = f"none of {MINUTES:g} minutes narrows these intervals by a tenth"
+    if run := then["run"]:
         samples = fit.runs.epoch(run).training_samples
         words = f"{run.devices} GPU(s), {run.epochs} x {samples:,} samples"
         if run.local_batch_size:
@@ -106,20 +101,23 @@ def advice(fit: Fit, asked: list[RunConfig], most: int | None = None) -> dict:
         words += f": {then['gpu_hours']:.2g} GPU hours"
     for name in now[WIDTHS].dropna().index:
         words += f"; {name} +-{now[name]:.2g} -> {then[name]:.2g} %"
-    told = {"now": now.dropna().to_dict(), "then": then.dropna().to_dict()}
-    return told | {"in_words": f"next run: {words}"}
+    return {
+        "now": now.dropna().to_dict(),
+        "then": then.dropna().to_dict(),
+        "in_words": f"next run: {words}",
+    }
 
 
 # ------------------------------------------------------------------------- runs one could make
 
 
-def shorter(run: RunConfig, part: float = 0.0, samples: int = 0) -> RunConfig:
+def shorter(run: RunConfig, part: float = 0.0) -> RunConfig:
     """Make a run that trains on a part of the samples, in fewer epochs or a part of one.
 
-    samples: of an epoch, where the run does not say it; 0: not known. Of ERA5 it has a year.
+    Of ERA5 it has a year.
     """
     epochs, step = part * run.epochs, max(1, run.local_batch_size) * run.devices
-    samples = run.epoch().training_samples or samples
+    samples = run.epoch().training_samples
     batches = max(FEW, int(min(epochs, 1) * samples / step))
     if samples:
         batches = min(batches, max(1, samples // step))
@@ -133,15 +131,12 @@ def shorter(run: RunConfig, part: float = 0.0, samples: int = 0) -> RunConfig:
     return config.make(**plain)
 
 
-def candidates(
-    fit: Fit, asked: list[RunConfig], most: int | None = None
-) -> list[RunConfig]:
-    """List short runs on fewer and more devices, of two local batches and several lengths."""
-    most, last = most or max(run.devices for run in asked), asked[-1]
-    samples = fit.runs.epoch(last).training_samples
+def candidates(fit: Fit, asked: list[RunConfig]) -> list[RunConfig]:
+    """List short runs on as many devices and fewer, of two local batches and several lengths."""
+    most, last = max(run.devices for run in asked), asked[-1]
     found = []
     for size in (last.local_batch_size, last.local_batch_size // PART_OF_BATCH):
-        for run in plan.grid(fit, last, most, size):
-            if run.devices == most or run.devices.bit_count() == 1:
-                found += [shorter(run, part, samples) for part in PARTS]
+        for run in plan.grid(fit, last, size):
+            if run.devices <= most and run.devices.bit_count() == 1:
+                found += [shorter(run, part) for part in PARTS]
     return list(dict.fromkeys(found))

@@ -56,15 +56,13 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
     return run
 
 
-def grid(
-    fit: Fit, run: RunConfig, most: int | None = None, size: int | None = None
-) -> list[RunConfig]:
+def grid(fit: Fit, run: RunConfig, size: int | None = None) -> list[RunConfig]:
     """Vary a run: on parts of a node and whole nodes; local batches that are powers of two.
 
-    most: devices; None: all that ``predict.most_planned`` allows. size: the only local batch.
+    size: the only local batch.
     """
     site, fitted = fit.runs.site, fit.runs.work.local_batch_size
-    most = predict.most_planned(fit, run, most)
+    most = predict.most_planned(fit, run)
     least, greatest = fitted.min(), fitted.max()
     sizes = [2**power for power in range(20) if least <= 2**power <= greatest]
     sizes = [size] if size else sizes or [int(fitted[0])]
@@ -96,19 +94,19 @@ def make(
     limits = {name: most for name, most in limits.items() if most is not None}
     predict.check_devices(fit.runs.site, limits.get("devices", 1))
     costs = pd.DataFrame({name: of[:, 0] for name, of in values.items()})
-    for name in ("global_batch_size", "devices"):
-        costs[name] = [getattr(run, name) for run in asked]
+    costs["devices"] = work.devices
+    costs["global_batch_size"] = [run.global_batch_size for run in asked]
     limited = costs[list(limits)]
     if limited.isna().any(axis=None):
         raise ValueError(
             "--energy-kwh: energies are not known, as not all were measured"
         )
-    exceeded = limited.where(limited > list(limits.values()))
-    able = costs[exceeded.isna().all(axis="columns")]
+    exceeds = limited > list(limits.values())
+    able = costs[~exceeds.any(axis="columns")]
     if able.empty:
         raise ValueError(
             f"plan: nothing keeps {in_words(limits, asked[0])}; possible, with the others kept: "
-            + _possible(exceeded)
+            + _possible(limited[exceeds.sum(axis="columns") == 1].where(exceeds))
         )
     # without powers, energies are not known, and not judged
     best = _unbeaten(able[list(UNITS)].dropna(axis="columns")).sort_values("time_h")
@@ -117,22 +115,13 @@ def make(
 
 
 def _possible(exceeded: pd.DataFrame) -> str:
-    """Write the least of each limit with the others kept; where several must give, of one of them.
+    """Write the least of each limit with the others kept, rounded upward.
 
-    exceeded: what configurations take of what they exceed, else NaN. Rounded upward, so that limits
-    are kept as they are written.
+    exceeded: what configurations take of the only limit that they exceed, else NaN.
     """
-    number = exceeded.count(axis="columns")
-    fewest = exceeded[number == number.min()].dropna(axis="columns", how="all")
-    found = []
-    for index in fewest.idxmin().unique():
-        words = [
-            f"{OPTIONS[name]} "
-            + (f"{1.0005 * taken:.4g}" if name in UNITS else f"{taken:.0f}")
-            for name, taken in fewest.loc[index].dropna().items()
-        ]
-        found.append(" with ".join(words))
-    return " or ".join(found)
+    least = np.ceil(1e4 * exceeded.min().dropna()) / 1e4
+    words = [f"{OPTIONS[name]} {taken:.10g}" for name, taken in least.items()]
+    return " or ".join(words) or "none; leave one out"
 
 
 def _unbeaten(costs: pd.DataFrame) -> pd.DataFrame:

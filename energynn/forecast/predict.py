@@ -72,18 +72,13 @@ def factors_of(
 ) -> list[tuple]:
     """List the factors that were given: what comes of it, factor, PUE, and of which quantity.
 
-    They have no default, as they differ by grid, contract and year. Raises ValueError for a PUE
-    that multiplies nothing.
+    They have no default, as they differ by grid, contract and year.
     """
     factors = [
         ("CO2_g", gco2_per_kwh, pue, "energy_kWh"),
         ("price", price_per_kwh, pue, "energy_kWh"),
         ("price", price_per_gpu_hour, 1.0, "gpu_hours"),
     ]
-    if pue != 1 and gco2_per_kwh is price_per_kwh is None:
-        raise ValueError(
-            "--pue: multiplies the kWh of CO2 and price; give --gco2-per-kwh or --price-per-kwh"
-        )
     return [each for each in factors if each[1] is not None]
 
 
@@ -121,20 +116,13 @@ def check_devices(site: Site, asked: int) -> None:
         )
 
 
-def most_planned(fit: Fit, run: RunConfig, asked: int | None = None) -> int:
-    """Count the devices of a plan: as asked for, else all, or as many as ran where the all-reduce
-    is unknown. Raises ValueError where more are asked for.
-    """
-    most, ran = asked or most_devices(fit.runs.site), int(fit.runs.work.devices.max())
-    check_devices(fit.runs.site, most)
+def most_planned(fit: Fit, run: RunConfig) -> int:
+    """Count the devices of a plan: all, or as many as ran where the all-reduce is unknown."""
+    most = most_devices(fit.runs.site)
     work = fit.runs.works([config.replace(run, devices=most)])
-    if most <= ran or not fits.lacks_exchange(fit, work)[0]:
-        return most
-    if asked:
-        raise ValueError(
-            f"devices: {asked} asked; choose at most {ran}, as many as ran: {NO_EXCHANGE}"
-        )
-    return ran
+    if fits.lacks_exchange(fit, work)[0]:
+        return min(most, int(fit.runs.work.devices.max()))
+    return most
 
 
 # ------------------------------------------------------------------------------------ the answer
@@ -163,9 +151,6 @@ def rows(
     if power_share != 1:
         changes = power_limit.factors(power_share).ravel()
         provenance += power_limit.WORDS.format(power_share, *changes)
-    for made, factor, pue, of in factors:
-        provenance += f"; {made}: {factor:g} x {UNITS[of]}"
-        provenance += f" x {pue:g} (PUE)" * (pue != 1)
     result = []
     for run in dict.fromkeys(config.replace(run, **same) for run in asked):
         check_devices(fit.runs.site, run.devices)

@@ -40,16 +40,13 @@ def beside_facts(rows: list[dict]) -> str:
 
 def planned(plan: Plan) -> str:
     """Show the plan: the answer, the choices, and the Pareto set in round numbers of devices."""
-    # powers of two: of devices on a part of a node, else of nodes
-    sizes = np.where(plan.work.is_full, plan.work.nodes, plan.work.devices)
-    others = [index for index in plan.pareto if sizes[index].bit_count() == 1]
-    names = {index: [] for index in [*plan.choices.values(), *others]}
-    for name, index in plan.choices.items():
-        names[index].append(name)
-    found = [
-        plans.row(plan, index) | {"choice": ", ".join(chosen)}
-        for index, chosen in names.items()
-    ]
+    names = {}
+    for name, at in plan.choices.items():
+        names[at] = f"{names[at]}, {name}" if at in names else name
+    for at in plan.pareto:
+        if plan.runs[at].devices.bit_count() == 1:
+            names.setdefault(at, "")
+    found = [plans.row(plan, at) | {"choice": names[at]} for at in names]
     limits = plans.in_words(plan.limits, plan.runs[0])
     lines = [
         answer(plan, found[0]),
@@ -75,18 +72,14 @@ def answer(plan: Plan, best: dict) -> str:
     if "cheapest" in plan.choices:
         spent = "price"
     fastest = plans.row(plan, plan.choices["fastest"])
-    device = "GPU" if plan.fit.runs.site.gpu else "device"
-    words = f"{best['choice']}: {best['devices']} {device}{'s' * (best['devices'] > 1)}"
-    chances = best["chance_percent"]
-    for name in chances:
-        taken = number(best[name]["value"])
-        words += f", {taken} of {plan.limits[name]:g} {UNITS[name]}"
-    if chances:
-        words += f" (chance {percent(min(chances.values()))})"
+    words = f"{best['choice']}: {best['devices']} GPU{'s' * (best['devices'] > 1)}"
+    for name, chance in best["chance_percent"].items():
+        taken = f"{number(best[name]['value'])} of {plan.limits[name]:g}"
+        words += f", {taken} {UNITS[name]} (chance {percent(chance)})"
     spared = 100 - 100 * best[spent]["value"] / fastest[spent]["value"]
     if best["run_id"] != fastest["run_id"]:
         words += f"; spares {spared:.0f} % of the {SHOWN[spent]} of "
-        words += f"{fastest['devices']} {device}s, the fastest"
+        words += f"{fastest['devices']} GPUs, the fastest"
     return words
 
 
@@ -107,7 +100,9 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
         )
     else:
         words += "; energies are not all measured: times alone are fitted"
-    words += repeats(fit)
+    spread = max(run.spread for run in fit.runs.taken)
+    if spread > 2 * fits.SCATTER:
+        words += f"\nruns of one configuration differ by up to {spread:.0%}: the machine was busy"
     if details:
         table = pd.DataFrame(fits.describe(fit)).T.drop(columns="meaning")
         words += "\n" + table.to_string(float_format="{:.3g}".format)
@@ -119,21 +114,12 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
     return words
 
 
-def repeats(fit: Fit) -> str:
-    """Say that repeats differ, where they do by more than single jobs scatter."""
-    spread = max(run.spread for run in fit.runs.taken)
-    if spread <= 2 * fits.SCATTER:
-        return ""
-    return f"\nruns of one configuration differ by up to {spread:.0%}: the machine was busy"
-
-
 def table(rows: list[dict]) -> str:
     """Show one configuration a line, then what no fitted run tells of those with a letter.
 
     Charged hours are shown where they are not the GPU hours.
     """
     plain, marks = [], {}
-    of_parts = any(row["charged_hours"] != row["gpu_hours"] for row in rows)
     for row in rows:
         first = {"": row["choice"]} if "choice" in row else {"samples": row["samples"]}
         line = first | {"GPUs": row["devices"], "LBS": row["local_batch_size"]}
@@ -141,14 +127,14 @@ def table(rows: list[dict]) -> str:
         line |= {unit: span(row[name]) for name, unit in SHOWN.items() if name in row}
         for name, chance in row.get("chance_percent", {}).items():
             line[f"chance ({UNITS[name]})"] = percent(chance)
-        if of_parts:
-            line["charged hours"] = number(row["charged_hours"]["value"])
+        charged = row["charged_hours"]
+        is_part = charged != row["gpu_hours"]
+        line["charged hours"] = number(charged["value"]) if is_part else ""
         for words in row["outside"]:
             marks.setdefault(words, chr(ord("a") + len(marks)))
         plain.append(line | {"note": " ".join(sorted(map(marks.get, row["outside"])))})
     shown = pd.DataFrame(plain)
-    shown = shown.loc[:, ~shown.isin([0, ""]).all()]
-    shown = shown.to_string(index=False)
+    shown = shown.loc[:, ~shown.isin([0, ""]).all()].to_string(index=False)
     legend = [f"{letter}  {words}" for words, letter in marks.items()]
     foot = f"of {rows[0]['epochs']} epochs; intervals at 90 %; {rows[0]['provenance']}"
     return "\n".join([shown, "", *legend, foot])

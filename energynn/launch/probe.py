@@ -39,7 +39,7 @@ def seen(run: RunConfig, site: Site, runs_dir: Path) -> Runs | None:
 
 
 def upcoming(
-    run: RunConfig, site: Site, runs_dir: Path, minutes: float, most: int | None = None
+    run: RunConfig, site: Site, runs_dir: Path, minutes: float
 ) -> list[RunConfig]:
     """Choose the run that tells most beside those that are there; where none is, two that
     vary, of few batches.
@@ -47,29 +47,26 @@ def upcoming(
     Empty where none is worth it. Raises ValueError for too few minutes.
     """
     if known := seen(run, site, runs_dir):
-        table = next_run.worth(fits.make(known), [run], most, minutes)
+        table = next_run.worth(fits.make(known), [run], minutes)
         found = next_run.best(table)["run"]
         return [found] if found else []
     if 60 * minutes < 2 * next_run.START_S:
         raise ValueError(f"minutes: {minutes:g} are too few for a probe; give more")
-    full = min(run.devices, site.devices_per_node, most or run.devices)
+    full = min(run.devices, site.devices_per_node)
     small = max(1, run.local_batch_size // next_run.PART_OF_BATCH)
-    pair = (full, run.local_batch_size), (1, small)
-    return [
-        next_run.shorter(config.replace(run, devices=devices, local_batch_size=size))
-        for devices, size in pair
-    ]
+    pair = {"devices": full}, {"devices": 1, "local_batch_size": small}
+    return [next_run.shorter(config.replace(run, **sizes)) for sizes in pair]
 
 
 def make_here(
-    run: RunConfig, site: Site, runs_dir: Path, minutes: float, most: int | None = None
+    run: RunConfig, site: Site, runs_dir: Path, minutes: float
 ) -> list[RunConfig]:
     """Make runs on this machine, until the minutes are over or none is worth it.
 
     Raises ValueError where one fails, and for too few minutes.
     """
     made, end_s = [], time.monotonic() + 60 * minutes
-    while probes := upcoming(run, site, runs_dir, minutes, most):
+    while probes := upcoming(run, site, runs_dir, minutes):
         made += [_made(probe, runs_dir) for probe in probes]
         minutes = (end_s - time.monotonic()) / 60
     return made

@@ -150,8 +150,6 @@ PLAN = "forecast plan --workload resnet50 --system horeka-a100"
 PREDICT = "forecast predict -p devices=4 -p local_batch_size=256 --fit"
 LEAST = "with the others kept: --deadline-h 0.447"
 BATCH = "8192 (that batch is the study's, whose errors rise beyond)"
-BOTH = "kept: --deadline-h 0.447 with --gpu-hours [0-9.]+ or --deadline-h [0-9.]+ "
-BOTH += "with --gpu-hours [0-9.]+$"
 
 
 @pytest.mark.parametrize(
@@ -161,10 +159,12 @@ BOTH += "with --gpu-hours [0-9.]+$"
         ("--deadline-h 0.1", re.escape(BATCH)),
         ("--deadline-h 0.43", LEAST + " or --max-global-batch-size 16384$"),
         ("--deadline-h 5 --devices 8", "--deadline-h 10.89 or --devices 20$"),
-        ("--deadline-h 0.1 --gpu-hours 1", BOTH),
+        (
+            "--deadline-h 0.1 --gpu-hours 1",
+            "with the others kept: none; leave one out$",
+        ),
         ("--devices 512", "devices: 512 asked; on horeka-a100 choose at most 256"),
         ("-p devices=64", "devices: a plan chooses it; use --devices, --local"),
-        ("--pue 1.3 --price-per-gpu-hour 2", "pue: .* give --gco2-per-kwh or --price"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_what_can(words, message):
@@ -181,7 +181,7 @@ def test_one_local_batch(fitted):
     assert {chosen[at].devices for at in found.pareto} <= {1, 2, 3, 4, 8}
     marks = plan.row(found, 0)["outside"]
     assert marks == ["local_batch_size beyond 16 to 256: nothing measured"]
-    refused("choose at most the 1281167 samples", plan.grid, fitted, run, 8, 2_000_000)
+    refused("choose at most the 1281167 samples", plan.grid, fitted, run, 2_000_000)
 
 
 def test_what_is_said_is_of_the_question(tmp_path, fitted):
@@ -210,7 +210,6 @@ def test_what_is_said_is_of_the_question(tmp_path, fitted):
         assert told["CO2_g"][end] == pytest.approx(400 * 1.3 * kWh)
         assert told["price"][end] == pytest.approx(0.3 * 1.3 * kWh + 1.5 * hours)
     assert same["price"] == pytest.approx(told["price"])
-    assert "price: 0.3 x kWh x 1.3 (PUE); price: 1.5 x GPU hours" in told["provenance"]
 
 
 def test_own_runs_that_add_up_gradients_are_forecast_from_those_that_do_not(a100):
@@ -279,7 +278,8 @@ def test_a_plan_is_right_where_the_truth_is_known(a100):
         for images in (5004, 80064)
     ]
     fit = fits.make(worlds.taken("resnet50", a100, made, truth))
-    asked = plan.grid(fit, plan.base_run(fit, {}), 64)
+    asked = plan.grid(fit, plan.base_run(fit, {}))
+    asked = [run for run in asked if run.devices <= 64]
     taken = worlds.taken("resnet50", a100, asked, truth)
     hours = taken.time_s / 3600
     kWh = hours * taken.work.devices * taken.power_W / 1000
