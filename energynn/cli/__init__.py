@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from energynn.cli import cluster, data, forecast, records, runs
+from energynn.host.texts import printable
 
 app = typer.Typer(
     help="What does it cost, in energy, time and accuracy, to train on more GPUs?",
@@ -104,8 +105,6 @@ def _open_what_is_closed() -> None:
 
 
 def _say(message: str) -> int:
-    from energynn.host.texts import printable
-
     print(f"energynn: {printable(' '.join(message.split()))}", file=sys.stderr)
     return 2
 

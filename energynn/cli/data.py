@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-from energynn.cli.options import group, tell
+from energynn.cli.options import group
+from energynn.host.progress import tell
+from energynn.host.reading import one_fault
 
 data = group("Verify, describe and prepare data sets.")
 Root = Annotated[
@@ -25,7 +27,6 @@ def verify(
 ) -> int:
     """Compare every byte of data sets with their checksums."""
     from energynn.data import manifests
-    from energynn.host.reading import one_fault
 
     for dataset in datasets or manifests.DATASETS:
         with one_fault(dataset):
@@ -43,7 +44,6 @@ def describe(
 ) -> int:
     """Write the checksums and the manifest of a data set."""
     from energynn.data import describe
-    from energynn.host.reading import one_fault
 
     with one_fault(dataset):
         found = describe.build(dataset, root)

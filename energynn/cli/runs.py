@@ -19,9 +19,9 @@ from energynn.cli.options import (
     group,
     parameters_of,
     reply,
-    tell,
     unread,
 )
+from energynn.host.progress import entry, tell
 
 Told = Annotated[
     int | None,
@@ -77,10 +77,10 @@ def study_run(
     name: Study = "smoke",
     minutes: Annotated[
         float, typer.Option(min=0, help="begin no run that would end later")
-    ] = (math.inf),
+    ] = math.inf,
     warm_up: Annotated[
         bool, typer.Option("--warm-up", help="make the first run once before")
-    ] = (False),
+    ] = False,
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every run of a study that has no valid record."""
@@ -96,7 +96,6 @@ def study_run(
 def study_list() -> int:
     """List all studies; `energynn study show NAME` has the cost of one."""
     from energynn.experiment import studies
-    from energynn.host.progress import entry
 
     for name, runs in studies.find(list(studies.STUDIES)).items():
         about = inspect.getdoc(studies.STUDIES[name]).splitlines()[0]
@@ -152,6 +151,7 @@ def measure(
     from energynn.launch import command as launch
 
     told = {
+        "sampling_period_s": period,
         "devices": devices,
         "training_samples": samples,
         "epochs": epochs,
@@ -162,9 +162,7 @@ def measure(
     if weights and not local_batch_size:
         raise ValueError("weights: travel once an update; give --local-batch-size, too")
     labels = records.labels(name, note)
-    record, status = launch.measure(
-        command, out, period, as_json, not no_gpu, labels, told
-    )
+    record, status = launch.measure(command, out, as_json, not no_gpu, labels, told)
     if record:
         folder = out or folder_of_runs(None) / "measured" / record.run_id
         with unread():

@@ -68,10 +68,24 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
         unfinished = parent / folder.name
         (unfinished / "perun").mkdir(parents=True)
         shutil.copyfile(path, unfinished / "perun" / f"{path.stem}.hdf5")
-        write_json(
-            unfinished / "run.json",
-            {"run_id": folder.name, **_intent(path, digest, run)},
-        )
+        # every round of a run has the same sensors
+        sensors = {
+            (each.host, each.name): each.component for each in _energy_sensors(run)
+        }
+        hosts, components = {host for host, _ in sensors}, list(sensors.values())
+        source = {"source": path.name, "source_sha256": digest}
+        intent = {
+            "run_id": folder.name,
+            "workload": "perun import",
+            "system": "imported",
+            "started_at": run.started,
+            "perun_run": run.whole_name,
+            "config": source | {"application": run.application, "run": run.name},
+            "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
+            "devices": components.count("gpu") or 1,
+            "method": METHOD,
+        }
+        write_json(unfinished / "run.json", intent)
         with one_fault(f"{path}: run {run.whole_name}"):
             _write_hosts(run, unfinished)
             records.build(unfinished, "finished", "")
@@ -139,22 +153,3 @@ def _write_hosts(run: PerunRun, folder: Path) -> None:
         # no two hosts may have one name
         about = hosts.index(host), quote(host, ""), list(map(_describe, own))
         write_host(place, *about, times_ns, readings, apart_ns=number * ROUND_NS)
-
-
-def _intent(path: Path, digest: str, run: PerunRun) -> dict:
-    source = {"source": path.name, "source_sha256": digest}
-    # Every round of a run has the same sensors.
-    sensors = {
-        (sensor.host, sensor.name): sensor.component for sensor in _energy_sensors(run)
-    }
-    hosts, components = {host for host, _ in sensors}, list(sensors.values())
-    return {
-        "workload": "perun import",
-        "system": "imported",
-        "started_at": run.started,
-        "perun_run": run.whole_name,
-        "config": source | {"application": run.application, "run": run.name},
-        "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
-        "devices": components.count("gpu") or 1,
-        "method": METHOD,
-    }
