@@ -236,7 +236,7 @@ def _read_run(application: str, name: str, run) -> PerunRun:
         facts = series.attrs
         to_SI, valid_max = float(facts["mag"]), float(facts.get("valid_max", np.inf))
         shown = series[:], facts["unit"], to_SI, valid_max
-        sensors.append(PerunSensor(*place[1::2], seconds, *shown))
+        sensors.append(PerunSensor._make([*place[1::2], seconds, *shown]))
 
     run.visititems(add_sensor)
     known = RESULTS.keys() & metrics.keys()
