@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from energynn.cli import cluster, data, forecast, records, runs
-from energynn.host.texts import printable
 
 app = typer.Typer(
     help="What does it cost, in energy, time and accuracy, to train on more GPUs?",
@@ -105,6 +104,8 @@ def _open_what_is_closed() -> None:
 
 
 def _say(message: str) -> int:
+    from energynn.host.texts import printable
+
     print(f"energynn: {printable(' '.join(message.split()))}", file=sys.stderr)
     return 2
 

@@ -15,8 +15,8 @@ from energynn.cli.options import (
     folder_of_runs,
     parameters_of,
     reply,
+    tell,
 )
-from energynn.host.progress import tell
 
 Studies = Annotated[
     list[str] | None,

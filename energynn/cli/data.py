@@ -5,9 +5,7 @@ from typing import Annotated
 
 import typer
 
-from energynn.cli.options import group
-from energynn.host.progress import tell
-from energynn.host.reading import one_fault
+from energynn.cli.options import group, tell
 
 data = group("Verify, describe and prepare data sets.")
 Root = Annotated[
@@ -27,6 +25,7 @@ def verify(
 ) -> int:
     """Compare every byte of data sets with their checksums."""
     from energynn.data import manifests
+    from energynn.host.reading import one_fault
 
     for dataset in datasets or manifests.DATASETS:
         with one_fault(dataset):
@@ -44,6 +43,7 @@ def describe(
 ) -> int:
     """Write the checksums and the manifest of a data set."""
     from energynn.data import describe
+    from energynn.host.reading import one_fault
 
     with one_fault(dataset):
         found = describe.build(dataset, root)

@@ -10,9 +10,6 @@ from typing import Annotated
 import msgspec
 import typer
 
-from energynn.host.files import default_runs_dir
-from energynn.host.progress import tell
-
 RunsDir = Annotated[
     Path | None,
     typer.Option(
@@ -57,6 +54,13 @@ def group(help: str) -> typer.Typer:
     )
 
 
+def tell(text: str) -> None:
+    """Print an answer for a person, on a terminal in lines of 80 columns."""
+    from energynn.host import progress
+
+    progress.tell(text)
+
+
 def reply(as_json: bool, table: dict | msgspec.Struct, text: str) -> None:
     """Print the table as JSON, or the text."""
     if as_json:
@@ -78,6 +82,8 @@ def unread():
 
 def folder_of_runs(runs_dir: Path | None, must_exist: bool = False) -> Path:
     """The folder that was given, else the default; raises ValueError where it must exist."""
+    from energynn.host.files import default_runs_dir
+
     folder = runs_dir or default_runs_dir()
     if must_exist and not folder.is_dir():
         raise ValueError(f"runs_dir: {folder} is no folder")

@@ -14,9 +14,8 @@ from energynn.cli.options import (
     find_run,
     folder_of_runs,
     reply,
+    tell,
 )
-from energynn.host.progress import tell
-from energynn.host.reading import one_fault
 
 BUILD = Path("build")  # where the paper lies
 
@@ -35,6 +34,7 @@ def show(
 ) -> int:
     """Show one run: energy, time, error, and whether they are valid."""
     from energynn import records
+    from energynn.host.reading import one_fault
     from energynn.launch import command
 
     run_dir = find_run(run, runs_dir)
@@ -118,6 +118,7 @@ def check(
         folder = find_run(runs, None)
     if reference:
         from energynn.analysis import reference
+        from energynn.host.reading import one_fault
 
         with one_fault(BUILD):
             lines, passed = reference.compare(folder, BUILD)

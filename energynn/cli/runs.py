@@ -19,9 +19,9 @@ from energynn.cli.options import (
     group,
     parameters_of,
     reply,
+    tell,
     unread,
 )
-from energynn.host.progress import entry, tell
 
 Told = Annotated[
     int | None,
@@ -96,6 +96,7 @@ def study_run(
 def study_list() -> int:
     """List all studies; `energynn study show NAME` has the cost of one."""
     from energynn.experiment import studies
+    from energynn.host.progress import entry
 
     for name, runs in studies.find(list(studies.STUDIES)).items():
         about = inspect.getdoc(studies.STUDIES[name]).splitlines()[0]

@@ -35,8 +35,9 @@ def checksums(dataset: str) -> dict[str, str]:
     path = DATA_MANIFESTS / dataset / "SHA256SUMS"
     if not path.is_file():
         raise ValueError(
-            f"dataset {dataset}: no checksums in {path.parent}; `energynn data describe {dataset}` "
-            "makes them of its files; a workload that makes its own data has dataset synthetic"
+            f"dataset {dataset}: no checksums in {path.parent}; put files into its folder, then "
+            f"`energynn data describe {dataset}` makes them; of a workload that makes its own data "
+            "the dataset is synthetic"
         )
     digests = {}
     for line in path.read_bytes().splitlines():
