@@ -6,7 +6,7 @@ import reprlib
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -181,10 +181,15 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     history = list(epochs.values())
     result = {name: intent[name] for name in Intent.__struct_fields__ if name in intent}
     result |= given | account(by_segment, intent.get("thresholds", {}))
+    starts = events_of_kind(events, "training_start") or [{}]
     ends = events_of_kind(events, "training_end") or [{}]
     result |= {"history": history, "metrics": ends[0].get("metrics", {})}
     result |= {"valid": False, "invalid_reasons": []}
-    result |= _counts(events, history)
+    # at the end, or after the last epoch of a dead run
+    known = starts[0] | (ends[-1] or [{}, *history][-1])
+    result |= {name: known[name] for name in COUNTS if name in known}
+    if broken := events_of_kind(events, "bad_images"):
+        result["images_skipped"] = sum(event["images_skipped"] for event in broken)
     if "exit_status" in ends[0]:
         # of a measured command, the highest of its hosts
         last = events_of_kind(list(by_segment.values())[-1], "training_end")
@@ -210,18 +215,6 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     record.invalid_reasons = reasons_against(record)
     record.valid = not record.invalid_reasons
     return record
-
-
-def _counts(events: list[dict], history: list[dict]) -> dict:
-    """Return samples, steps and passes at the end, or after the last epoch of a dead run."""
-    first = (events_of_kind(events, "training_start") or [{}])[0]
-    last = (events_of_kind(events, "training_end") or history or [{}])[-1]
-    known = first | last
-    counts = {name: known[name] for name in COUNTS if name in known}
-    broken = events_of_kind(events, "bad_images")
-    if broken:
-        counts["images_skipped"] = sum(event["images_skipped"] for event in broken)
-    return counts
 
 
 def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -> None:
@@ -443,12 +436,13 @@ def is_evidence(record: Record) -> bool:
 
 def read_all(runs_dir: Path) -> list[Record]:
     """Read the records below a folder that can be read; of copies of a run the first alone."""
-    found = _read_folders(runs_dir)
+    found = read_folders(runs_dir)
     again = copies(found)
     return [record for folder, record in found.items() if folder not in again]
 
 
-def _read_folders(runs_dir: Path) -> dict[Path, Record]:
+def read_folders(runs_dir: Path) -> dict[Path, Record]:
+    """Read the records below a folder that can be read, by the folder of each."""
     found = ((folder, read(folder)) for folder in run_dirs(runs_dir))
     return {folder: record for folder, record in found if record}
 
@@ -524,7 +518,7 @@ def check(runs_dir: Path) -> list[str]:
         elif (folder / "record.json").exists():
             with one_fault(f"{name}: record.json cannot be checked", faults):
                 faults += [f"{name}: {fault}" for fault in check_record(folder)]
-    for copy, other in copies(_read_folders(runs_dir)).items():
+    for copy, other in copies(read_folders(runs_dir)).items():
         faults.append(f"{copy}: has the samples of {other}; keep one of the two")
     return faults
 
@@ -548,16 +542,10 @@ def check_record(run_dir: Path) -> list[str]:
         return [*faults, *damaged, "its numbers were not derived again"]
     if record.schema != SCHEMA:
         return faults
-    return faults + _check_numbers(record, run_dir)
-
-
-def _check_numbers(record: Record, run_dir: Path) -> list[str]:
-    """Compare fields with what run.json and the other raw files give."""
     unread = {flag.partition(": ")[0] for flag in record.flags}
     given = {name: getattr(record, name) for name in GIVEN}
     again = derive(run_dir, record.files.keys() - unread, **given)
     told, derived = to_builtins(record), to_builtins(again)
-    faults = []
     if record.workload != record.config.get("workload", record.workload):
         faults.append("config.workload: is another than workload")
     if record.status == "finished" and record.status_reason:
@@ -605,14 +593,14 @@ def recover_one(folder: Path) -> str:
         f"{folder.name}: cannot be recovered, mend this or move it elsewhere", lines
     ):
         _held = hold(folder)  # nobody starts it meanwhile
-        events = list(chain.from_iterable(events_of_segments(folder).values()))
+        events = chain.from_iterable(events_of_segments(folder).values())
         reason = f"the launcher died before it could write a record; {how_far(events)}"
         build(folder, "killed", reason)
         lines.append(f"{folder.name}: recovered as killed: {reason}")
     return lines[0]
 
 
-def how_far(events: list[dict]) -> str:
+def how_far(events: Iterable[dict]) -> str:
     """Say what the ranks had reached."""
     epochs = events_of_kind(events, "epoch")
     if epochs:

@@ -2,7 +2,6 @@
 evidence.
 """
 
-import numpy as np
 import pandas as pd
 
 from energynn.analysis import published
@@ -44,6 +43,7 @@ def _series(name: str, about: dict) -> pd.DataFrame:
         return pd.DataFrame()
     work = fit.runs.works(configs)
     values = predict.quantities(fit, work)
+    hours, time_h = values["gpu_hours"], values["time_h"]
     # speed-ups relate to the fewest devices that are published, else to the fewest
     runs = published.runs().dropna(subset="gpu_hours")
     known = runs[runs["series"].str.contains(name)]["devices"]
@@ -54,24 +54,15 @@ def _series(name: str, about: dict) -> pd.DataFrame:
         "workload": about["workload"],
         "devices": work.devices.astype(int),
         "base_devices": base,
-        "gpu_hours": values["gpu_hours"][:, 0],
+        "gpu_hours": hours[:, 0],
     }
-    parts = []
-    for quantity, ends in (values | _derived(values, fit, work, base)).items():
-        part = pd.DataFrame(ends, columns=predict.ENDS)
-        parts.append(part.assign(quantity=quantity, **sizes))
-    return pd.concat(parts).dropna(subset="value")
-
-
-def _derived(values: dict, fit, work, base: int) -> dict[str, np.ndarray]:
-    """Derive the quantities that figures show, (configurations, 3) each: value, low, high."""
-    hours, time_h = values["gpu_hours"], values["time_h"]
     middle_h, least_last = hours[:, :1], [0, 2, 1]
     base_h = time_h[work.devices == base, 0]
     samples = (work.trained * work.devices * work.epochs)[:, None]
     sockets = (fit.runs.site.sockets_per_node * work.nodes / work.devices)[:, None]
     rate = samples / hours[:, least_last]
-    return {
+    # (configurations, 3) each: value, low, high
+    values |= {
         "training_time_h": time_h,
         "speed_up": base_h / time_h[:, least_last],
         "energy_total_kWh": values["energy_kWh"],
@@ -81,3 +72,8 @@ def _derived(values: dict, fit, work, base: int) -> dict[str, np.ndarray]:
         "samples_per_gpu_hour": rate,
         "passes_per_gpu_hour": rate / work.local_batch_size[:, None],
     }
+    parts = []
+    for quantity, ends in values.items():
+        part = pd.DataFrame(ends, columns=predict.ENDS)
+        parts.append(part.assign(quantity=quantity, **sizes))
+    return pd.concat(parts).dropna(subset="value")

@@ -11,9 +11,7 @@ from energynn.experiment import config, studies
 from energynn.host.reading import json_table
 
 
-def compare(
-    runs_dir: Path = Path("runs"), build_dir: Path = Path("build")
-) -> tuple[list[str], bool]:
+def compare(runs_dir: Path, build_dir: Path) -> tuple[list[str], bool]:
     """One line for each band of paper/reference.json; the second value is whether all passed.
 
     Each band has a quantity (of ``study_quantities``, or "slope_" and a row of that table in

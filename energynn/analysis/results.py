@@ -94,9 +94,11 @@ def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
 def _row(record: records.Record, run_dir: Path) -> dict:
     """Flatten one record."""
     config = record.config
-    loader = _loader(config)
-    pace = ["step_period_s"]
-    if loader == "device":
+    loading, pace = config.get("image_loading", "states"), ["step_period_s"]
+    loader = f"{loading}-{config.get('loader_workers', 0)}"
+    if loading == "device" or config.get("states_on_device"):
+        # one batch stays on the device
+        loader = "device"
         pace.append("epochs")  # they only make a run on one batch longer
     row = {
         "run_dir": str(run_dir),
@@ -112,32 +114,17 @@ def _row(record: records.Record, run_dir: Path) -> dict:
     # a measured command has it from the person
     known.setdefault("dataset_samples", config.get("training_samples"))
     row |= {name: known[name] for name in COLUMNS if name in known}
-    return _metrics(record.metrics, config.get("stage", "")) | row
-
-
-def _metrics(metrics: dict, stage: str) -> dict[str, float]:
-    """Name also the Z500 RMSE at the lead time that a stage is trained for.
-
-    That is the shortest of pre-training, and the longest of fine-tuning.
-    """
-    metrics = {name: float(value) for name, value in metrics.items()}
-    leads_h = sorted(
-        int(h) for h in re.findall(r"z500_rmse_(\d+)h_m\b", " ".join(metrics))
-    )
-    if not leads_h:
-        return metrics
-    lead_h = leads_h[-1 if stage == "finetune" else 0]
-    rmse, persistence = f"z500_rmse_{lead_h}h_m", f"z500_rmse_{lead_h}h_persistence_m"
-    of_lead = {"z500_rmse_m": metrics[rmse], "persistence_m": metrics.get(persistence)}
-    return metrics | of_lead | {"lead_time_h": lead_h}
-
-
-def _loader(config: dict) -> str:
-    """Name what gives the batches, as "pil-4"; "device" where one batch stays on the device."""
-    loading = config.get("image_loading", "states")
-    if loading == "device" or config.get("states_on_device"):
-        return "device"
-    return f"{loading}-{config.get('loader_workers', 0)}"
+    metrics = {name: float(value) for name, value in record.metrics.items()}
+    leads = re.findall(r"z500_rmse_(\d+)h_m\b", " ".join(metrics))
+    if leads_h := sorted(map(int, leads)):
+        # that a stage is trained for: the shortest of pre-training, the longest of fine-tuning
+        lead_h = leads_h[-1 if config.get("stage") == "finetune" else 0]
+        metrics |= {
+            "z500_rmse_m": metrics[f"z500_rmse_{lead_h}h_m"],
+            "persistence_m": metrics.get(f"z500_rmse_{lead_h}h_persistence_m"),
+            "lead_time_h": lead_h,
+        }
+    return metrics | row
 
 
 def _recipe(record: records.Record, left_out: Collection[str] = ()) -> str:

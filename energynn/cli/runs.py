@@ -77,10 +77,10 @@ def study_run(
     name: Study = "smoke",
     minutes: Annotated[
         float, typer.Option(min=0, help="begin no run that would end later")
-    ] = (math.inf),
+    ] = math.inf,
     warm_up: Annotated[
         bool, typer.Option("--warm-up", help="make the first run once before")
-    ] = (False),
+    ] = False,
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every run of a study that has no valid record."""
@@ -152,6 +152,7 @@ def measure(
     from energynn.launch import command as launch
 
     told = {
+        "sampling_period_s": period,
         "devices": devices,
         "training_samples": samples,
         "epochs": epochs,
@@ -162,9 +163,7 @@ def measure(
     if weights and not local_batch_size:
         raise ValueError("weights: travel once an update; give --local-batch-size, too")
     labels = records.labels(name, note)
-    record, status = launch.measure(
-        command, out, period, as_json, not no_gpu, labels, told
-    )
+    record, status = launch.measure(command, out, as_json, not no_gpu, labels, told)
     if record:
         folder = out or folder_of_runs(None) / "measured" / record.run_id
         with unread():

@@ -34,13 +34,11 @@ def checksums(dataset: str) -> dict[str, str]:
     """
     path = DATA_MANIFESTS / dataset / "SHA256SUMS"
     if not path.is_file():
-        remedy = f"`energynn data describe {dataset}` makes them"
-        if dataset not in VARIABLES and not (folder := root(dataset)).is_dir():
-            remedy = (
-                f"put files into {folder}, then {remedy}; of a workload that makes its own data "
-                "the dataset is synthetic"
-            )
-        raise ValueError(f"dataset {dataset}: no checksums in {path.parent}; {remedy}")
+        raise ValueError(
+            f"dataset {dataset}: no checksums in {path.parent}; put files into its folder, then "
+            f"`energynn data describe {dataset}` makes them; of a workload that makes its own data "
+            "the dataset is synthetic"
+        )
     digests = {}
     for line in path.read_bytes().splitlines():
         digest, _, name = os.fsdecode(line).partition("  ")

@@ -573,11 +573,6 @@ def _batch_sizes(run: RunConfig, given: dict) -> dict:
     }
 
 
-def trainer(workload: str) -> str:
-    """Name the module whose ``main(config, run_dir, folder)`` trains."""
-    return f"energynn.train.{workload}" if workload in CONFIGS else workload
-
-
 def _class(workload: str, is_named: bool = True) -> type[RunConfig]:
     """Return the configuration of a workload: ours, or ``Config`` of a module on PYTHONPATH.
 

@@ -34,7 +34,6 @@ CANNOT_START = 126  # as shells say it
 def measure(
     command: list[str],
     out: Path | None,
-    period_s: float,
     quiet: bool,
     gpus: bool,
     labels: dict,
@@ -44,8 +43,8 @@ def measure(
 
     A folder that holds an earlier start of the command gets a further segment; energies add up.
     ``quiet``: what the command prints goes to standard error. ``gpus``: whether it uses GPUs, where
-    there are any. ``labels``: as ``records.labels`` gives them. ``told``: parameters of the
-    training that a person knows. Raises ValueError with the remedy before the
+    there are any. ``labels``: as ``records.labels`` gives them. ``told``: the sampling period, and
+    parameters of the training that a person knows. Raises ValueError with the remedy before the
     command is started.
     """
     rank, size = rank_and_size()
@@ -54,13 +53,21 @@ def measure(
     run_dir = _run_dir(command, out, size)
     if rank == 0:
         supervise.take_host().close()
-        intent = _intent(run_dir, command, period_s, size, gpus, told)
+        described = machine.describe_machine()
+        devices_here = max(1, len(described["gpus"] if gpus else []))
+        intent = supervise.facts(run_dir, machine.system_file(), described, gpus)
+        intent |= labels | {
+            "workload": "command",
+            "system": "measured",
+            "config": {"command": shlex.join(command)} | told,
+            "devices": told.get("devices", size if size > 1 else devices_here),
+        }
         # arguments and folders may have any bytes
-        intent = texts.each(intent | labels, texts.unicode)
-        shown = intent["config"]["command"]
+        intent = texts.each(intent, texts.unicode)
         _held = _open_segment(run_dir, intent)
         _say(
-            f"energynn measures {IDLE_S:.0f} s of idle power, then: {shown}\n"
+            f"energynn measures {IDLE_S:.0f} s of idle power, then: "
+            f"{intent['config']['command']}\n"
             "  all that this machine draws counts"
         )
         if size > 1:
@@ -160,25 +167,6 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     return [starts, records.hold(run_dir)]
 
 
-def _intent(
-    run_dir: Path,
-    command: list[str],
-    period_s: float,
-    size: int,
-    gpus: bool,
-    told: dict,
-) -> dict:
-    described = machine.describe_machine()
-    devices_here = max(1, len(described["gpus"] if gpus else []))
-    return supervise.facts(run_dir, machine.system_file(), described, gpus) | {
-        "workload": "command",
-        "system": "measured",
-        "config": {"command": shlex.join(command), "sampling_period_s": period_s}
-        | told,
-        "devices": told.get("devices", size if size > 1 else devices_here),
-    }
-
-
 # ------------------------------------------------------------------------------------ the command
 
 
@@ -261,21 +249,17 @@ def report(record: records.Record, run_dir: Path, details: bool = False) -> str:
         remarks.append(_more_samples(record, samples))
     lines += [f"  {line}" for line in remarks]
     if details:
-        lines += _details(record)
+        lines += [
+            _energy_line(record, component)
+            for component in [*energy.COMPONENTS, "total"]
+            if getattr(record, f"energy_{component}_J") is not None
+        ]
+        lines.append(f"  {samples} power samples")
+        lines += [f"  {name}: {value:.6g}" for name, value in record.metrics.items()]
+        lines += [f"  flag: {flag}" for flag in record.flags]
     about = record.name, record.note, f"record: {run_dir}"
     lines += [f"  {text}" for text in about if text]
     return "\n".join(map(texts.printable, lines))
-
-
-def _details(record: records.Record) -> list[str]:
-    lines = [
-        _energy_line(record, component)
-        for component in [*energy.COMPONENTS, "total"]
-        if getattr(record, f"energy_{component}_J") is not None
-    ]
-    lines.append(f"  {record.samples_in_training} power samples")
-    lines += [f"  {name}: {value:.6g}" for name, value in record.metrics.items()]
-    return [*lines, *(f"  flag: {flag}" for flag in record.flags)]
 
 
 def _more_samples(record: records.Record, samples: int) -> str:

@@ -68,24 +68,33 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
         unfinished = parent / folder.name
         (unfinished / "perun").mkdir(parents=True)
         shutil.copyfile(path, unfinished / "perun" / f"{path.stem}.hdf5")
-        write_json(
-            unfinished / "run.json",
-            {"run_id": folder.name, **_intent(path, digest, run)},
-        )
+        # that perun adds up; "other" is not summed, and not all others are energy
+        sensors = [
+            each
+            for each in run.sensors
+            if each.component in COMPONENTS and each.unit in KINDS
+        ]
+        # every round of a run has the same
+        parts = {(each.host, each.name): each.component for each in sensors}
+        hosts, components = {host for host, _ in parts}, list(parts.values())
+        source = {"source": path.name, "source_sha256": digest}
+        intent = {
+            "run_id": folder.name,
+            "workload": "perun import",
+            "system": "imported",
+            "started_at": run.started,
+            "perun_run": run.whole_name,
+            "config": source | {"application": run.application, "run": run.name},
+            "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
+            "devices": components.count("gpu") or 1,
+            "method": METHOD,
+        }
+        write_json(unfinished / "run.json", intent)
         with one_fault(f"{path}: run {run.whole_name}"):
-            _write_hosts(run, unfinished)
+            _write_hosts(sensors, unfinished)
             records.build(unfinished, "finished", "")
         unfinished.rename(folder)
     return folder
-
-
-def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
-    """List sensors that perun adds up; "other" is not summed, and not all others are energy."""
-    return [
-        sensor
-        for sensor in run.sensors
-        if sensor.component in COMPONENTS and sensor.unit in KINDS
-    ]
 
 
 def _describe(theirs: PerunSensor) -> Channel:
@@ -113,13 +122,12 @@ def _readings(theirs: PerunSensor) -> list[float | None]:
     return [reading if 0 < reading <= most else None for reading in readings]
 
 
-def _write_hosts(run: PerunRun, folder: Path) -> None:
+def _write_hosts(sensors: list[PerunSensor], folder: Path) -> None:
     """Write the samples and events of each host of each round.
 
     A round is a segment of the run. Both clocks begin at its first sample: perun keeps none that
     goes on from round to round, and the run's start stands in run.json.
     """
-    sensors = _energy_sensors(run)
     rounds = sorted({sensor.round for sensor in sensors})
     hosts = sorted({sensor.host for sensor in sensors})
     for round_, host in product(rounds, hosts):
@@ -139,22 +147,3 @@ def _write_hosts(run: PerunRun, folder: Path) -> None:
         # no two hosts may have one name
         about = hosts.index(host), quote(host, ""), list(map(_describe, own))
         write_host(place, *about, times_ns, readings, apart_ns=number * ROUND_NS)
-
-
-def _intent(path: Path, digest: str, run: PerunRun) -> dict:
-    source = {"source": path.name, "source_sha256": digest}
-    # Every round of a run has the same sensors.
-    sensors = {
-        (sensor.host, sensor.name): sensor.component for sensor in _energy_sensors(run)
-    }
-    hosts, components = {host for host, _ in sensors}, list(sensors.values())
-    return {
-        "workload": "perun import",
-        "system": "imported",
-        "started_at": run.started,
-        "perun_run": run.whole_name,
-        "config": source | {"application": run.application, "run": run.name},
-        "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
-        "devices": components.count("gpu") or 1,
-        "method": METHOD,
-    }

@@ -128,7 +128,9 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     commit, dirty = machine.git_state()
     values = configuration.asdict(config)
     path = machine.system_file(runs_dir, config.system)
-    machine.write_usual(path)
+    if not path.exists():  # for a person to edit
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(machine.SYSTEM_TOML)
     return supervise.facts(run_dir, path, described, uses_gpus=on_gpu) | {
         "workload": config.workload,
         "system": config.system,

@@ -184,7 +184,7 @@ def _state(
         return "queued", job.reason
     if job or records.is_running(folder):
         events = chain.from_iterable(events_of_segments(folder).values())
-        return "running", records.how_far(list(events))
+        return "running", records.how_far(events)
     reason = records.reason(record)
     status = record.status if record else ""
     if status == "finished":

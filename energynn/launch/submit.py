@@ -81,7 +81,10 @@ def submit_runs(
     done = f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued"
     tell(f"{done}; {len(missing)} to make")
     faults = _without_data(missing, site)
-    hours = sum(_charged_hours(run, site) for run in missing)
+    hours = 0.0
+    for run in missing:  # of whole nodes; of an unknown cost the system's default
+        by_default = _nodes(run, site) * site.devices_per_node * site.default_hours
+        hours += costs.expect(run, site.file).get("charged hours", by_default)
     limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
     if hours > limit:
         faults.append(
@@ -119,12 +122,6 @@ def cluster(system: str, options: list[str] = ()) -> Site:
 
 def _nodes(run: RunConfig, site: Site) -> int:
     return math.ceil(run.devices / site.devices_per_node)
-
-
-def _charged_hours(run: RunConfig, site: Site) -> float:
-    """Expect the GPU hours of whole nodes; of an unknown cost the system's default."""
-    by_default = _nodes(run, site) * site.devices_per_node * site.default_hours
-    return costs.expect(run, site.file).get("charged hours", by_default)
 
 
 def _without_data(runs: list[RunConfig], site: Site) -> list[str]:

@@ -203,31 +203,14 @@ def make(run_dir: Path, parent: int) -> None:
     words, environment = ranks_command(folder, intent), rank_environment(intent)
     pipes = APART | {"stderr": subprocess.STDOUT}
     ranks = start(words, folder, environment, signal.SIGKILL, **pipes)
-    ended_for = _wait_for_ranks(ranks, folder, intent["devices"], stopped, parent)
-    by = f", {intent['launcher']} with status {ranks.wait()}{_last_line(folder)}"
-    status, reason = verdict(folder, intent["devices"], ended_for, by)
-    try:
-        records.build(run_dir, status, reason)
-    except OSError as error:
-        sys.exit(no_record(run_dir, error))
-
-
-def _wait_for_ranks(
-    ranks,
-    folder: Path,
-    devices: int,
-    stopped: list[int],
-    parent: int,
-) -> str:
-    """Wait until all ranks have ended, and end those that have to; returns why they had to."""
-    looked_s, reason = time.monotonic(), ""
+    looked_s, reason = time.monotonic(), ""  # why they have to end
     while ranks.poll() is None and not reason:
         reason = stop_reason(stopped)
         if os.getppid() != parent:
             reason = reason or "the process that started the run ended"
         if time.monotonic() > looked_s + LOOK_S:
             looked_s = time.monotonic()
-            reason = reason or _hang(folder, devices)
+            reason = reason or _hang(folder, intent["devices"])
         time.sleep(0.05)
     # In a batch job Slurm's signal reaches papermill, too: the ranks still have time.
     is_heard = os.getppid() == parent or SRUN_VARIABLE in os.environ
@@ -239,7 +222,12 @@ def _wait_for_ranks(
     if ranks.poll() is None:
         ranks.terminate()
     processes.end_marked(folder)
-    return reason
+    by = f", {intent['launcher']} with status {ranks.wait()}{_last_line(folder)}"
+    ended = verdict(folder, intent["devices"], reason, by)
+    try:
+        records.build(run_dir, *ended)
+    except OSError as error:
+        sys.exit(no_record(run_dir, error))
 
 
 def _hang(folder: Path, devices: int) -> str:

@@ -202,7 +202,9 @@ def impossible(one: Evidence, limits: dict) -> Iterator[str]:
         text = f"{one.sensor.id} fell or was negative {one.falls} times"
         yield refusal("M", text)
     if one.sensor.kind != "busy" and one.least <= one.most:
-        if one.is_used:
+        # a CPU always works; a GPU that says it does not, and that no rank names, may be still
+        is_idle = one.sensor.component == "gpu" and one.is_busy is False
+        if one.is_named or not is_idle:
             yield from _movement(one, limits)
         yield from _power(one, limits)
 

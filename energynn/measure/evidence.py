@@ -123,12 +123,6 @@ class Evidence:
     def is_counter(self) -> bool:
         return self.sensor.kind != "power"
 
-    @property
-    def is_used(self) -> bool:
-        """Tell whether the device works in the window, as far as is known; a CPU always does."""
-        is_idle = self.sensor.component == "gpu" and self.is_busy is False
-        return self.is_named or not is_idle
-
     def hear(self, t_s: float, told: DeviceState) -> None:
         """Take what the device has told of itself; it holds until it tells something else."""
         self.limit_W = max(self.limit_W, told.limit_W or 0.0)
@@ -152,7 +146,14 @@ class Evidence:
         self.energy_J += float(curve.at(end_s) - curve.at(begin_s))
         begin_J2, end_J2 = np.interp([begin_s, end_s], t_s, curve.missed_J2)
         self.missed_J2 += float(end_J2 - begin_J2)
-        self._add_gaps(curve.gaps_s, begin_s, end_s)
+        lost_s = np.diff(np.clip(curve.gaps_s, begin_s, end_s)).ravel()
+        gaps_s, lost_s = curve.gaps_s[lost_s > 0], lost_s[lost_s > 0]
+        within_s = np.clip(gaps_s, self.begin_s, self.end_s)
+        is_edge = (within_s != gaps_s).any(axis=1)
+        self.lost_s += float(lost_s.sum())
+        self.edge_lost_s += float(lost_s[is_edge].sum())
+        self.longest_gap_s = np.diff(within_s).max(initial=self.longest_gap_s)
+        self.edge_gap_s = np.diff(gaps_s[is_edge]).max(initial=self.edge_gap_s)
         watts = self._powers_W(curve, AROUND_S, max(self.late_s, 0.1), is_new)
         if len(watts) > 1:  # one alone tells no range
             self.lowest_W = watts.min(initial=self.lowest_W)
@@ -177,16 +178,6 @@ class Evidence:
         apart_s = (begin_s + step_s) - begin_s  # as np.arange does, to the last digit
         joules = curve.at(begin_s + apart_s * (steps + 1))
         return (joules - curve.at(begin_s + apart_s * steps)) / step_s
-
-    def _add_gaps(self, gaps_s: np.ndarray, begin_s: float, end_s: float) -> None:
-        lost_s = np.diff(np.clip(gaps_s, begin_s, end_s)).ravel()
-        gaps_s, lost_s = gaps_s[lost_s > 0], lost_s[lost_s > 0]
-        within_s = np.clip(gaps_s, self.begin_s, self.end_s)
-        is_edge = (within_s != gaps_s).any(axis=1)
-        self.lost_s += float(lost_s.sum())
-        self.edge_lost_s += float(lost_s[is_edge].sum())
-        self.longest_gap_s = np.diff(within_s).max(initial=self.longest_gap_s)
-        self.edge_gap_s = np.diff(gaps_s[is_edge]).max(initial=self.edge_gap_s)
 
     def _add_readings(self, curve, near: slice, is_new: np.ndarray) -> None:
         """Add what the tests of movement, monotony and power ask."""

@@ -91,12 +91,22 @@ def training_devices() -> dict[str, str]:
         is_own_graphics = vendor == "0x8086" and ":00:" in path.name
         if not is_own_graphics and _may_open(path):
             found[path.name] = VENDORS[vendor]
-    for path in _own_graphics(radeons):
+    # those of AMD's that are part of the processor, as an APU has one
+    displays = [path for path in radeons if _class(path) != ACCELERATOR]
+    beside_cpu = [path for path in displays if _is_beside_cpu(path)]
+    is_apu = "Radeon" in cpu_name() and displays == radeons
+    # cards stand before it
+    for path in beside_cpu or (displays[-1:] if is_apu else []):
         found.pop(path.name, None)
     if not NVIDIA_DRIVER.is_dir():
         return found
-    others = {name: vendor for name, vendor in found.items() if vendor != "NVIDIA"}
-    return others | dict.fromkeys(_addresses_by_driver(), "NVIDIA")
+    found = {name: vendor for name, vendor in found.items() if vendor != "NVIDIA"}
+    # those of which this process may open the device file, as the driver tells
+    for path in NVIDIA_DRIVER.glob("*/information"):
+        minor = re.search(r"Device Minor:\s*(\d+)", text(path))
+        if minor is None or os.access(f"/dev/nvidia{minor[1]}", os.R_OK | os.W_OK):
+            found[path.parent.name] = "NVIDIA"
+    return found
 
 
 def _class(path: Path) -> str:
@@ -109,25 +119,7 @@ def _may_open(path: Path) -> bool:
     return not nodes or any(os.access(node, os.R_OK | os.W_OK) for node in nodes)
 
 
-def _own_graphics(radeons: list[Path]) -> list[Path]:
-    """Return those of AMD's devices that are part of the processor, as an APU has one."""
-    displays = [path for path in radeons if _class(path) != ACCELERATOR]
-    beside_cpu = [path for path in displays if _is_beside_cpu(path)]
-    is_apu = "Radeon" in cpu_name() and displays == radeons
-    return beside_cpu or (displays[-1:] if is_apu else [])  # cards stand before it
-
-
 def _is_beside_cpu(path: Path) -> bool:
     """Tell whether other functions of a device are those of an AMD CPU."""
     slot = path.name.rpartition(".")[0]
     return any(text(one / "vendor") == AMD_CPU for one in path.parent.glob(f"{slot}.*"))
-
-
-def _addresses_by_driver() -> list[str]:
-    """List NVIDIA's GPUs of which this process may open the device file, as the driver tells."""
-    addresses = []
-    for path in NVIDIA_DRIVER.glob("*/information"):
-        minor = re.search(r"Device Minor:\s*(\d+)", text(path))
-        if minor is None or os.access(f"/dev/nvidia{minor[1]}", os.R_OK | os.W_OK):
-            addresses.append(path.parent.name)
-    return addresses

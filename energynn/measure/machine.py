@@ -175,13 +175,6 @@ def system_file(runs_dir: Path | None = None, system: str = "local") -> Path:
     return (runs_dir or default_runs_dir()).absolute() / system / "system.toml"
 
 
-def write_usual(path: Path) -> None:
-    """Describe a system that has no file yet, for a person to edit."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(SYSTEM_TOML)
-
-
 def table(path: Path) -> dict:
     """Read the fields of a system: those of this machine's own file go before those of systems/.
 

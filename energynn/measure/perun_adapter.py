@@ -225,27 +225,24 @@ def read_runs(path: Path, faults: list[str] | None = None) -> list[PerunRun]:
 def _read_run(application: str, name: str, run) -> PerunRun:
     sensors, metrics = [], run["metrics"]
 
-    def add_sensor(path: str, node) -> None:
+    def add_sensor(path: str, raw) -> None:
         *place, last = path.split("/")  # of round, host, component and sensor
-        if last == "raw_data" and place[::2] == ["nodes"] * 4:
-            sensors.append(_read_sensor(node, *place[1::2]))
+        if last != "raw_data" or place[::2] != ["nodes"] * 4:
+            return
+        times, series = raw["timesteps"], raw.get("alt_values", raw["values"])
+        seconds = times[:].astype("float32") * np.float32(times.attrs["mag"])
+        if not len(seconds) or len(series) != len(seconds):
+            raise ValueError(f"{raw.name}: its times and values do not match")
+        facts = series.attrs
+        to_SI, valid_max = float(facts["mag"]), float(facts.get("valid_max", np.inf))
+        shown = series[:], facts["unit"], to_SI, valid_max
+        sensors.append(PerunSensor._make([*place[1::2], seconds, *shown]))
 
     run.visititems(add_sensor)
     known = RESULTS.keys() & metrics.keys()
     results = {RESULTS[each]: float(metrics[each].attrs["sum"]) for each in known}
     started = str(run.attrs.get("execution_dt", ""))
     return PerunRun(application, name, started, results, sensors)
-
-
-def _read_sensor(raw, round_: str, host: str, component: str, name: str) -> PerunSensor:
-    times, series = raw["timesteps"], raw.get("alt_values", raw["values"])
-    seconds = times[:].astype("float32") * np.float32(times.attrs["mag"])
-    if not len(seconds) or len(series) != len(seconds):
-        raise ValueError(f"{raw.name}: its times and values do not match")
-    facts = series.attrs
-    to_SI, valid_max = float(facts["mag"]), float(facts.get("valid_max", np.inf))
-    shown = series[:], facts["unit"], to_SI, valid_max
-    return PerunSensor(round_, host, component, name, seconds, *shown)
 
 
 def read_results(

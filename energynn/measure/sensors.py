@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -269,8 +270,23 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
     # beside a whole GPU they count as wholes, too
     is_none_whole = len(split) == len(chosen)
     (inventory.unaccounted if is_none_whole else inventory.problems).extend(split)
-    for index in chosen:
-        inventory.sensors += _sensors_of_gpu(pynvml, index, notes[index])
+    # tests bring their own NVML
+    provenance = "simulated" if getattr(pynvml, "SIMULATED", False) else "measured"
+    # reading tells which of them a GPU has
+    for index, kind in product(chosen, NVML_FUNCTIONS):
+        inventory.sensors.append(
+            Sensor(
+                f"gpu_{index}_{kind}",
+                "gpu",
+                str(index),
+                kind,
+                provenance,
+                read=partial(_read_gpu, pynvml, index, NVML_FUNCTIONS[kind]),
+                to_SI=1e-3,
+                notes=notes[index],
+                tell=partial(_state_of_gpu, pynvml, index),
+            )
+        )
 
 
 def list_gpus():
@@ -297,25 +313,6 @@ def list_gpus():
                 notes["fault"] = SPLIT.format(index=index)
         gpus.append(notes)
     return pynvml, gpus
-
-
-def _sensors_of_gpu(pynvml, index: int, notes: dict) -> list[Sensor]:
-    """List the counter and the power that a GPU may have; reading tells which of them it has."""
-    is_simulated = getattr(pynvml, "SIMULATED", False)  # tests bring their own NVML
-    return [
-        Sensor(
-            f"gpu_{index}_{kind}",
-            "gpu",
-            str(index),
-            kind,
-            "simulated" if is_simulated else "measured",
-            read=partial(_read_gpu, pynvml, index, function),
-            to_SI=1e-3,
-            notes=notes,
-            tell=partial(_state_of_gpu, pynvml, index),
-        )
-        for kind, function in NVML_FUNCTIONS.items()
-    ]
 
 
 def _read_gpu(pynvml, index: int, function: str):

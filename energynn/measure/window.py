@@ -38,8 +38,13 @@ LEAST_BEAT = 1.5  # sampling periods
 BEATS = np.linspace(0.97, 1.03, 601)
 FIRST_S = 0.5  # of samples before the first window
 SIZE_FILE = "gradient_bytes"  # of an empty file in a run's folder; bytes end its name
-# of torch's FSDP, its weights today, and DeepSpeed's ZeRO
-OF_SHARDED = ("sharding_strategy", "placements", "ds_numel")
+# what torch's FSDP, its weights today, and those of DeepSpeed's ZeRO have
+SHARDED = ("sharding_strategy", "placements", "ds_numel")
+NOT_WHOLE = (
+    "model: is no torch.nn.Module, or sharded, so that weights travel, too; leave it out; give "
+    "`energynn measure --local-batch-size N --weights N`, and of what is sharded "
+    "--gradient-bytes-per-weight 6"
+)
 
 
 class Window:
@@ -151,16 +156,11 @@ def gradient_bytes(model: Any) -> int:
 
     Raises ValueError for what is none, or holds only a part of its weights.
     """
-    by_hand = "leave it out; give `energynn measure --local-batch-size N --weights N"
-    if not hasattr(model, "modules"):
-        raise ValueError(f"model: is no torch.nn.Module; {by_hand}`")
+    is_known = hasattr(model, "modules")
+    parts = [*model.modules(), *model.parameters()] if is_known else []
+    if not is_known or any(hasattr(part, mark) for part in parts for mark in SHARDED):
+        raise ValueError(NOT_WHOLE)
     trained = [each for each in model.parameters() if each.requires_grad]
-    parts = [*model.modules(), *trained]
-    if any(hasattr(part, mark) for part in parts for mark in OF_SHARDED):
-        raise ValueError(
-            "model: is sharded, so its devices exchange weights, too, 1.5 times the bytes of "
-            f"gradients; {by_hand} --gradient-bytes-per-weight 6`"
-        )
     return sum(each.numel() * each.element_size() for each in trained)
 
 

@@ -67,9 +67,8 @@ def _train(
     rank: int,
 ) -> None:
     """Train between two idle times; without perun the sampler is started here."""
-    without_perun = launcher in launchers.WITHOUT_PERUN
     stop_sampler = None
-    if without_perun:
+    if launcher in launchers.WITHOUT_PERUN:
         stop_sampler, _ = start_sampler(folder, config.devices, [])
     if not has_begun(folder, os.uname().nodename):
         # perun goes on without its sampler; we do not
@@ -78,8 +77,10 @@ def _train(
         )
     events = Events(folder, rank)
     events.be_idle("before", config.idle_baseline_s)
-    trainer = importlib.import_module(configuration.trainer(config.workload))
-    trainer.main(config, run_dir, folder)
+    name = config.workload
+    if name in configuration.CONFIGS:
+        name = f"energynn.train.{name}"
+    importlib.import_module(name).main(config, run_dir, folder)
     # so that there are samples beyond the end
     events.be_idle("after", config.idle_baseline_s)
     if stop_sampler:
