@@ -5,7 +5,7 @@ import pytest
 
 from energynn.experiment import systems
 from energynn.forecast import fit as fits
-from energynn.forecast import runs
+from energynn.forecast import plan, predict, runs
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +24,22 @@ def published():
 @pytest.fixture(scope="session")
 def fitted(published):
     return fits.make(published)
+
+
+def grid(fit, **more) -> list:
+    """All that a plan for a fit chooses from."""
+    return plan.grid(fit, plan.base_run(fit, {}), **more)
+
+
+def foretold(fit, **sizes) -> dict:
+    """The forecast of the fitted training, with other sizes."""
+    (row,) = predict.rows(fit, predict.asked(fit, None, sizes))
+    return row
+
+
+def holds(told, fact) -> bool:
+    """Whether an interval holds a value."""
+    return told["low"] < fact < told["high"]
 
 
 def inside(fit, asked) -> np.ndarray:

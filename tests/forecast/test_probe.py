@@ -13,6 +13,7 @@ from energynn.forecast import fit as fits
 from energynn.forecast import model, next_run, predict, runs, simulate
 from energynn.launch import local, probe
 from tests.forecast import worlds
+from tests.forecast.conftest import holds
 from tests.processes import refused
 
 
@@ -32,10 +33,8 @@ def test_two_runs_begin_that_vary(a100, long_run, tmp_path):
     assert pair[0].training_samples == 2 * 256 * next_run.FEW and pair[0].epochs == 1
     few = config.replace(long_run, training_samples=480, local_batch_size=200)
     pair = probe.upcoming(few, a100, tmp_path, minutes=5, most=2)
-    assert [run.training_samples for run in pair] == [
-        400,
-        300,
-    ]  # no more than there are
+    # no more than there are
+    assert [run.training_samples for run in pair] == [400, 300]
     words = "too few for a probe; give more"
     refused(words, probe.upcoming, long_run, a100, tmp_path, minutes=0.4)
 
@@ -124,7 +123,7 @@ def test_probes_of_minutes_forecast_a_training(
     fit = fits.make(probe.seen(asked, site, tmp_path / "runs"))
     (told,), (fact,) = predict.rows(fit, [asked]), predict.rows(truth, [asked])
     told, fact = told["time_h"], fact["time_h"]["value"]
-    assert told["low"] <= fact <= told["high"]
+    assert holds(told, fact)
     assert told["value"] == pytest.approx(fact, rel=0.25)
     again = probe.make_here(asked, site, tmp_path / "runs", minutes=2.2)
     assert not set(again) & set(probes)
@@ -147,8 +146,8 @@ def test_probes_are_handed_to_the_cluster_as_a_study(
     assert 3 <= len(made) == len(set(made)) <= 8
     fit = fits.make(probe.seen(long_run, a100, own))
     (row,), (expected,) = (predict.rows(of, [long_run]) for of in (fit, fitted))
-    assert row["time_h"]["value"] == pytest.approx(expected["time_h"]["value"], rel=0.3)
-    assert row["time_h"]["low"] < expected["time_h"]["value"] < row["time_h"]["high"]
+    told, expected = row["time_h"], expected["time_h"]["value"]
+    assert told["value"] == pytest.approx(expected, rel=0.3) and holds(told, expected)
 
 
 def test_a_run_that_waits_tells_what_waiting_draws(a100):
@@ -163,7 +162,7 @@ def test_a_run_that_waits_tells_what_waiting_draws(a100):
     best = next_run.best(next_run.worth(fit, asked))["run"]
     more = worlds.taken("resnet50", a100, [*made, best], truth)
     told, before = (fits.gpu_power_W(of) for of in (fits.make(more), fit))
-    assert told["low"] < 300 / 4 + 72 < told["high"]
+    assert holds(told, 300 / 4 + 72)
     assert told["high"] - told["low"] < 0.7 * (before["high"] - before["low"])
     waits = more.work[-1]
     assert more.time_s[-1] > 0.8 * waits.updates * waits.step_period_s
