@@ -1,9 +1,11 @@
 """Published runs and their fit, made once."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from energynn.experiment import systems
+from energynn.experiment import config, systems
 from energynn.forecast import fit as fits
 from energynn.forecast import plan, predict, runs
 
@@ -24,6 +26,10 @@ def published():
 @pytest.fixture(scope="session")
 def fitted(published):
     return fits.make(published)
+
+
+# a training of ResNet50 as the study's
+study_run = partial(config.make, "resnet50", preset="paper")
 
 
 def grid(fit, **more) -> list:

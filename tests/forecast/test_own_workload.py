@@ -13,7 +13,7 @@ from energynn.forecast import fit as fits
 from energynn.forecast import model, plan, power_limit, predict, runs, wording
 from tests.conftest import minimal_record, read_as_record
 from tests.forecast import worlds
-from tests.forecast.conftest import foretold, grid, holds
+from tests.forecast.conftest import foretold, grid, holds, study_run
 from tests.processes import refused
 
 MODULE = """
@@ -84,8 +84,8 @@ def test_own_workload_and_own_system(own, tmp_path):
 
 def test_what_one_gpu_does_is_counted_as_the_trainers_do(published):
     """ResNet50 on 16 GPUs, the whole of ImageNet, by hand."""
-    paper = dict(preset="paper", local_batch_size=256)
-    work = published.works([config.make("resnet50", devices=16, **paper)])
+    run = partial(study_run, local_batch_size=256)
+    work = published.works([run(devices=16)])
     assert (work.nodes, work.devices_of_node, work.is_full, work.passes) == (4, 4, 1, 3)
     assert (
         work.trained == 1_281_167 // 16
@@ -93,21 +93,19 @@ def test_what_one_gpu_does_is_counted_as_the_trainers_do(published):
     )
     assert work.updates == 312 and work.filled == 512
     assert work.allreduce_s == pytest.approx(2 * 15 / 16 * 25_557_032 * 4 / 25e9)
-    alone = published.works([config.make("resnet50", devices=2, **paper)])
+    alone = published.works([run(devices=2)])
     assert alone.is_full == 0 and alone.allreduce_s == pytest.approx(
         25_557_032 * 4 / 300e9
     )
     lasting = dict(persistent_workers=True, loader_workers=8)
-    work = published.works([config.make("resnet50", devices=16, **paper, **lasting)])
+    work = published.works([run(devices=16, **lasting)])
     assert work.passes == pytest.approx(0.03) and work.workers == 8
 
 
 def test_the_equations_by_hand(published):
     """One configuration of R4, on a full node, term by term as the module's text has them."""
     samples = dict(training_samples=20_018, validation_samples=781)
-    work = published.works(
-        [config.make("resnet50", preset="paper", devices=4, **samples)]
-    )
+    work = published.works([study_run(devices=4, **samples)])
     values = TRUTH | dict(
         tau=1e-3, evaluation=1 / 3, kappa_storage=0.5, kappa_nodes=0.5
     )
@@ -133,7 +131,7 @@ def test_the_equations_by_hand(published):
 def test_a_run_made_to_wait_does_so_between_its_steps(published):
     """Six steps of 67 ms, begun every 3 s, as the trainers' session does: five waits."""
     sizes = dict(devices=1, local_batch_size=64, training_samples=6 * 64, epochs=1)
-    run = config.make("resnet50", preset="paper", step_period_s=3.0, **sizes)
+    run = study_run(step_period_s=3.0, **sizes)
     times = model.times_s(worlds.CLUSTER, published.works([run]))
     assert times["waiting"] == pytest.approx(5 * (3 - 0.067))
 

@@ -22,7 +22,7 @@ from energynn.forecast import (
 )
 from energynn.host.files import REPOSITORY
 from tests.forecast import worlds
-from tests.forecast.conftest import grid, holds
+from tests.forecast.conftest import grid, holds, study_run
 from tests.processes import answer, refused, said
 
 
@@ -93,9 +93,7 @@ def test_rows_are_configurations_with_their_marks_and_chances(fitted):
     for row, index in zip(shown["pareto"], found.pareto, strict=True):
         assert row["time_h"]["value"] == pytest.approx(found.values["time_h"][index, 0])
         sizes = {name: row[name] for name in ("devices", "local_batch_size")}
-        run = config.make(
-            "resnet50", preset="paper", device="gpu", system="horeka-a100", **sizes
-        )
+        run = study_run(device="gpu", system="horeka-a100", **sizes)
         assert row["run_id"] == config.run_id(run)
         assert any("accuracy" in words for words in row["outside"]) == (
             row["global_batch_size"] > 8192
@@ -131,8 +129,7 @@ def test_a_chance_is_that_of_the_interval_and_at_most_that_of_the_truth():
 def test_the_headline_and_the_model_stand_in_one_line_with_the_reason(fitted):
     """What README and paper say by the study's text, and what the planner says."""
     added = scaling_cost.added_energy_percent(fitted)
-    make = partial(config.make, "resnet50", preset="paper")
-    asked = [make(devices=4), make(devices=256, global_batch_size=8192)]
+    asked = [study_run(devices=4), study_run(devices=256, global_batch_size=8192)]
     few, many = (row["energy_kWh"] for row in predict.rows(fitted, asked))
     assert added["by_model"] == pytest.approx(100 * (many["value"] / few["value"] - 1))
     text_kWh = np.array([6.75 / 0.265, 6.65 / 0.275])  # section 3.2.2, both rounded
@@ -256,7 +253,7 @@ def test_factors_are_those_of_the_curves():
 def test_a_plan_is_right_where_the_truth_is_known(a100):
     """Fitted to up to 8 GPUs of a world, it chooses on 64 what is best there in truth."""
     truth = worlds.CLUSTER | {"efficiency": 0.7}
-    make = partial(config.make, "resnet50", preset="paper", validation_samples=2000)
+    make = partial(study_run, validation_samples=2000)
     made = [
         make(devices=n, local_batch_size=size, training_samples=n * images)
         for n in (1, 4, 8)

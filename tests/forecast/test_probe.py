@@ -13,15 +13,13 @@ from energynn.forecast import fit as fits
 from energynn.forecast import model, next_run, predict, runs, simulate
 from energynn.launch import local, probe
 from tests.forecast import worlds
-from tests.forecast.conftest import holds
+from tests.forecast.conftest import holds, study_run
 from tests.processes import refused
 
 
 @pytest.fixture(scope="module")
 def long_run():
-    return config.make(
-        "resnet50", preset="paper", device="gpu", devices=256, system="horeka-a100"
-    )
+    return study_run(device="gpu", devices=256, system="horeka-a100")
 
 
 def test_two_runs_begin_that_vary(a100, long_run, tmp_path):
@@ -155,7 +153,7 @@ def test_a_run_that_waits_tells_what_waiting_draws(a100):
     waits: so do the short runs that it is foretold from.
     """
     truth = worlds.CLUSTER | dict(host=300.0, fed=260.0, idle=72.0, image_J=0.05)
-    make = partial(config.make, "resnet50", preset="paper", device="gpu")
+    make = partial(study_run, device="gpu")
     made = [make(devices=n, training_samples=n * 25_600) for n in (1, 4)]
     asked = [make(devices=4, system=a100.name, step_period_s=2.0)]
     fit = fits.make(worlds.taken("resnet50", a100, made, truth))
