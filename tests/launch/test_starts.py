@@ -12,6 +12,7 @@ import time
 import psutil
 import pytest
 import torch
+from msgspec.structs import replace
 
 from energynn import records
 from energynn.experiment import config, systems
@@ -58,7 +59,8 @@ def batch_job(folder, devices):
     original, slurm.call = slurm.call, lambda *_: "1"
     try:
         run_dir = folder / "runs" / "local" / config.run_id(made)
-        submit.submit(submit.Job({run_dir: made}, 10), systems.site("local"), "x")
+        site = replace(systems.site("local"), devices_per_node=devices)
+        submit.submit(submit.Job({run_dir: made}, 10), site, "x")
     finally:
         slurm.call = original
     script = folder / "runs" / "local" / config.run_id(made) / "job" / "job.sh"
