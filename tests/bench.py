@@ -15,7 +15,6 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from energynn.data import imagenet, manifests, photographs
@@ -25,11 +24,11 @@ from energynn.host.files import REPOSITORY
 from energynn.measure import machine, sampler_process, sensors
 from energynn.train import afno, fourcastnet, resnet50
 from energynn.train.afno import AFNO
-from energynn.train.distributed import World
 from energynn.train.phases import PhaseTimer
 from tests.jpegs import as_jpegs, usual_images
 from tests.peers import table
 from tests.saved_bytes import every_activation_kept
+from tests.train.conftest import ALONE, alone_in_the_world
 
 PAIRS = 7
 AFNO_PAIRS = 15  # a step differs by less than the machine does
@@ -267,19 +266,11 @@ def trainers_loader(root: Path, **fields) -> DataLoader:
     sizes |= {"training_samples": 0, "validation_samples": 0}
     workers = {"loader_workers": WORKERS, "persistent_workers": True}
     made = config.make("resnet50", **fields, **sizes, **workers)
-    alone = World(0, 1, 0, torch.device("cpu"), "")
     with (
         mock.patch.object(manifests, "verify", lambda *given, **named: root),
         alone_in_the_world(),
     ):
-        return resnet50.make_loader(resnet50.load_images(made)[0], made, alone)
-
-
-@contextlib.contextmanager
-def alone_in_the_world():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+        return resnet50.make_loader(resnet50.load_images(made)[0], made, ALONE)
 
 
 def peers() -> list[dict]:

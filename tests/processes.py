@@ -34,17 +34,22 @@ def printed(*words, **more) -> str:
     return done.stdout
 
 
+def variables_without(*beginnings) -> dict[str, str]:
+    """The environment without the variables of these beginnings."""
+    return {
+        name: word
+        for name, word in os.environ.items()
+        if not name.startswith(beginnings)
+    }
+
+
 FAKES = REPOSITORY / "tests/measure/fake_sensors"
 OF_OTHERS = ("PMI_", "CUDA_", "ENERGYNN_READY")
 
 
 def with_gpus(gpus, *folders, **more):
     """The environment of a machine with these fake GPUs; modules in folders go before others."""
-    clean = {
-        name: word
-        for name, word in os.environ.items()
-        if not name.startswith(OF_OTHERS)
-    }
+    clean = variables_without(*OF_OTHERS)
     places = [*folders, FAKES, REPOSITORY, os.environ.get("PYTHONPATH", "")]
     fake = {"FAKE_GPUS": json.dumps(list(gpus))}
     return clean | fake | {"PYTHONPATH": os.pathsep.join(map(str, places))} | more

@@ -1,7 +1,6 @@
 """Verification of the data sets, on copies that the tests may damage."""
 
 import shutil
-import subprocess
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from energynn.data import describe, era5_sources, manifests, photographs
 from energynn.host import files
 from energynn.host.reading import json_table
-from tests.processes import answer, refused
+from tests.processes import answer, printed, refused
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def imagenet_tree(copies):
 def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch):
     answer("data", "describe", "imagenet", "--root", imagenet_tree)
     sums = copies / "data_manifests" / "imagenet" / "SHA256SUMS"
-    subprocess.run(["sha256sum", "-c", "--quiet", sums], cwd=imagenet_tree, check=True)
+    printed("sha256sum", "-c", sums, cwd=imagenet_tree)
     manifest = json_table(sums.with_name("manifest.json"))
     assert manifest["energynn:files"] == 11 + 3
 

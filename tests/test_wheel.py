@@ -3,7 +3,6 @@ the command line.
 """
 
 import json
-import os
 import shutil
 import sys
 import zipfile
@@ -11,7 +10,7 @@ import zipfile
 import pytest
 
 from energynn.host.files import REPOSITORY
-from tests.processes import printed
+from tests.processes import printed, variables_without
 
 pytestmark = pytest.mark.slow
 NOT_READ = (".*", "build", "local", "measured", "imported", "__pycache__", "tests")
@@ -37,13 +36,7 @@ def installed(wheel, tmp_path_factory):
     """
     target, here = map(tmp_path_factory.mktemp, ("installed", "empty"))
     printed(*PIP, "install", "--no-deps", "--no-index", "--target", target, wheel)
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("ENERGYNN_")
-    }
-
-    environment["PYTHONPATH"] = str(target)
+    environment = variables_without("ENERGYNN_") | {"PYTHONPATH": str(target)}
 
     def python(*words, **options):
         where = dict(cwd=here, env=environment)

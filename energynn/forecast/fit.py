@@ -230,7 +230,9 @@ def make(seen: Runs) -> Fit:
     best, trials = _fit(seen, ()), []
     for _ in TERMS:
         trials = [_fit(seen, (*best.entered, name)) for name in _hinted(best)]
-        trials = [fit for fit in trials if fit.point[fit.names.index(fit.entered[-1])] > 0]
+        trials = [
+            fit for fit in trials if fit.point[fit.names.index(fit.entered[-1])] > 0
+        ]
         found = min(trials, key=lambda fit: fit.misfit, default=best)
         if found.misfit > best.misfit - EVIDENCE:
             break

@@ -2,9 +2,7 @@
 compiles from either.
 """
 
-import json
 import re
-import subprocess
 import sys
 import tomllib
 
@@ -15,8 +13,10 @@ from energynn.experiment import published_values
 from energynn.forecast import fit as fits
 from energynn.forecast import scaling_cost
 from energynn.host.files import REPOSITORY
+from energynn.host.reading import json_table
 from tests.analysis.conftest import write_study
 from tests.analysis.notebook import execute
+from tests.processes import printed
 
 # a first test waits until all notebooks are executed
 pytestmark = pytest.mark.timeout(900)
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(900)
 def built(executed):
     """Make a build folder by all analysis notebooks with own runs, and read the numbers in it."""
     folder = executed("with own runs", write_study)
-    return folder, json.loads((folder / "numbers.json").read_text())
+    return folder, json_table(folder / "numbers.json")
 
 
 def test_papermill_executes_a_notebook(tmp_path):
@@ -37,10 +37,7 @@ def test_papermill_executes_a_notebook(tmp_path):
     name = "10_scaling_schemes"
     words = f"-m papermill notebooks/{name}.ipynb {tmp_path}/{name}.ipynb"
     words += f" -p build_dir {tmp_path} --no-progress-bar"
-    command = [sys.executable, *words.split()]
-    about = dict(capture_output=True, text=True, timeout=300)
-    done = subprocess.run(command, cwd=REPOSITORY, **about)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed(sys.executable, *words.split(), cwd=REPOSITORY, timeout=300)
     (tmp_path / "here").mkdir()
     execute(name, build_dir=str(tmp_path / "here"))
     for made in (f"numbers/{name}.json", "figures/scaling_schemes.svg"):
@@ -124,9 +121,8 @@ def test_first_cells_give_the_answers(built):
     _, merged = built
     answers = tomllib.loads((paper.PAPER / "results.toml").read_text())
     for one in answers["result"] + answers["answer"]:
-        first = json.loads(
-            (REPOSITORY / f"notebooks/{one['notebook']}.ipynb").read_text()
-        )["cells"][0]
+        path = REPOSITORY / f"notebooks/{one['notebook']}.ipynb"
+        first, *_ = json_table(path)["cells"]
         marked = re.sub(r"\{([^:}]+).*?\}", r"\g<0><!--\1-->", one["answer"])
         answer = f"**{one['question']}** {numbers.filled(marked, merged)}"
         assert answer in "".join(first["source"]), (

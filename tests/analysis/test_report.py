@@ -185,21 +185,18 @@ def test_a_click_in_the_plan_gives_its_command_to_copy(opened):
     assert any("Nothing keeps" in text for text in texts(opened, "#figure-plan"))
 
 
-def drawn(spec: dict, **values) -> dict[str, tuple]:
-    """The sizes of the choices in the picture of a plan, with what a reader chooses and types."""
+def drawn(spec: dict, **values) -> tuple[dict[str, tuple], list[str]]:
+    """The sizes of the choices in the picture of a plan, with what a reader chooses and types,
+    and by what chances they keep the deadline.
+    """
     for param in spec["params"]:
         if param["name"] in values:
             param["value"] = values[param["name"]]
     text = vl_convert.vegalite_to_svg(spec)
     names = re.findall(">(fastest|balanced|most frugal)<", text)
     sizes = re.findall(r">(\d+) GPUs, local batch (\d+), global batch (\d+)<", text)
-    return dict(zip(names, sizes, strict=True))
-
-
-def kept_percent(spec: dict) -> list[str]:
-    """By what chances the choices keep the deadline, as the picture has them."""
-    text = vl_convert.vegalite_to_svg(spec)
-    return sorted(re.findall(r">[^<]* h kept: (\d+ %)", text))
+    kept = sorted(re.findall(r">[^<]* h kept: (\d+ %)", text))
+    return dict(zip(names, sizes, strict=True)), kept
 
 
 def sizes_of(row: dict, *names: str) -> tuple:
@@ -234,10 +231,9 @@ def test_picture_table_and_terminal_choose_the_same_runs(planned, built, where):
         choices = json.loads(answer(*command.split(), *words.split()))["choices"]
         names = ("devices", "local_batch_size", "global_batch_size")
         answers.append({name: sizes_of(row, *names) for name, row in choices.items()})
-        assert drawn(spec, workload=where, **typed) == answers[-1]
-        chances = [row["chance_percent"].get("time_h") for row in choices.values()]
-        if typed.get("deadline_h"):
-            assert kept_percent(spec) == sorted(map(wording.percent, chances))
+        chances = [row["chance_percent"] for row in choices.values()]
+        kept = [wording.percent(of["time_h"]) for of in chances if of]
+        assert drawn(spec, workload=where, **typed) == (answers[-1], sorted(kept))
     rows = [row for row in planned["answers"] if row["workload"] == where]
     names = ("GPUs", "local batch", "global batch")
     assert {row["choice"]: sizes_of(row, *names) for row in rows} == answers[0]

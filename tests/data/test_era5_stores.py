@@ -4,7 +4,6 @@ sequences; a small grid.
 
 import dataclasses
 import json
-import subprocess
 
 import h5py
 import numpy as np
@@ -22,8 +21,9 @@ from energynn.data.era5_values import (
 from energynn.experiment import config
 from energynn.host.reading import json_table
 from energynn.launch import start
-from tests.processes import answer, refused
+from tests.processes import answer, printed, refused
 from tests.ranks import start_ranks
+from tests.run_files import read_lines
 
 ROWS, COLUMNS = 9, 16
 LATITUDE_DEG = np.linspace(90, -90, ROWS)
@@ -283,12 +283,8 @@ def described(tmp_path, monkeypatch):
 def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch):
     manifest = json_table(tmp_path / "data_manifests/era5/manifest.json")
     assert manifest["energynn:files"] == 3 * 3
-    subprocess.run(
-        ["sha256sum", "-c", "--quiet", tmp_path / "data_manifests/era5/SHA256SUMS"],
-        cwd=described,
-        check=True,
-    )
-
+    sums = tmp_path / "data_manifests/era5/SHA256SUMS"
+    printed("sha256sum", "-c", sums, cwd=described)
     verify = ["data", "verify", "era5", "--root", described]
     answer(*verify)
     content = bytearray((described / "2016.npy").read_bytes())
@@ -353,8 +349,9 @@ def trained(folder, devices, **parameters):
     assert done.returncode == 0, done.stdout
     ends = []
     for path in (folder / "run").glob("events-rank*.jsonl"):
-        events = map(json.loads, path.read_text().splitlines())
-        ends += [event for event in events if event["event"] == "training_end"]
+        ends += [
+            event for event in read_lines(path) if event["event"] == "training_end"
+        ]
     assert len(ends) == devices
     return done.stdout, ends
 

@@ -18,6 +18,7 @@ from energynn.data.images import decode, load_pillow
 from energynn.experiment import config
 from tests.processes import answer, refused
 from tests.ranks import start_ranks
+from tests.run_files import read_lines
 
 # 3 classes with 5, 2 and 4 samples, in an order of folders that must not matter.
 SAMPLES = [
@@ -239,8 +240,7 @@ def test_a_training_counts_broken_images(tree, tmp_path):
     def train(folder):
         parameters = json.dumps(config.asdict(settings))
         done = start_ranks(1, script, folder, parameters, "float32", tree)
-        lines = (folder / "events-rank0.jsonl").read_text().splitlines()
-        return done, list(map(json.loads, lines))
+        return done, read_lines(folder / "events-rank0.jsonl")
 
     done, events = train(tmp_path)
     assert done.returncode == 0, done.stdout

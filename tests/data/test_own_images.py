@@ -6,7 +6,6 @@ import io
 import os
 import shutil
 import struct
-import subprocess
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from energynn.data.images import Images, decode, load_pillow
 from energynn.experiment import config
 from energynn.train import batches
 from tests.data.test_imagenet import jpeg
-from tests.processes import answer, refused
+from tests.processes import answer, printed, refused
 from tests.train.conftest import ALONE
 
 SIZES = dict(image_size=64, training_samples=0, validation_samples=0)
@@ -197,7 +196,7 @@ def test_a_name_that_is_no_text_is_taken_and_a_list_is_never_emptied(tree, monke
     told = said()
     assert r"train/b/2\n.jpg" in told and "b/*.jpg 4" in told
     run()
-    subprocess.run(["sha256sum", "-c", "--quiet", sums], cwd=tree, check=True)
+    printed("sha256sum", "-c", "--quiet", sums, cwd=tree)
     training = imagenet.list_images(tree)[0]
     (index,) = (k for k, name in enumerate(training.names) if b"\xff" in name)
     assert training.where(index).endswith(r"train/b/\xff\xe4 \x1b[31m.jpg")

@@ -1,11 +1,13 @@
 """Published runs and their fit, made once."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from energynn.experiment import systems
+from energynn.experiment import config, systems
 from energynn.forecast import fit as fits
-from energynn.forecast import runs
+from energynn.forecast import plan, predict, runs
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +28,26 @@ def fitted(published):
     return fits.make(published)
 
 
+# a training of ResNet50 as the study's
+study_run = partial(config.make, "resnet50", preset="paper")
+
+
+def grid(fit, **more) -> list:
+    """All that a plan for a fit chooses from."""
+    return plan.grid(fit, plan.base_run(fit, {}), **more)
+
+
+def foretold(fit, **sizes) -> dict:
+    """The forecast of the fitted training, with other sizes."""
+    (row,) = predict.rows(fit, predict.asked(fit, None, sizes))
+    return row
+
+
+def holds(told, fact) -> bool:
+    """Whether an interval holds a value."""
+    return told["low"] < fact < told["high"]
+
+
 def inside(fit, asked) -> np.ndarray:
     """Whether the forecasts' intervals hold what runs took, (2, runs): times, energies."""
     told = fits.forecast(fit, asked.work)
@@ -38,6 +60,6 @@ def inside(fit, asked) -> np.ndarray:
 
 def off_percent(fit, asked) -> np.ndarray:
     """Absolute errors of the forecasts, (2, runs): times, energies."""
-    time_s, power_W = np.exp(fits.outcomes(fit.names, fit.point, asked.work))
+    time_s, power_W, _ = np.exp(fits.outcomes(fit.names, fit.point, asked.work))
     truth = np.array([asked.time_s, asked.time_s * asked.power_W])
     return 100 * np.abs([time_s, time_s * power_W] / truth - 1)

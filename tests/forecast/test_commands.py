@@ -17,6 +17,7 @@ from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs, simulate
 from energynn.host.files import REPOSITORY
 from energynn.host.reading import json_table
+from tests.forecast.conftest import holds
 from tests.processes import answer
 from tests.run_files import edit
 
@@ -62,14 +63,14 @@ def test_fit_then_predict(tmp_path):
     seen = fitted["runs"]
     assert seen["provenance"] == "published" and len(seen["taken"]) == 17
     for known in fitted["parameters"].values():
-        assert known["low"] < known["value"] < known["high"]
+        assert holds(known, known["value"])
         assert known["unit"] and known["meaning"]
     rows = told("predict", "R4", "--fit", tmp_path / "fit.json")["rows"]
     assert [row["devices"] for row in rows] == [2**power for power in range(9)]
     parts = ("gpu", "cpu", "ram")
     for row in rows:
         for name in (*predict.UNITS, *(f"energy_{part}_kWh" for part in parts)):
-            assert row[name]["low"] < row[name]["value"] < row[name]["high"]
+            assert holds(row[name], row[name]["value"])
         shares = pd.DataFrame(row["time_share_percent"]).T
         assert shares["value"].sum() == pytest.approx(100)
         assert (shares["low"] <= shares["value"]).all()

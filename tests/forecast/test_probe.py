@@ -13,14 +13,13 @@ from energynn.forecast import fit as fits
 from energynn.forecast import model, next_run, predict, runs, simulate
 from energynn.launch import local, probe
 from tests.forecast import worlds
+from tests.forecast.conftest import holds, study_run
 from tests.processes import refused
 
 
 @pytest.fixture(scope="module")
 def long_run():
-    return config.make(
-        "resnet50", preset="paper", device="gpu", devices=256, system="horeka-a100"
-    )
+    return study_run(device="gpu", devices=256, system="horeka-a100")
 
 
 def test_two_runs_begin_that_vary(a100, long_run, tmp_path):
@@ -29,14 +28,11 @@ def test_two_runs_begin_that_vary(a100, long_run, tmp_path):
     sizes = [(run.devices, run.local_batch_size) for run in pair]
     assert sizes == [(4, 256), (1, 64)]
     assert pair[0].training_samples == 4 * 256 * next_run.FEW and pair[0].epochs == 1
-    few = config.replace(
-        long_run, devices=2, training_samples=480, local_batch_size=200
-    )
+    sizes = {"devices": 2, "training_samples": 480, "local_batch_size": 200}
+    few = config.replace(long_run, **sizes)
     pair = probe.upcoming(few, a100, tmp_path, minutes=5)
-    assert [run.training_samples for run in pair] == [
-        400,
-        300,
-    ]  # no more than there are
+    # no more than there are
+    assert [run.training_samples for run in pair] == [400, 300]
     words = "too few for a probe; give more"
     refused(words, probe.upcoming, long_run, a100, tmp_path, minutes=0.4)
 
@@ -125,7 +121,7 @@ def test_probes_of_minutes_forecast_a_training(
     fit = fits.make(probe.seen(asked, site, tmp_path / "runs"))
     (told,), (fact,) = predict.rows(fit, [asked]), predict.rows(truth, [asked])
     told, fact = told["time_h"], fact["time_h"]["value"]
-    assert told["low"] <= fact <= told["high"]
+    assert holds(told, fact)
     assert told["value"] == pytest.approx(fact, rel=0.25)
     again = probe.make_here(asked, site, tmp_path / "runs", minutes=2.2)
     assert not set(again) & set(probes)
@@ -148,8 +144,8 @@ def test_probes_are_handed_to_the_cluster_as_a_study(
     assert 3 <= len(made) == len(set(made)) <= 8
     fit = fits.make(probe.seen(long_run, a100, own))
     (row,), (expected,) = (predict.rows(of, [long_run]) for of in (fit, fitted))
-    assert row["time_h"]["value"] == pytest.approx(expected["time_h"]["value"], rel=0.3)
-    assert row["time_h"]["low"] < expected["time_h"]["value"] < row["time_h"]["high"]
+    told, expected = row["time_h"], expected["time_h"]["value"]
+    assert told["value"] == pytest.approx(expected, rel=0.3) and holds(told, expected)
 
 
 def test_a_run_that_waits_tells_what_waiting_draws(a100):
@@ -157,14 +153,14 @@ def test_a_run_that_waits_tells_what_waiting_draws(a100):
     waits: so do the short runs that it is foretold from.
     """
     truth = worlds.CLUSTER | dict(host=300.0, fed=260.0, idle=72.0, image_J=0.05)
-    make = partial(config.make, "resnet50", preset="paper", device="gpu")
+    make = partial(study_run, device="gpu")
     made = [make(devices=n, training_samples=n * 25_600) for n in (1, 4)]
     asked = [make(devices=4, system=a100.name, step_period_s=2.0)]
     fit = fits.make(worlds.taken("resnet50", a100, made, truth))
     best = next_run.best(next_run.worth(fit, asked))["run"]
     more = worlds.taken("resnet50", a100, [*made, best], truth)
     told, before = (fits.gpu_power_W(of) for of in (fits.make(more), fit))
-    assert told["low"] < 300 / 4 + 72 < told["high"]
+    assert holds(told, 300 / 4 + 72)
     assert told["high"] - told["low"] < 0.7 * (before["high"] - before["low"])
     waits = more.work[-1]
     assert more.time_s[-1] > 0.8 * waits.updates * waits.step_period_s

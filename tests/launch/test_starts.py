@@ -12,13 +12,14 @@ import time
 import psutil
 import pytest
 import torch
+from msgspec.structs import replace
 
 from energynn import records
 from energynn.experiment import config, systems
 from energynn.host.files import REPOSITORY
 from energynn.launch import slurm, submit
 from energynn.measure import samples
-from tests.processes import ENERGYNN, wait_until
+from tests.processes import ENERGYNN, kill, processes_of, variables_without, wait_until
 
 MARK = "ENERGYNN_TEST_MARK"  # in the environment of all that a test starts
 WITHOUT_PERUN = (
@@ -58,7 +59,8 @@ def batch_job(folder, devices):
     original, slurm.call = slurm.call, lambda *_: "1"
     try:
         run_dir = folder / "runs" / "local" / config.run_id(made)
-        submit.submit(submit.Job({run_dir: made}, 10), systems.site("local"), "x")
+        site = replace(systems.site("local"), devices_per_node=devices)
+        submit.submit(submit.Job({run_dir: made}, 10), site, "x")
     finally:
         slurm.call = original
     script = folder / "runs" / "local" / config.run_id(made) / "job" / "job.sh"
@@ -77,12 +79,7 @@ WAYS = {
 def start(folder, way):
     make, *given = WAYS[way]
     command = make(folder, *given)
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PMI_", "PYTEST_"))
-    }
-    return started_in(folder, command, environment)
+    return started_in(folder, command, variables_without("PMI_", "PYTEST_"))
 
 
 def started_in(folder, command, environment=os.environ):
@@ -95,22 +92,6 @@ def started_in(folder, command, environment=os.environ):
             stderr=output,
             start_new_session=True,
         )
-
-
-def alive(folder):
-    """All that lives of what was started with this folder's mark, whoever its parent is now."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            is_ours = (
-                process.environ().get(MARK) == str(folder)
-                and process.status() != psutil.STATUS_ZOMBIE
-            )
-        except psutil.Error:
-            continue
-        if is_ours:
-            found.append(process)
-    return found
 
 
 def told(processes):
@@ -136,7 +117,7 @@ def attack(folder, seed):
     folder.mkdir()
     started = start(folder, way)
     time.sleep(at_s)
-    victims = alive(folder)
+    victims = processes_of(folder)
     if not victims:
         return f"seed {seed}: {way}: over after {at_s:.2f} s"
     # Half of the kills hit the process that a person started; the others any below it.
@@ -152,21 +133,22 @@ def attack(folder, seed):
         victim.send_signal(number)
         if victim.pid == started.pid and number == signal.SIGKILL:
             wait_until(
-                lambda: not alive(folder), GONE_S, "for what was killed to be gone"
+                lambda: not processes_of(folder),
+                GONE_S,
+                "for what was killed to be gone",
             )
         started.wait(HANG_S)
-        wait_until(lambda: not alive(folder), GONE_S, "for the rest to be gone")
+        wait_until(lambda: not processes_of(folder), GONE_S, "for the rest to be gone")
         records.recover(folder / "runs")
         assert records.check(folder / "runs") == []
         return did
     except (AssertionError, subprocess.TimeoutExpired) as error:
         output = (folder / "output").read_text()[-3000:]
         raise AssertionError(
-            f"{did}\n{error}\n--- left:\n{told(alive(folder))}\n--- output:\n{output}"
+            f"{did}\n{error}\n--- left:\n{told(processes_of(folder))}\n--- output:\n{output}"
         ) from error
     finally:
-        for process in alive(folder):
-            process.kill()
+        kill(folder)
         started.wait()
 
 
@@ -242,7 +224,7 @@ def kill_one(folder, started, before, drawn):
         return ""
     (segment, _), victims = (
         newest_start(folder),
-        sorted(alive(folder), key=lambda each: each.pid),
+        sorted(processes_of(folder), key=lambda each: each.pid),
     )
     if not victims:
         return ""
@@ -279,9 +261,9 @@ def make(folder, wanted, seed=0):
             print(f"{folder.name}, kill {len(kills)}: {words}", flush=True)
         status = started.wait(NEVER_S)
         wait_until(
-            lambda: not alive(folder),
+            lambda: not processes_of(folder),
             GONE_S,
-            f"after {kills[-1:]} for {told(alive(folder))} to be gone",
+            f"after {kills[-1:]} for {told(processes_of(folder))} to be gone",
         )
         assert "is running" not in (folder / "output").read_text(), (
             "a start was blocked"

@@ -1,6 +1,5 @@
 """AMD GPUs through a fake amdsmi of known power."""
 
-import subprocess
 import sys
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from energynn.host.files import REPOSITORY
 from energynn.measure import amd
 from energynn.measure.sensors import Inventory
+from tests.processes import printed
 
 # The power of each GPU is `watts[gpu]`, by the names that its generation has.
 AMDSMI = """
@@ -55,7 +55,7 @@ def test_a_host_without_them_starts_nothing():
         "assert inventory.sensors == inventory.unaccounted == []\n"
         "assert not {'perun', 'cpuinfo', 'amdsmi'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY)
+    printed(sys.executable, "-c", program, cwd=REPOSITORY)
 
 
 def test_amd_gpus_give_their_powers_in_watts(amdsmi):

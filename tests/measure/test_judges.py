@@ -1,7 +1,6 @@
 """Each judge shown right and wrong by a run's files: sensors and loads whose truth is known."""
 
 import re
-import subprocess
 import sys
 import tracemalloc
 
@@ -15,6 +14,7 @@ from energynn.measure.energy import THRESHOLDS
 from tests.conftest import minimal_record, read_as_record
 from tests.measure import healthy_machines, worlds
 from tests.measure.worlds import Load, sensor
+from tests.processes import printed
 from tests.run_files import judged, letters, write_samples, write_training
 
 LIMIT = {"limit_W": 700.0, "uuid": "GPU-0"}
@@ -126,9 +126,8 @@ def test_four_times_the_samples_need_no_more_memory(tmp_path):
         ]
         write_samples(tmp_path, t_s, many)
         write_training(tmp_path, 2.0, seconds - 2.0)
-        words = [sys.executable, "-c", PEAK, tmp_path]
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
-        peak_MB, energy_J = map(float, done.stdout.split())
+        told = printed(sys.executable, "-c", PEAK, tmp_path)
+        peak_MB, energy_J = map(float, told.split())
         assert energy_J == pytest.approx(8 * 303.5 * (seconds - 4.0), rel=1e-6)
         peaks_MB.append(peak_MB)
     assert peaks_MB[1] < 1.1 * peaks_MB[0] and peaks_MB[1] < 300

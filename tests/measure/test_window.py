@@ -294,13 +294,13 @@ def test_a_run_is_told_what_a_network_exchanges_and_a_sharded_one_is_refused(
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
+    from tests.train.conftest import alone_in_the_world
+
     net = torch.nn.Linear(10, 10).to(torch.bfloat16)
     net.bias.requires_grad = False
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    sharded = fully_shard(torch.nn.Linear(4, 4))
-    parallel = DistributedDataParallel(net)
-    torch.distributed.destroy_process_group()
+    with alone_in_the_world():
+        sharded = fully_shard(torch.nn.Linear(4, 4))
+        parallel = DistributedDataParallel(net)
     energynn.window(model=net)
     for place in ("ended", ""):
         monkeypatch.setenv("ENERGYNN_MARK", str(tmp_path / place))

@@ -1,5 +1,6 @@
 """Ranks run in processes of their own, because they set threads, cores and seeds."""
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass
@@ -74,12 +75,18 @@ def train():
     return start
 
 
+@contextlib.contextmanager
+def alone_in_the_world():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.fixture
 def alone(signals):
     """A world of one rank that is joined."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield ALONE
-    dist.destroy_process_group()
+    with alone_in_the_world():
+        yield ALONE
 
 
 def ranks_of(run_dir: Path) -> dict[int, int]:

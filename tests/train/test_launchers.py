@@ -16,7 +16,7 @@ import torch
 from energynn.experiment import config as configuration
 from energynn.host import files
 from energynn.measure.samples import events_of_kind, read_events
-from tests.processes import processes_of, wait_until
+from tests.processes import kill, wait_until
 from tests.ranks import ENVIRONMENT, MPIRUN
 from tests.train.conftest import AFNO, HERE, IMAGES, ranks_of
 
@@ -72,8 +72,7 @@ def pids(run_dir) -> dict[int, int]:
 
 def end(started, run_dir) -> None:
     """Nothing that a test started stays."""
-    for process in processes_of(run_dir):
-        process.kill()
+    kill(run_dir)
     started.kill()
     started.wait()
 
