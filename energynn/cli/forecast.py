@@ -198,7 +198,8 @@ def fit(
     fits.check(seen)
     made = fits.make(seen)
     words = wording.fitted(made, runs_dir, details)
-    reply(as_json, fits.write(out, made), words)
+    each = {"from_others": fits.from_others(made).to_dict("records")}
+    reply(as_json, fits.write(out, made) | each, words)
 
 
 @forecast.command()

@@ -61,7 +61,7 @@ TERMS = {
     "start_node": ("s", "a pass begins later for each further node", 0.001, 1.0),
     "repeated": ("1", "part of others' validation that each rank makes", 0.01, 1.0),
     "kappa_storage": ("1", "further time of a sample for each node", 0.0005, 0.05),
-    "storage": ("us", "one sample from what all devices share", 0.01, 1.0),
+    "storage": ("us", "one sample from what all devices share", 0.001, 1.0),
     "congestion": ("1", "more of an all-reduce for each doubling of nodes", 0.03, 3.0),
     "overlap": ("1", "an all-reduce hides: exp(-overlap) of it is left", 2.0, 3.0),
     "latency": ("us", "more of an update for each further device", 10.0, 1000.0),

@@ -209,6 +209,7 @@ def times_of_draws(fit: Fit, work: np.recarray) -> pd.DataFrame:
     points = np.random.default_rng(0).multivariate_normal(
         fit.point, fit.closed_covariance, DRAWS
     )
+    points[:, fit.is_open] = 0.0
     values = fits.to_values(fit.names, np.vstack([fit.point, points]).T)
     return pd.DataFrame(model.times_s(values, work))
 

@@ -182,10 +182,10 @@ class FourierFilter(nn.Module):
     def __init__(
         self,
         embed_dim: int,
-        num_blocks: int,
-        sparsity_threshold: float,
-        hard_thresholding_fraction: float,
-        filter_modes: str,
+        num_blocks: int = 8,
+        sparsity_threshold: float = 0.01,
+        hard_thresholding_fraction: float = 1.0,
+        filter_modes: str = "published",
     ):
         super().__init__()
         self.filter_modes = filter_modes

@@ -5,6 +5,7 @@ A cluster's parameters are drawn by chance. Its runs on one node, or on one and 
 is asked for more nodes at the fitted local batch size (L) and at one global batch size (G).
 """
 
+import itertools
 import sys
 from dataclasses import dataclass
 from datetime import date
@@ -210,10 +211,16 @@ def busy_host(truth: Truth, chance) -> None:
     truth.node_W += chance.uniform(5, 25) * truth.work.devices_of_node
 
 
-KINDS = [nothing, pipeline, slow_loader, overlap, wholly, epochs_grow, starts_grow]
-KINDS += [every_rank_evaluates, storage_limit, slow_uplink, slow_link, congestion]
-KINDS += [latency, page_cache, step_floor, slow_nodes, neighbours, outlier, scatter]
-KINDS += [idle_allreduce, light_host, busy_host]
+GROUPS = {
+    "nothing, or powers alone": [nothing, idle_allreduce, light_host, busy_host],
+    "what hides": [pipeline, slow_loader, overlap, wholly],
+    "what grows": [epochs_grow, starts_grow, every_rank_evaluates, storage_limit],
+    "networks": [slow_uplink, slow_link, congestion, latency],
+    "nodes": [page_cache, slow_nodes, neighbours],
+    "runs that scatter, an odd one": [scatter, outlier],
+    "least time of a step": [step_floor],
+}
+KINDS = sum(GROUPS.values(), [])
 # What few runs on one or two nodes do not show, and no interval of a useful width holds.
 NOT_COVERED = [epochs_grow, starts_grow, storage_limit, slow_link, congestion, latency]
 NOT_COVERED += [step_floor, page_cache, slow_uplink]
@@ -300,30 +307,32 @@ def judged(kind, seed: int, nodes: int) -> pd.DataFrame:
 
 
 def coverage(number: int) -> tuple[pd.DataFrame, pd.Series]:
-    """Ask so many clusters of each kind: values inside, in %, and half-widths of plain ones."""
-    found = {}
-    for kind in KINDS:
-        of_kind = [
-            judged(kind, seed, nodes) for nodes in (1, 2) for seed in range(number)
-        ]
-        found[kind.__doc__.rstrip(".")] = pd.concat(of_kind)
-        print(kind.__name__, file=sys.stderr)
-    every = pd.concat(found, names=["kind"])
+    """Ask so many clusters of each kind: values inside by group, and half-widths of plain ones, in
+    %.
+    """
+    found = []
+    for group, kinds in GROUPS.items():
+        for kind in kinds:
+            print(kind.__doc__, file=sys.stderr)
+            for nodes, seed in itertools.product((1, 2), range(number)):
+                told = judged(kind, seed, nodes)
+                found.append(told.assign(group=group, kind=kind.__name__))
+    every = pd.concat(found)
     columns = ["nodes", "batch", "quantity"]
-    inside = (
-        every.groupby(["kind", *columns], sort=False)["inside"].mean().unstack(columns)
-    )
-    plain = every.loc[nothing.__doc__.rstrip(".")].groupby(columns, sort=False)["half"]
-    inside.loc["**all**"] = inside.mean()
-    return 100 * inside, plain.median()
+    of_kind = every.groupby(["group", "kind", *columns], sort=False)["inside"].mean()
+    inside = of_kind.unstack(columns)
+    table = inside.groupby("group", sort=False).mean()
+    table.loc["**all kinds**"] = inside.mean()
+    plain = every[every["kind"] == nothing.__name__].groupby(columns, sort=False)
+    return 100 * table, plain["half"].median()
 
 
 if __name__ == "__main__":
     number = int(sys.argv[1])
     table, half = coverage(number)
-    table.loc["half-widths where the model says all"] = half
+    table.loc["half-width, nothing"] = half
     print(f"commit {git_state()[0][:8]}, {date.today()}, seeds 0 to {number - 1}\n")
     print("| |", " | ".join(f"{n}, {b}, {q}" for n, b, q in table.columns), "|")
     print("|---" * (1 + len(table.columns)) + "|")
-    for kind, row in table.iterrows():
-        print(f"| {kind} |", " | ".join(f"{value:.0f}" for value in row), "|")
+    for group, row in table.iterrows():
+        print(f"| {group} |", " | ".join(f"{value:.0f}" for value in row), "|")

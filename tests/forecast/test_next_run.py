@@ -1,6 +1,7 @@
 """What a run is worth before it is made, beside the intervals that are reached when it is made."""
 
 import json
+import functools
 import re
 
 import msgspec
@@ -25,8 +26,7 @@ def points_off(seen, one, asked) -> np.ndarray:
     """How far the half-widths of hours and kWh that are reached are from those foretold, in %."""
     fit = fits.make(seen)
     question = fit.runs.works(asked)
-    (run,) = one.configs
-    foretold = next_run.after(fit, run)
+    foretold = functools.reduce(next_run.after, one.configs, fit)
     told = next_run.half_widths(foretold, question)
     reached = next_run.half_widths(fits.make(together(seen, one)), question)
     return reached - told
