@@ -1,7 +1,7 @@
 """What a run is worth before it is made, beside the intervals that are reached when it is made."""
 
-import json
 import functools
+import json
 import re
 
 import msgspec
