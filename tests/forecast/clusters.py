@@ -332,7 +332,7 @@ if __name__ == "__main__":
     table, half = coverage(number)
     table.loc["half-width, nothing"] = half
     print(f"commit {git_state()[0][:8]}, {date.today()}, seeds 0 to {number - 1}\n")
-    print("| |", " | ".join(f"{n}, {b}, {q}" for n, b, q in table.columns), "|")
+    print("|", *(f"{n} {b} {q}" for n, b, q in table.columns), sep="|", end="|\n")
     print("|---" * (1 + len(table.columns)) + "|")
     for group, row in table.iterrows():
-        print(f"| {group} |", " | ".join(f"{value:.0f}" for value in row), "|")
+        print("", group, *(f"{value:.0f}" for value in row), sep="|", end="|\n")
