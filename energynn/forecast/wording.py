@@ -121,7 +121,9 @@ def from_others(fit: Fit, details: bool = False) -> str:
     if each.empty:
         return ""
     inside = each["is_inside"].sum()
-    words = f"\neach run forecast from the others: {inside} of {len(each)} values inside"
+    words = (
+        f"\neach run forecast from the others: {inside} of {len(each)} values inside"
+    )
     for odd in each[each["is_odd"]].itertuples():
         words += (
             f"\nodd: {odd.quantity} of {odd.devices} GPU(s), local batch {odd.local_batch_size}: "
