@@ -113,7 +113,7 @@ def conditional(covariance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     result = np.zeros_like(covariance)
     part = np.ix_(chosen, chosen)
     result[part] = np.linalg.inv(np.linalg.inv(covariance)[part])
-    return result
+    return (result + result.T) / 2
 
 
 def slopes_of(function, point: np.ndarray) -> np.ndarray:
