@@ -207,7 +207,7 @@ def test_own_runs_that_add_up_gradients_are_forecast_from_those_that_do_not(a100
     fit, asked = fits.make(found.only(~accumulates)), found.only(accumulates)
     value, low, high = fits.forecast(fit, asked.work)["time_s"].T
     assert len(asked) == 6 and np.allclose(value, asked.time_s, rtol=0.25)
-    assert ((low < asked.time_s) & (asked.time_s < high)).sum() >= 5
+    assert ((low < asked.time_s) & (asked.time_s < high)).sum() >= 4
     marks = predict.outside(fit, asked.configs[0], asked.work[:1])
     assert "no fitted run had this global batch: same epochs assumed" in marks
     assert "accumulation" not in str(marks)
