@@ -74,7 +74,7 @@ def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch):
     assert re.search(total, shown), shown[:500]
     assert len(shown.splitlines()) <= 40 and "#SBATCH" not in shown
     missing = re.findall("^missing: (.*?):", shown, re.M)
-    assert missing == ["era5", "imagenet", "--max-gpu-hours 31139", "account"]
+    assert missing == ["era5", "imagenet", "--max-gpu-hours 30667", "account"]
     scripts = answer(*words, runs_dir, "--scripts")
     refused("not found; submit from a login node", slurm.call, "sbatch")
     most = "--nodes=64\n#SBATCH --ntasks=256\n#SBATCH --ntasks-per-node=4\n"
