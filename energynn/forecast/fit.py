@@ -23,7 +23,7 @@ from energynn.host.reading import json_table
 
 SCHEMA = "energynn-forecast/6"
 # relative errors of the model before data are seen, of times and of powers
-ERRORS = 0.031, 0.016  # chosen knowing R4 to R6
+ERRORS = 0.025, 0.02  # chosen knowing R4 to R6
 ERROR_ON_CORES = 0.08  # where others use the machine, too
 ERROR_WEIGHT = 4.0  # as many observations that counts
 TURNS = 4  # until a fit's error and its parameters agree
@@ -37,6 +37,8 @@ HINT = 1.5  # runs hint at a term that is so many times its own error
 ODD = 2.0  # a run is odd that the others miss by so many times their interval
 # logarithm of how much longer an exchange of unknown size may make a time
 UNKNOWN = 1.0
+# parts of the way to the end of an interval, as a straight line does not lead there
+REACH = 0.25, 0.5, 0.75, 1.0, 1.0
 STEP = 0.01  # further error of a time for each doubling of nodes beyond the fitted ones
 # on a core, of the gradients, which it moves through memory a dozen times
 UPDATE_S_PER_B = 2e-9
@@ -58,6 +60,7 @@ class Fit:
 
     runs: Runs
     names: tuple[str, ...]
+    prior_point: np.ndarray
     prior_covariance: np.ndarray
     point: np.ndarray
     covariance: np.ndarray
@@ -102,7 +105,10 @@ def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
 def outcomes(
     names: tuple[str, ...], point: np.ndarray, work: np.recarray
 ) -> np.ndarray:
-    """Logarithms of times in s, of powers and of the GPUs' powers in W, (3, configurations)."""
+    """Logarithms of times in s, of powers and of the GPUs' powers in W, (3, configurations).
+
+    Of several points, (parameters, points, 1), they are (3, points, configurations).
+    """
     # A fit may try a point where a power is negative, and goes back.
     with np.errstate(invalid="ignore"):
         return np.log(np.stack(model.predict(to_values(names, point), work)))
@@ -157,8 +163,8 @@ def usual_priors(
         "tau": (sample_s, 2.0),
         "evaluation": (1.0, 0.5),  # a loader that is the limit is so in all passes
         "t_start": (0.5 if workers else 0.02, 1.5),
-        "t_update": (3e-3, 1.5),
-        "efficiency": (1 / 0.85 - 1, 1.7),  # no two networks are alike
+        "t_update": (3e-3, 1.0),
+        "efficiency": (1 / 0.85 - 1, 1.4),  # no two networks are alike
         "kappa": (0.05, 1.0),
         # Stragglers, congestion. Chosen knowing R4 to R6: without it their GPU hours on many
         # nodes are forecast 1.4 % too low.
@@ -216,7 +222,8 @@ def unfitted(seen: Runs, entered: tuple[str, ...] = ()) -> Fit:
         covariance = np.diag(spreads**2)
     errors = np.array(ERRORS if seen.site.gpu else [ERROR_ON_CORES] * 2)
     freedom = np.full(2, ERROR_WEIGHT)
-    return Fit(seen, names, covariance, point, covariance, errors, freedom, entered)
+    prior = point, covariance
+    return Fit(seen, names, *prior, *prior, errors, freedom, entered)
 
 
 # ------------------------------------------------------------------------------------------ fit
@@ -385,21 +392,78 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
     result = {}
     for name, parts in rows.items():
-        slope, error2 = slopes[parts].sum(axis=0), errors2[parts]
+        slope, error2 = slopes[parts].sum(axis=0), errors2[parts].sum()
         freedom = fit.freedom[parts].min()
-        variance = ((slope @ covariance) * slope).sum(axis=1) + error2.sum()
+        variance = ((slope @ covariance) * slope).sum(axis=1) + error2
         learnt = variance - ((slope @ of_priors) * slope).sum(axis=1)
         freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
-        half = stats.t.ppf(UPPER, freedom) * np.sqrt(variance)
+        quantile = stats.t.ppf(UPPER, freedom)
+        if name == "time_s":
+            of_times = ((slope @ covariance) * slope).sum(axis=1)
+            bends = reaches(fit, work, quantile) ** 2 / quantile**2 - of_times
+        bent = variance + (bends if 0 in parts else np.zeros((2, 1)))
+        half2 = quantile**2 * np.maximum(bent, error2) + steps2[parts].sum(axis=0)
         opened = stats.norm.ppf(UPPER) * moves[:, parts].sum(axis=1)
-        half2 = half**2 + steps2[parts].sum(axis=0)
-        above2 = half2 + (opened.clip(min=0) ** 2).sum(axis=0)
+        above2 = half2[0] + (opened.clip(min=0) ** 2).sum(axis=0)
         above = np.sqrt(above2 + unknown2[parts].sum(axis=0))
-        below2 = half2 + (opened.clip(max=0) ** 2).sum(axis=0)
+        below2 = half2[1] + (opened.clip(max=0) ** 2).sum(axis=0)
         below = np.sqrt(below2 + (hidden**2 if 0 in parts else 0))
-        off = np.stack([0 * half, -below, above], axis=1)
+        off = np.stack([0 * above, -below, above], axis=1)
         result[name] = np.exp(middle[parts].sum(axis=0)[:, None] + off)
     return result
+
+
+def reaches(fit: Fit, work: np.recarray, quantile: np.ndarray) -> np.ndarray:
+    """How far the logarithm of a time goes up and down with its parameters, (2, configurations).
+
+    By the profile of the likelihood: as far as it can go while the misses of the runs and the
+    parameters' distances from their priors grow by no more than the square of the quantile. Unlike
+    slopes, it knows that a start of half a second may well be one of ten, and not below nothing.
+    """
+    seen, names = fit.runs, fit.names
+    moves = np.isin(names, [*OF_TIME, *fit.entered])
+    prior = np.linalg.inv(fit.prior_covariance[np.ix_(moves, moves)])
+    ahead = np.repeat([1.0, -1.0], len(work))
+    quantile = np.tile(quantile, 2)
+    points = np.repeat(fit.point[:, None, None], len(ahead), axis=1)
+    own = np.arange(len(ahead)), np.tile(np.arange(len(work)), 2)
+
+    def misses(at: np.ndarray) -> np.ndarray:
+        off = outcomes(names, moved(at), seen.work)[0] - np.log(seen.time_s)
+        return off / fit.errors[0]
+
+    def asked(at: np.ndarray) -> np.ndarray:
+        return outcomes(names, moved(at), work)[0][own]
+
+    def moved(at: np.ndarray) -> np.ndarray:
+        there = points.astype(at.dtype)
+        there[moves] = at[:, :, None]
+        return there
+
+    def slopes(function, at: np.ndarray) -> np.ndarray:
+        steps = 1e-20j * np.eye(len(at))
+        return np.stack(
+            [function(at + step[:, None]).imag / 1e-20 for step in steps], axis=-1
+        )
+
+    at = np.repeat(fit.point[moves][:, None], len(ahead), axis=1)
+    centre = fit.prior_point[moves][:, None]
+    start, least = asked(at), None
+    for part in REACH:
+        off, away = misses(at), (prior @ (at - centre)).T
+        slope = slopes(misses, at)
+        precision = np.swapaxes(slope, 1, 2) @ slope + prior
+        downhill = (off[:, None, :] @ slope)[:, 0] + away
+        back = -np.linalg.solve(precision, downhill[:, :, None])[:, :, 0]
+        squares = (off**2).sum(axis=1) + ((at - centre).T * away).sum(axis=1)
+        lowest = squares + (downhill * back).sum(axis=1)
+        least = lowest if least is None else least
+        toward = slopes(asked, at)
+        far = np.linalg.solve(precision, toward[:, :, None])[:, :, 0]
+        room = (part * quantile) ** 2 - (lowest - least)
+        step = np.sqrt(np.maximum(room, 0) / (toward * far).sum(axis=1)) * ahead
+        at = at + (back + step[:, None] * far).T
+    return np.abs(asked(at) - start).reshape(2, -1)
 
 
 def lacks_exchange(fit: Fit, work: np.recarray) -> np.ndarray:
