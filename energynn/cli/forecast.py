@@ -65,8 +65,10 @@ def predict(
     if held_out:
         folder = folder_of_runs(runs_dir, must_exist=True)
         site = systems.site(system)
-        rows = predict.held_out(folder, site, max_devices, workload)
-        reply(as_json, {"rows": rows}, wording.beside_facts(rows))
+        rows, each = predict.held_out(folder, site, max_devices, workload)
+        words = f"{wording.beside_facts(rows)}\n\n{wording.from_others(each)}"
+        answer = {"rows": rows, "from_others": each.to_dict("records")}
+        reply(as_json, answer, words)
         return
     if fit is None:
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")

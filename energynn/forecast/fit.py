@@ -23,7 +23,8 @@ from energynn.host.reading import json_table
 
 SCHEMA = "energynn-forecast/6"
 # relative errors of the model before data are seen, of times and of powers
-ERRORS = 0.025, 0.02  # chosen knowing R4 to R6
+ERRORS = 0.02, 0.016  # chosen knowing R4 to R6
+ERROR_OF_ONE = 0.03  # of times, where each configuration ran once
 ERROR_ON_CORES = 0.08  # where others use the machine, too
 ERROR_WEIGHT = 4.0  # as many observations that counts
 TURNS = 4  # until a fit's error and its parameters agree
@@ -38,7 +39,7 @@ ODD = 2.0  # a run is odd that the others miss by so many times their interval
 # logarithm of how much longer an exchange of unknown size may make a time
 UNKNOWN = 1.0
 # parts of the way to the end of an interval, as a straight line does not lead there
-REACH = 0.25, 0.5, 0.75, 1.0, 1.0
+REACH = 0.3, 0.6, 0.8, 1.0, 1.0
 STEP = 0.01  # further error of a time for each doubling of nodes beyond the fitted ones
 # on a core, of the gradients, which it moves through memory a dozen times
 UPDATE_S_PER_B = 2e-9
@@ -123,9 +124,11 @@ def conditional(covariance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 def slopes_of(function, point: np.ndarray) -> np.ndarray:
-    """Derivatives of a function of the parameters, (..., parameters)."""
-    steps = point + 1e-20j * np.eye(len(point))
-    return np.stack([function(step).imag / 1e-20 for step in steps], axis=-1)
+    """Derivatives of a function of the parameters, (..., parameters), at a point or several."""
+    steps = 1e-20j * np.eye(len(point)).reshape(
+        2 * [len(point)] + (point.ndim - 1) * [1]
+    )
+    return np.stack([function(point + step).imag / 1e-20 for step in steps], axis=-1)
 
 
 def misses_of_times(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
@@ -162,9 +165,9 @@ def usual_priors(
     found = {
         "tau": (sample_s, 2.0),
         "evaluation": (1.0, 0.5),  # a loader that is the limit is so in all passes
-        "t_start": (0.5 if workers else 0.02, 1.5),
-        "t_update": (3e-3, 1.0),
-        "efficiency": (1 / 0.85 - 1, 1.4),  # no two networks are alike
+        "t_start": (0.5 if workers else 0.02, 2.0),
+        "t_update": (3e-3, 0.8),
+        "efficiency": (1 / 0.85 - 1, 1.7),  # no two networks are alike
         "kappa": (0.05, 1.0),
         # Stragglers, congestion. Chosen knowing R4 to R6: without it their GPU hours on many
         # nodes are forecast 1.4 % too low.
@@ -203,6 +206,11 @@ OF_TERMS = [name for name in TERMS if name != "exchange"]
 MOVE_TIMES, MOVE_POWERS = [*OF_TIME, *OF_TERMS], [*OF_POWER, "exchange"]
 
 
+def is_single(seen: Runs) -> bool:
+    """Say whether each configuration ran once, so that nothing tells how runs scatter."""
+    return all(run.repeats == 1 for run in seen.taken)
+
+
 def unfitted(seen: Runs, entered: tuple[str, ...] = ()) -> Fit:
     """What is known before the runs are: the priors alone, from another system's runs if given."""
     if seen.like:
@@ -221,6 +229,8 @@ def unfitted(seen: Runs, entered: tuple[str, ...] = ()) -> Fit:
         point[is_log] = np.log(point[is_log])
         covariance = np.diag(spreads**2)
     errors = np.array(ERRORS if seen.site.gpu else [ERROR_ON_CORES] * 2)
+    if is_single(seen):
+        errors[0] = max(errors[0], ERROR_OF_ONE)
     freedom = np.full(2, ERROR_WEIGHT)
     prior = point, covariance
     return Fit(seen, names, *prior, *prior, errors, freedom, entered)
@@ -375,8 +385,7 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     logs = functools.partial(outcomes, fit.names, work=work)
     middle, slopes = logs(fit.point), slopes_of(logs, fit.point)
     covariance = fit.closed_covariance
-    is_single = all(run.repeats == 1 for run in fit.runs.taken)
-    errors2 = np.maximum(fit.errors, SCATTER if is_single else 0.0) ** 2
+    errors2 = np.maximum(fit.errors, SCATTER if is_single(fit.runs) else 0.0) ** 2
     # How wide priors are is known; only what follows from the errors needs Student's t.
     closed_prior = conditional(fit.prior_covariance, ~fit.is_open)
     of_priors = covariance @ np.linalg.pinv(closed_prior) @ covariance
@@ -400,7 +409,9 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
         quantile = stats.t.ppf(UPPER, freedom)
         if name == "time_s":
             of_times = ((slope @ covariance) * slope).sum(axis=1)
-            bends = reaches(fit, work, quantile) ** 2 / quantile**2 - of_times
+            bends = (reaches(fit, work, quantile) ** 2 / quantile**2 - of_times).clip(
+                min=0
+            )
         bent = variance + (bends if 0 in parts else np.zeros((2, 1)))
         half2 = quantile**2 * np.maximum(bent, error2) + steps2[parts].sum(axis=0)
         opened = stats.norm.ppf(UPPER) * moves[:, parts].sum(axis=1)
@@ -416,54 +427,43 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
 def reaches(fit: Fit, work: np.recarray, quantile: np.ndarray) -> np.ndarray:
     """How far the logarithm of a time goes up and down with its parameters, (2, configurations).
 
-    By the profile of the likelihood: as far as it can go while the misses of the runs and the
-    parameters' distances from their priors grow by no more than the square of the quantile. Unlike
-    slopes, it knows that a start of half a second may well be one of ten, and not below nothing.
+    By the profile of the likelihood: as far as parameters can go while the squares of the runs'
+    misses and of the distances from the priors grow by no more than that of the quantile. A slope
+    does not know that a start of half a second may well be one of ten, and is never below nothing.
     """
-    seen, names = fit.runs, fit.names
-    moves = np.isin(names, [*OF_TIME, *fit.entered])
-    prior = np.linalg.inv(fit.prior_covariance[np.ix_(moves, moves)])
-    ahead = np.repeat([1.0, -1.0], len(work))
-    quantile = np.tile(quantile, 2)
-    points = np.repeat(fit.point[:, None, None], len(ahead), axis=1)
-    own = np.arange(len(ahead)), np.tile(np.arange(len(work)), 2)
+    seen, moves = fit.runs, np.isin(fit.names, [*OF_TIME, *fit.entered])
+    whiten = np.linalg.cholesky(np.linalg.inv(fit.prior_covariance[moves][:, moves]))
+    both, signs = np.tile(np.arange(len(work)), 2), np.repeat([1.0, -1.0], len(work))
 
-    def misses(at: np.ndarray) -> np.ndarray:
-        off = outcomes(names, moved(at), seen.work)[0] - np.log(seen.time_s)
-        return off / fit.errors[0]
+    def logs(at: np.ndarray, work: np.recarray) -> np.ndarray:
+        point = np.tile(fit.point.astype(at.dtype)[:, None, None], (len(both), 1))
+        point[moves, :, 0] = at
+        times = model.times_s(to_values(fit.names, point), work)
+        return np.log(sum(times.values()))
 
     def asked(at: np.ndarray) -> np.ndarray:
-        return outcomes(names, moved(at), work)[0][own]
+        return logs(at, work[both][:, None])[:, 0]
 
-    def moved(at: np.ndarray) -> np.ndarray:
-        there = points.astype(at.dtype)
-        there[moves] = at[:, :, None]
-        return there
+    def residuals(at: np.ndarray) -> np.ndarray:
+        off = (logs(at, seen.work) - np.log(seen.time_s)) / fit.errors[0]
+        away = (at - fit.prior_point[moves, None]).T @ whiten
+        return np.concatenate([off, away], axis=1)
 
-    def slopes(function, at: np.ndarray) -> np.ndarray:
-        steps = 1e-20j * np.eye(len(at))
-        return np.stack(
-            [function(at + step[:, None]).imag / 1e-20 for step in steps], axis=-1
-        )
-
-    at = np.repeat(fit.point[moves][:, None], len(ahead), axis=1)
-    centre = fit.prior_point[moves][:, None]
-    start, least = asked(at), None
+    at = np.tile(fit.point[moves, None], len(both))
+    value, least = asked(at), (residuals(at) ** 2).sum(axis=1)
     for part in REACH:
-        off, away = misses(at), (prior @ (at - centre)).T
-        slope = slopes(misses, at)
-        precision = np.swapaxes(slope, 1, 2) @ slope + prior
-        downhill = (off[:, None, :] @ slope)[:, 0] + away
-        back = -np.linalg.solve(precision, downhill[:, :, None])[:, :, 0]
-        squares = (off**2).sum(axis=1) + ((at - centre).T * away).sum(axis=1)
-        lowest = squares + (downhill * back).sum(axis=1)
-        least = lowest if least is None else least
-        toward = slopes(asked, at)
-        far = np.linalg.solve(precision, toward[:, :, None])[:, :, 0]
-        room = (part * quantile) ** 2 - (lowest - least)
-        step = np.sqrt(np.maximum(room, 0) / (toward * far).sum(axis=1)) * ahead
-        at = at + (back + step[:, None] * far).T
-    return np.abs(asked(at) - start).reshape(2, -1)
+        off, slope = residuals(at), slopes_of(residuals, at)
+        uphill, toward = (off[:, None] @ slope)[:, 0], slopes_of(asked, at)
+        turned = np.swapaxes(slope, 1, 2)
+        sides = np.stack([uphill, toward], axis=2)
+        back, far = np.moveaxis(np.linalg.solve(turned @ slope, sides), 2, 0)
+        # From the best parameters near here, in the direction in which the time grows most.
+        room = (part * quantile[both]) ** 2 + least
+        room -= (off**2).sum(axis=1) - (uphill * back).sum(axis=1)
+        square = np.maximum((toward * far).sum(axis=1), 1e-12)
+        step = signs * np.sqrt(np.maximum(room, 0) / square)
+        at = at + (step[:, None] * far - back).T
+    return np.abs(asked(at) - value).reshape(2, -1)
 
 
 def lacks_exchange(fit: Fit, work: np.recarray) -> np.ndarray:

@@ -44,13 +44,14 @@ def after(fit: Fit, made: RunConfig) -> Fit:
     """
     outcomes = functools.partial(fits.outcomes, fit.names, work=fit.runs.works([made]))
     slopes = fits.slopes_of(outcomes, fit.point)[:, 0]
+    time_s = float(np.exp(outcomes(fit.point)[0, 0]))
     covariance = fit.covariance
     for row, names in enumerate((fits.MOVE_TIMES, fits.MOVE_POWERS)):
         slope = np.where(np.isin(fit.names, names), slopes[row], 0.0)
         gain = covariance @ slope
         variance = fit.errors[row] ** 2 + slope @ gain
         covariance = covariance - np.outer(gain, gain) / variance
-    taken = [*fit.runs.taken, Taken(config.asdict(made), np.nan)]
+    taken = [*fit.runs.taken, Taken(config.asdict(made), time_s)]
     runs = msgspec.structs.replace(fit.runs, taken=taken)
     return dataclasses.replace(fit, runs=runs, covariance=covariance)
 

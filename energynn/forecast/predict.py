@@ -223,13 +223,16 @@ def with_ends(shares: pd.DataFrame) -> pd.DataFrame:
 # ------------------------------------------------------------------------------- beside the fact
 
 
-def held_out(runs_dir: Path, site: Site, most: int = 1, named: str = "") -> list[dict]:
+def held_out(
+    runs_dir: Path, site: Site, most: int = 1, named: str = ""
+) -> tuple[list[dict], pd.DataFrame]:
     """Set own runs on more than ``most`` devices beside the forecast of those on at most so many.
 
     One row a configuration, of each recipe whose few runs tell the parameters; of the workload
-    ``named`` alone, if given. Raises ValueError where there is none.
+    ``named`` alone, if given. Then these few, each from the others, as ``fits.from_others`` has
+    it. Raises ValueError where there is none.
     """
-    recipes, found = defaultdict(list), []
+    recipes, found, each = defaultdict(list), [], []
     for record in runs.valid(runs_dir, site):
         if runs.trained(record) == named or not named:
             recipes[runs.trained(record), runs.recipe(record)].append(record)
@@ -237,21 +240,23 @@ def held_out(runs_dir: Path, site: Site, most: int = 1, named: str = "") -> list
         seen = runs.own(of_recipe, workload, site, named)
         few = seen.work.devices <= most
         if few.any() and not few.all() and fits.varies(seen.only(few)):
-            found += beside_facts(seen.only(few), seen.only(~few))
+            made = fits.make(seen.only(few))
+            found += beside_facts(made, seen.only(~few))
+            each.append(fits.from_others(made))
     if not found:
         raise ValueError(
             f"{runs_dir}: no recipe has valid runs that vary on {most} device(s), and runs on "
             f"more on {site.name}; make some"
         )
-    return found
+    return found, pd.concat(each)
 
 
-def beside_facts(few: Runs, many: Runs) -> list[dict]:
-    """Set forecasts by the fit to few runs beside what many others took, a row each."""
+def beside_facts(fit: Fit, many: Runs) -> list[dict]:
+    """Set forecasts by the fit to a few runs beside what many others took, a row each."""
     facts = pd.DataFrame({"time_h": many.time_s / SECOND_PER_HOUR})
     facts["gpu_hours"] = facts["time_h"] * many.work.devices
     facts["energy_kWh"] = facts["gpu_hours"] * many.power_W / 1000
-    result = rows(fits.make(few), many.configs)
+    result = rows(fit, many.configs)
     for row, of_row in zip(result, facts.to_dict("records"), strict=True):
         row["fact_is"] = many.provenance + runs.SCOPES[many.scope]
         for name, fact in of_row.items():

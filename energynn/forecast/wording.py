@@ -103,7 +103,9 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
     spread = max(run.spread for run in fit.runs.taken)
     if spread > 2 * fits.SCATTER:
         words += f"\nruns of one configuration differ by up to {spread:.0%}: the machine was busy"
-    words += from_others(fit, details)
+    each = fits.from_others(fit)
+    if not each.empty:
+        words += "\n" + from_others(each, details)
     if details:
         table = pd.DataFrame(fits.describe(fit)).T.drop(columns="meaning")
         words += "\n" + table.to_string(float_format="{:.3g}".format)
@@ -115,22 +117,19 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
     return words
 
 
-def from_others(fit: Fit, details: bool = False) -> str:
+def from_others(each: pd.DataFrame, with_table: bool = True) -> str:
     """Say how well the runs are forecast each from the others, and which of them is odd."""
-    each = fits.from_others(fit)
     if each.empty:
-        return ""
+        return "too few runs to forecast each from the others"
     inside = each["is_inside"].sum()
-    words = (
-        f"\neach run forecast from the others: {inside} of {len(each)} values inside"
-    )
+    words = f"each run forecast from the others: {inside} of {len(each)} values inside"
     for odd in each[each["is_odd"]].itertuples():
         words += (
             f"\nodd: {odd.quantity} of {odd.devices} GPU(s), local batch {odd.local_batch_size}: "
             f"the others say {odd.value_percent:+.0f} % ({odd.low_percent:+.0f} to "
             f"{odd.high_percent:+.0f}); make this run again, or move it out of the folder"
         )
-    if details:
+    if with_table:
         words += "\n" + each.to_string(index=False, float_format="{:.1f}".format)
     return words
 

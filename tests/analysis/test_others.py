@@ -252,12 +252,12 @@ def test_each_rule_is_right_in_its_own_world_alone(left, monkeypatch, rule, adde
 def test_the_forecast_of_time_is_judged_by_what_the_many_nodes_took(
     left, slower, is_right
 ):
-    """A world of 1 s for each epoch, and 2500 images a second of each GPU; beyond two nodes as
+    """A world of 10 s for each epoch, and 2500 images a second of each GPU; beyond two nodes as
     well, or all twice as slow.
     """
     devices = np.array([8, 16, 32, 64])
     nodes = devices // 8
-    epoch_s = 1 + 1281167 / (2500 * devices)
+    epoch_s = 10 + 1281167 / (2500 * devices)
     epoch_s *= np.where(nodes > 2, slower, 1.0)
     columns = {"devices": devices, "nodes": nodes, "per_node": 8, "repeats": 5}
     of = pd.DataFrame(columns | {"local_batch_size": 256, "epoch_s": epoch_s})

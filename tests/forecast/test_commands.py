@@ -128,7 +128,10 @@ def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted):
 
 def test_forecasts_stand_beside_the_facts(simulated):
     words = f"predict --held-out --runs-dir {simulated} --system"
-    rows = told(words, "horeka-a100 --max-devices 4")["rows"]
+    answer = told(words, "horeka-a100 --max-devices 4")
+    rows, each = answer["rows"], answer["from_others"]
+    assert len(each) == 12 and max(row["devices"] for row in each) == 4
+    assert "12 values inside" in forecast(words, "horeka-a100 --max-devices 4")
     assert {row["devices"] for row in rows} == {
         8
     } and "fitted to 6 simulated runs" in rows[0]["provenance"]
@@ -137,7 +140,8 @@ def test_forecasts_stand_beside_the_facts(simulated):
             assert row[name]["is_inside"] and row[name]["value"] == pytest.approx(
                 row[name]["fact"], rel=0.15
             )
-    lines = [line.split() for line in forecast(words, "horeka-a100").splitlines()[1:]]
+    table = forecast(words, "horeka-a100").partition("\n\n")[0]
+    lines = [line.split() for line in table.splitlines()[1:]]
     assert [int(line[1]) for line in lines] == [2, 2, 4, 4, 8, 8]
     assert lines[0][-1] == "simulated"  # not called a fact
     assert "no recipe has valid runs" in refusal(words, "local")
