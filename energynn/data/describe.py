@@ -68,7 +68,6 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
     about = {**texts["all"], "name": dataset, **texts.get(dataset, {}), **details}
     manifest = {**about, "energynn:files": len(sums), "distribution": files}
     target = manifests.DATA_MANIFESTS / dataset
-    target.mkdir(parents=True, exist_ok=True)
     lines = (f"{digest}  {name}\n" for name, digest in sums.items())
     with whole(target / "SHA256SUMS") as file:
         file.write(os.fsencode("".join(lines)))

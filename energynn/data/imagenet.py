@@ -226,7 +226,6 @@ def _save(
     path: Path, names: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
 ) -> None:
     """Write a table of images, also if several ranks write it at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as file:
         np.savez(file, names=names, offsets=offsets, sizes=sizes)
 
@@ -337,7 +336,6 @@ def prepare(root: Path, out: Path) -> None:
     than the originals', so a training with them is another experiment. Every call writes all
     anew. Raises ValueError naming an image that cannot be decoded.
     """
-    out.mkdir(parents=True, exist_ok=True)
     for split, listing in zip(SPLITS, list_images(root), strict=True):
         _prepare_split(listing, out / f"{split}.ppm")
 

@@ -47,7 +47,6 @@ def _write(fit: Fit, run: RunConfig, out: Path) -> Path:
         for part in powers_W.index
     ]
     counts = _counts(fit, run)
-    folder.mkdir(parents=True)
     write_json(folder / "run.json", _intent(fit, run))
     for node, before in enumerate(range(0, run.devices, of_node)):
         # counters, one for all GPUs of a node, which are alike

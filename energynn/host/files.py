@@ -56,9 +56,11 @@ def _require_name(path: Path) -> None:
 def whole(path: Path) -> Iterator[BinaryIO]:
     """Open a binary file to write, of which others see the old or the new one, never a part.
 
-    Raises ValueError where something else has its name: a device that is replaced is gone for all.
+    Its folder is made. Raises ValueError where something else has its name: a device that is
+    replaced is gone for all.
     """
     _require_name(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "w+b") as file:

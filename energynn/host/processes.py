@@ -81,13 +81,14 @@ def _end_with_forker() -> None:
 
 def marked(folder: Path) -> list[psutil.Process]:
     """List the living processes but this that work for a folder, whoever their parent is now."""
-    of_folder = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
-            is_ours = process.environ().get(MARK_VARIABLE) == str(folder)
-            if is_ours and process.pid != os.getpid():
-                of_folder.append(process)
-    return of_folder
+    mark = (MARK_VARIABLE, str(folder))
+    return [
+        process
+        for process in psutil.process_iter(["environ"])
+        # None: another user's
+        if process.pid != os.getpid()
+        and mark in (process.info["environ"] or {}).items()
+    ]
 
 
 def adopt_orphans() -> set[int]:
@@ -110,12 +111,15 @@ def wait_for(child: subprocess.Popen, known: set[int]) -> int:
 
 def descendants(known: set[int]) -> list[psutil.Process]:
     """List the living processes below this one, but those that it knows."""
-    living = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has ended
-            if process.pid not in known and process.status() != psutil.STATUS_ZOMBIE:
-                living.append(process)
-    return living
+    children = psutil.Process().children(recursive=True)
+    return [each for each in children if each.pid not in known and lives(each)]
+
+
+def lives(process: psutil.Process) -> bool:
+    """Tell whether a process goes on; a zombie, or another of its number, does not."""
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def end_marked(folder: Path) -> None:
@@ -177,10 +181,9 @@ def is_alive(name: str) -> bool:
     place, _, number = name.rpartition(" ")
     if place != _place():
         return True
-    try:
-        return psutil.Process(int(number)).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return lives(psutil.Process(int(number)))
+    return False
 
 
 def _place() -> str:

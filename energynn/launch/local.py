@@ -130,7 +130,6 @@ def _kernel(folder: Path) -> dict[str, str]:
     words += ["--InteractiveShellApp.ignore_cwd=True"]
     kernel = {"argv": words, "display_name": "Python 3 (ipykernel)"}
     path = folder / "kernels" / "python3" / "kernel.json"
-    path.parent.mkdir(parents=True)
     write_json(path, kernel | {"language": "python"})
     places = filter(None, [str(folder), os.environ.get("JUPYTER_PATH")])
     return {"JUPYTER_PATH": os.pathsep.join(places)}

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -176,8 +177,7 @@ def require_room_for_workers(config: RunConfig) -> None:
     ranks = math.ceil(config.devices / launchers.nodes())
     samples = 2 * config.loader_workers * ranks * config.local_batch_size
     need_MB = samples * config.bytes_of_sample / 1e6
-    memory = os.statvfs(SHARED_MEMORY)
-    free_MB = memory.f_bavail * memory.f_frsize / 1e6
+    free_MB = shutil.disk_usage(SHARED_MEMORY).free / 1e6
     if need_MB > free_MB:
         raise ValueError(
             f"loader_workers: their batches may take {need_MB:.1f} MB of {SHARED_MEMORY}, which "

@@ -241,10 +241,9 @@ def submit(
     submission = Submission(files.utc_now())
     text = script(job, site, name)
     for folder, run in job.runs.items():  # all before the job, which may start at once
-        (folder / "job").mkdir(parents=True, exist_ok=True)
-        (folder / "job" / "job.sh").write_text(text)
         parameters = configuration.asdict(run)
         files.write_json(folder / "job" / "parameters.json", parameters)
+        (folder / "job" / "job.sh").write_text(text)
         status.write(folder, "submission", submission)
     options = []
     if job.after:

@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 
 from energynn.host.files import write_json
-from energynn.host.processes import MARK_VARIABLE
+from energynn.host.processes import MARK_VARIABLE, lives
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import start_sampler, until
 from energynn.measure.samples import Header, last_ns, pieces
@@ -180,13 +180,6 @@ class Sampler:
     path: Path
     system: dict
 
-    @property
-    def is_alive(self) -> bool:
-        with suppress(psutil.Error):
-            is_zombie = self.process.status() == psutil.STATUS_ZOMBIE
-            return self.process.is_running() and not is_zombie
-        return False
-
     def has_sampled(self, end_ns: int) -> bool:
         """Tell whether each sensor has had time to show what was at an instant."""
         if not self.file.exists():  # it goes with a parent
@@ -202,7 +195,7 @@ _samplers: dict[bool, Sampler] = {}  # with and without GPUs
 def _sampler(no_gpu: bool) -> Sampler:
     """Return the sampler of this process; another one where it has died, or ended with a parent."""
     with _lock:
-        if no_gpu not in _samplers or not _samplers[no_gpu].is_alive:
+        if no_gpu not in _samplers or not lives(_samplers[no_gpu].process):
             _samplers[no_gpu] = _start_sampler(no_gpu)
         return _samplers[no_gpu]
 
@@ -247,7 +240,7 @@ class Block:
     def energies(self) -> dict:
         sampler = self.sampler
         until(
-            lambda: sampler.has_sampled(self.end_ns) or not sampler.is_alive,
+            lambda: sampler.has_sampled(self.end_ns) or not lives(sampler.process),
             f"samples in {sampler.file}; the sampler does not answer",
             PERIOD_S,
         )
