@@ -141,7 +141,7 @@ def import_perun(
     from energynn import records
     from energynn.launch import command, perun_import
 
-    faults: list[str] = []
+    faults = []
     for folder in perun_import.import_file(file, runs_dir, faults):
         record = records.read_record(folder)
         tell(command.report(record, folder))

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from energynn.data import imagenet, manifests, photographs
-from energynn.data.digests import digests, of_file
-from energynn.data.folders import list_files
+from energynn.data.folders import digests, list_files, of_file
 from energynn.host.files import shipped, whole, write_json
 
 # what is said of each in words
@@ -35,8 +34,7 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
     if dataset in manifests.EMBEDDED:
         raise ValueError(f"{dataset}: comes with its description; {manifests.RESTORE}")
     folder = (dataset in manifests.VARIABLES and source) or manifests.root(dataset)
-    details: dict = {}
-    remarks: dict[str, str] = {}
+    details, remarks = {}, {}
     if dataset == "imagenet":
         listings = imagenet.list_images(folder, remarks)
         found = [_counts(listing) for listing in listings]
@@ -95,7 +93,7 @@ def _images(folder: Path, names: list[str], remarks: dict[str, str]) -> list[str
 
 def _counts(listing: imagenet.Listing) -> str:
     """Count the images of a split by kind and, where there are few, by class."""
-    kinds: Counter = Counter()
+    kinds = Counter()
     for name in listing.names:
         path = Path(imagenet.shown(name))
         folder = path.parts[1] if len(listing.classes) <= MOST_CLASSES else "*"
@@ -107,7 +105,7 @@ def _counts(listing: imagenet.Listing) -> str:
 
 def _summary(remarks: dict[str, str]) -> list[str]:
     """Tell each reason once, with the first names."""
-    names: dict[str, list[str]] = {}
+    names = {}
     for name, reason in sorted(remarks.items()):
         names.setdefault(reason, []).append(imagenet.shown(os.fsencode(name)))
     return [

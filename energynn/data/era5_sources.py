@@ -144,7 +144,7 @@ def _arranged(dataset):
         is_first = name in OURS or name == "valid_time"
         return not ours(name, name), dataset[name].ndim != 1, not is_first
 
-    found: dict[str, str] = {}
+    found = {}
     for name in sorted(dataset.variables, key=rank):
         standard = dataset[name].attrs.get("standard_name", "")
         if word := ours(name, name) or ours(name, standard):
@@ -215,7 +215,7 @@ def _of_parts(place: str, parts: list[Part], year: int) -> Source:
     """
     first = parts[0]
     grid = first.latitude_deg[first.rows], first.longitude_deg
-    told: Counter = Counter()
+    told = Counter()
     for part in parts:
         here = part.latitude_deg[part.rows], part.longitude_deg
         east = np.diff(here[1], append=here[1][:1]) % 360
@@ -247,7 +247,7 @@ def _read_state(parts: list[Part], hour: int) -> np.ndarray:
     what is missing, differs or is no weather.
     """
     time = np.datetime64(int(hour), "h")
-    planes: dict[str, tuple[np.ndarray, str]] = {}
+    planes = {}
     for part in parts:
         for row in np.flatnonzero(part.times == time):
             with one_fault(part.file):

@@ -351,7 +351,7 @@ def _prepare_split(listing: Listing, path: Path) -> None:
             raise ValueError(f"{listing.broken(index, error)} again") from error
 
     indices = range(len(listing))
-    sizes_B: list[int] = []
+    sizes_B = []
     advance = meter(f"prepare {path.stem}", len(listing), "images")
     with whole(path) as file, ThreadPoolExecutor() as pool:
         for start in indices[::BATCH]:

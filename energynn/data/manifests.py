@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 from energynn.data import imagenet, photographs
-from energynn.data.digests import verify_tree
-from energynn.data.folders import list_files
+from energynn.data.folders import list_files, verify_tree
 from energynn.experiment.config import FOLDER_NAME, ResNet50Config, RunConfig
 from energynn.host.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
 

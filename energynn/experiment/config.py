@@ -389,7 +389,7 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
 
 def parse_years(text: str) -> list[int]:
     """List the years of a text like "1979-2017,2019". Raises ValueError for anything else."""
-    years: set[int] = set()
+    years = set()
     if re.fullmatch(YEARS, text):
         for part in text.split(","):
             first, _, last = part.partition("-")
@@ -712,20 +712,16 @@ def _assigned(namespace: dict) -> tuple[dict, dict]:
     """Return the names that a notebook's cell of parameters assigns, and those of papermill's.
 
     ``In`` has the cells as they were executed, the newest last; a kernel may have executed a
-    notebook before, and cells of its user. Without one every plain variable is a parameter.
+    notebook before, and cells of its user.
     """
-    injected: dict = {}
-    for cell in reversed(namespace.get("In", [])):
+    injected = {}
+    for cell in reversed(namespace["In"]):
         names = _names(cell)
         if cell.startswith(INJECTED):
             injected |= names
         elif "workload" in names:
             return names, injected
-    plain = (str, int, float, list, dict, type(None))
-    hidden = ("_", "In", "Out")  # Jupyter's
-    names = [name for name, value in namespace.items() if isinstance(value, plain)]
-    own = {name: None for name in names if not name.startswith(hidden)}
-    return own, injected
+    return {}, injected
 
 
 def _names(cell: str) -> dict:

@@ -9,7 +9,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -48,7 +47,7 @@ def measure(
     command is started.
     """
     rank, size = rank_and_size()
-    children: list[subprocess.Popen] = []
+    children = []
     stopped = supervise.hear_signals(children)
     run_dir = _run_dir(command, out, size)
     if rank == 0:

@@ -126,7 +126,7 @@ def _nodes(run: RunConfig, site: Site) -> int:
 
 def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
     """Say which data sets no run could read; what the system's set-up brings may come."""
-    faults: list[str] = []
+    faults = []
     for dataset in sorted({run.dataset for run in runs}):
         variable = manifests.VARIABLES.get(dataset, "")
         with one_fault(dataset, faults):
@@ -148,12 +148,12 @@ def plan(
 
     Raises ValueError where a pre-training is neither made, nor queued, nor among the runs.
     """
-    missing: dict[Path, RunConfig] = {}
+    missing = {}
     for run in runs:
         folder = system_dir / configuration.run_id(run)
         if folder not in queued and not records.is_made(folder):
             missing[folder] = run
-    jobs: dict[tuple, Job] = {}
+    jobs = {}
     for folder, run in missing.items():
         initial = getattr(run, "initial_run", "")
         after = system_dir / initial if initial else None

@@ -158,7 +158,7 @@ def hear_signals(children: list[subprocess.Popen] | None = None) -> list[int]:
 
     They hear a Ctrl-C from the terminal. What was ignored before, as SIGHUP under nohup, still is.
     """
-    stopped: list[int] = []
+    stopped = []
 
     def note(number: int, _frame) -> None:
         stopped.append(number)
