@@ -184,7 +184,7 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     starts = events_of_kind(events, "training_start") or [{}]
     ends = events_of_kind(events, "training_end") or [{}]
     result |= {"history": history, "metrics": ends[0].get("metrics", {})}
-    result |= {"valid": False, "invalid_reasons": []}
+    result |= {"valid": False, "invalid_reasons": []}  # until they are known
     # at the end, or after the last epoch of a dead run
     known = starts[0] | (ends[-1] or [{}, *history][-1])
     result |= {name: known[name] for name in COUNTS if name in known}
@@ -203,7 +203,7 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
             result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
     for event in events_of_kind(events, "outlived"):
         result["flags"].append(outlived(event["processes"]))
-    _add_perun(result, run_dir, by_segment, intent.get("perun_run"), trusted)
+    _add_perun(result, run_dir, intent.get("perun_run"), trusted)
     if "nodes" in result:
         result["sockets"] = result["nodes"] * intent["machine"]["sockets"]
     for name in ("training", "perun"):
@@ -217,12 +217,10 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     return record
 
 
-def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -> None:
+def _add_perun(result: dict, run_dir: Path, run: str | None, trusted) -> None:
     """Add up what perun's files say, and flag each file that cannot be read."""
     sums: Counter[str] = Counter()
-    for path in [
-        path for each in folders for path in sorted(each.glob("perun/*.hdf5"))
-    ]:
+    for path in sorted(run_dir.rglob("perun/*.hdf5")):
         name = str(path.relative_to(run_dir))
         try:
             values = read_results(path, run, name in trusted)
@@ -450,7 +448,7 @@ def read_folders(runs_dir: Path) -> dict[Path, Record]:
 def copies(found: dict[Path, Record]) -> dict[Path, Path]:
     """Return the folder of each run that is a copy of one before, and that one's."""
     first: dict[str, Path] = {}
-    again: dict[Path, Path] = {}
+    again = {}
     for folder, record in found.items():
         for mark in measured(record):
             if (other := first.setdefault(mark, folder)) != folder:

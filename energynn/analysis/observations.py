@@ -45,25 +45,12 @@ QUANTITIES = [
 WHAT = [
     "origin",
     "series",
-    "name",
-    "workload",
-    "stage",
-    "dataset",
+    *results.WHAT,
     "data",
-    "system",
-    "device_kind",
-    "device_name",
     "hardware",
-    "recipe",
-    "preset",
-    "loader",
     "base_devices",
-    "devices",
-    "local_batch_size",
-    "global_batch_size",
+    *results.SIZES,
     "dataset_samples",
-    "epochs",
-    "seed",
 ]
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 PARTS = results.PROVENANCES[:3]

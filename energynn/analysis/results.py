@@ -18,38 +18,36 @@ QUANTITIES = [
     for field in msgspec.structs.fields(records.Record)
     if field.type in (int, records.Count, records.Quantity)
 ]
-CONFIG_NUMBERS = [
-    "devices",
-    "local_batch_size",
-    "global_batch_size",
-    "epochs",
-    "seed",
-    "repeat",
-]
+SIZES = ["devices", "local_batch_size", "global_batch_size", "epochs", "seed"]
 PROVENANCES = [f"energy_{component}_provenance" for component in (*COMPONENTS, "total")]
-TEXTS = [
-    "run_id",
+# What was run, in words.
+WHAT = [
     "name",
     "workload",
+    "stage",
+    "dataset",
     "system",
     "device_kind",
     "device_name",
+    "recipe",
+    "preset",
+    "loader",
+]
+TEXTS = [
+    *WHAT,
+    "run_id",
     "started_at",
     *PROVENANCES,
-    "stage",
-    "dataset",
-    "preset",
     "command",
-    "recipe",
     "recipe_at_any_pace",
-    "loader",
     "run_dir",
     "machine_cpu",
     "cpu_model_name",
 ]
 COLUMNS = [
     *TEXTS,
-    *CONFIG_NUMBERS,
+    *SIZES,
+    "repeat",
     *QUANTITIES,
     "cpu_model_idle_W_per_core",
     "cpu_model_full_W_per_core",
@@ -141,7 +139,7 @@ def _table(rows: list[dict]) -> pd.DataFrame:
     table[TEXTS] = table[TEXTS].astype(object).fillna("")
     table[numbers] = table[numbers].astype(float)
     # commands have none
-    table = table.astype(dict.fromkeys(CONFIG_NUMBERS, int), errors="ignore")
+    table = table.astype(dict.fromkeys([*SIZES, "repeat"], int), errors="ignore")
     energies_J = table.filter(regex=r"^energy_(perun_)?(gpu|cpu|ram|total)_J$")
     energies_kWh = (
         energies_J.rename(columns=lambda name: f"{name[:-1]}kWh") / JOULE_PER_KWH

@@ -2,16 +2,16 @@
 provenance by shape.
 """
 
-import json
 import os
 import textwrap
 from pathlib import Path
 
 import altair as alt
+import msgspec
 import pandas as pd
 import vl_convert
 
-from energynn.host.files import REPOSITORY
+from energynn.host.files import REPOSITORY, whole
 
 # Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_px is the
 # width of a page of the ACM format.
@@ -230,11 +230,10 @@ def save(
 
 def save_spec(spec: dict, name: str, build_dir: str | Path) -> Path:
     """Write a chart's Vega-Lite specification for the interactive report."""
-    path = Path(build_dir) / "figures" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A browser would refuse NaN, which JSON does not know.
-    spec = json.loads(json.dumps(spec), parse_constant=lambda _: None)
-    path.write_text(json.dumps(spec, sort_keys=True) + "\n")
+    path = Path(build_dir, "figures", f"{name}.json")
+    # msgspec writes null for NaN, which a browser would refuse
+    with whole(path) as file:
+        file.write(msgspec.json.encode(spec, enc_hook=float, order="sorted"))
     return path
 
 

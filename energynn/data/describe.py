@@ -117,17 +117,16 @@ def _summary(remarks: dict[str, str]) -> list[str]:
 
 def _file_objects(folder: Path, sums: dict[str, str]) -> list[dict]:
     """List files as the Croissant vocabulary describes them."""
-    entries = []
-    for name, digest in sums.items():
-        encoding = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        entry = {
+    return [
+        {
             "@type": "cr:FileObject",
             "@id": name,
             "name": name,
             "contentUrl": name,
             "contentSize": f"{(folder / name).stat().st_size} B",
             "sha256": digest,
-            "encodingFormat": encoding,
+            "encodingFormat": mimetypes.guess_type(name)[0]
+            or "application/octet-stream",
         }
-        entries.append(entry)
-    return entries
+        for name, digest in sums.items()
+    ]

@@ -1,4 +1,4 @@
-"""The files of a data set's folder, as it is described, verified and trained on: names, checksums."""
+"""The files of a data set's folder, as it is described, verified and trained on."""
 
 import contextlib
 import os

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -187,4 +188,4 @@ def is_alive(name: str) -> bool:
 
 
 def _place() -> str:
-    return f"{os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
+    return f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"

@@ -6,6 +6,7 @@ host starts the sampler there, and rank 0 writes the record.
 
 import contextlib
 import os
+import platform
 import shlex
 import shutil
 import signal
@@ -79,7 +80,7 @@ def measure(
     try:
         events = Events(folder, rank)
         seen = devices.visible(records.read_intent(run_dir))
-        host, pid = os.uname().nodename, os.getpid()
+        host, pid = platform.node(), os.getpid()
         events.mark("rank_start", rank=rank, host=host, pid=pid, **seen)
         stdout = sys.stderr if quiet else None
         exit_status, word, reason = _run(

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import re
 import shlex
 import signal
@@ -51,7 +52,7 @@ def take_host() -> ExitStack:
     """
     until_s = time.monotonic() + (60 if "SLURM_JOB_ID" in os.environ else 0)
     # containers of one machine share its boot id, whatever they call themselves
-    name = os.environ.get(HOST_LOCK) or kernel.boot_id() or os.uname().nodename
+    name = os.environ.get(HOST_LOCK) or kernel.boot_id() or platform.node()
     mark = hashlib.sha256(name.encode()).hexdigest()[:32]
     while (held := _hold_host(f"energynn-measured-run-on-{mark}")) is None:
         if time.monotonic() > until_s:

@@ -97,7 +97,7 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
     segments = list(map(_segment, trained))
     sensors = [sensor for host in hosts for sensor in host.sensors]
     doubts = [text for host in hosts for text in host.doubts]
-    result: dict = {
+    result = {
         "segments": segments,
         "sensors": sensors,
         "flags": sorted({problem for host in hosts for problem in host.problems}),

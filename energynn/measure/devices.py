@@ -53,7 +53,7 @@ def visible(intent: dict) -> dict[str, list[str]]:
 
 def used(events: list[dict]) -> set[str] | None:
     """Give the UUIDs that the ranks of a host name or may see; None where one tells nothing."""
-    found: set[str] = set()
+    found = set()
     for event in events_of_kind(events, "rank_start"):
         told = [event["gpu_uuid"]] if event.get("gpu_uuid") else event.get("gpus")
         if told is None:

@@ -186,7 +186,7 @@ def write_host(
         {"t": t, "w": apart_ns + t, "v": values}
         for t, values in zip(times_ns, readings, strict=True)
     ]
-    events: list[dict] = []
+    events = []
     for event, at in (("rank_start", 0), ("training_start", 0), ("training_end", -1)):
         clocks = {"t_mono_ns": times_ns[at], "t_wall_ns": apart_ns + times_ns[at]}
         events.append({"event": event, "host": host} | clocks)
@@ -291,7 +291,7 @@ def read_phases(folder: Path) -> dict[int, tuple]:
     """
     phases = {}
     for rank, path in _files_of_ranks(folder, "phases"):
-        names: list[str] = []
+        names = []
         parts = [np.zeros((3, 0), dtype=np.int64)]
         for line in _lines_of(path):
             if "names" in line:

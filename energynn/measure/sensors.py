@@ -2,9 +2,9 @@
 
 import math
 import os
+import platform
 import random
 import re
-import socket
 import sys
 import threading
 import time
@@ -248,7 +248,7 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
     vendors = kernel.training_devices()
     there = [address for address, vendor in vendors.items() if vendor == "NVIDIA"]
     fault, pynvml = "NVML does not list it", None
-    notes: list[dict] = []
+    notes = []
     try:
         pynvml, notes = list_gpus()
     except Exception as error:  # no library, no driver, no permission
@@ -296,7 +296,7 @@ def list_gpus():
     pynvml.nvmlInit()
     gpus = []
     for index in range(pynvml.nvmlDeviceGetCount()):
-        notes: dict = {"name": "unknown GPU"}
+        notes = {"name": "unknown GPU"}
         with suppress(Exception):  # a lost GPU says nothing, a laptop's knows no limit
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             notes["uuid"] = pynvml.nvmlDeviceGetUUID(gpu)
@@ -412,7 +412,7 @@ class Sampler:
             self.inventory.sensors, list[Channel], from_attributes=True
         )
         header = Header(
-            socket.gethostname(),
+            platform.node(),
             self.period_s,
             channels,
             kernel.boot_id(),
@@ -432,12 +432,13 @@ class Sampler:
             next_s = began_s + self.period_s * random.uniform(0.75, 1.25)
             pause_s = max(0.0, next_s - time.monotonic())
         self._sample()
-        self._tell(at_end=True)
+        self.looked_s = -math.inf
+        self._tell()
 
-    def _tell(self, at_end: bool = False) -> None:
-        """Write limits and whether devices are busy: every ``LOOKED_S``, and at the end."""
+    def _tell(self) -> None:
+        """Write limits and whether devices are busy, every ``LOOKED_S``."""
         now_s = time.monotonic()
-        if now_s - self.looked_s < LOOKED_S and not at_end:
+        if now_s - self.looked_s < LOOKED_S:
             return
         self.looked_s = now_s
         states = {one.id: one.tell() for one in self.inventory.sensors if one.tell}
@@ -447,7 +448,7 @@ class Sampler:
     def _watch(self) -> None:
         """Note how often each sensor changes, and the faults of those that tell nothing."""
         times_s, rows = [], []
-        watts: dict[str, float] = {}
+        watts = {}
         end_s = time.monotonic() + WATCH_S
         while time.monotonic() < end_s:
             rows.append(self._read_all())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import copy
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -209,7 +210,7 @@ def _start_sampler(no_gpu: bool) -> Sampler:
     stop_sampler, number = start_sampler(folder, 1, [0])  # waits for no other rank
     atexit.register(_end, os.getpid(), folder, stop_sampler)
     time.sleep(FIRST_S)
-    file = folder / f"samples-{os.uname().nodename}.jsonl"
+    file = folder / f"samples-{platform.node()}.jsonl"
     header = next(pieces(file)).header
     return Sampler(file, header, psutil.Process(number), path, system)
 
