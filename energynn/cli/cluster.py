@@ -19,7 +19,7 @@ from energynn.cli.options import (
 )
 
 Studies = Annotated[
-    list[str] | None,
+    list[str],
     Argument(metavar="STUDY|SYSTEM|RUN", help="only these; default: all"),
 ]
 
@@ -27,13 +27,13 @@ Studies = Annotated[
 def submit(
     system: System,
     studies: Annotated[
-        list[str] | None,
+        list[str],
         Argument(
             metavar="STUDY [-- OPTION]",
             help="names, or files of your own; options of sbatch",
         ),
-    ] = None,
-    p: Parameters = None,
+    ] = (),
+    p: Parameters = (),
     dry_run: Annotated[
         bool,
         Option("--dry-run", help="show cost and what is missing; submit nothing"),
@@ -51,9 +51,8 @@ def submit(
     from energynn.experiment import studies as known
     from energynn.launch import submit
 
-    words = studies or []
-    names = [word for word in words if not word.startswith("-")]
-    options = [word for word in words if word.startswith("-")]
+    names = [word for word in studies if not word.startswith("-")]
+    options = [word for word in studies if word.startswith("-")]
     options += [f"--account={account}"] if account else []
     if bool(names) == bool(p):
         raise ValueError("submit: give studies, or parameters of runs (-p)")
@@ -69,7 +68,7 @@ def submit(
 
 
 def status(
-    studies: Studies = None,
+    studies: Studies = (),
     watch: Annotated[
         str, Option(metavar="RUN", help="power, energy and time left of one run")
     ] = "",
@@ -87,12 +86,12 @@ def status(
         status.follow(records.find(watch, runs_dir))
         return
     folder = existing(runs_dir).resolve()
-    runs, notes = status.rows(status.folders(folder, studies or []))
+    runs, notes = status.rows(status.folders(folder, studies))
     reply(as_json, {"runs": runs, "notes": notes}, status.text(runs, notes, failed))
 
 
 def cancel(
-    studies: Studies = None,
+    studies: Studies = (),
     everything: Annotated[bool, Option("--all", help="of every study")] = False,
     runs_dir: RunsDir = RUNS,
 ) -> None:
@@ -102,5 +101,5 @@ def cancel(
     if not studies and not everything:
         raise ValueError("cancel: say which studies or runs, or --all")
     folder = existing(runs_dir).resolve()
-    number = submit.cancel(status.folders(folder, studies or []))
+    number = submit.cancel(status.folders(folder, studies))
     tell(f"jobs cancelled: {number}; `energynn submit` continues from checkpoints")

@@ -18,9 +18,8 @@ Store = Annotated[Path, Option(metavar="DIR", help="folder of the store")]
 @data.command()
 def verify(
     datasets: Annotated[
-        list[str] | None,
-        Argument(metavar="DATASET", help="default: those that ship"),
-    ] = None,
+        list[str], Argument(metavar="DATASET", help="default: those that ship")
+    ] = (),
     root: Root = None,
 ) -> None:
     """Compare every byte of data sets with their checksums."""

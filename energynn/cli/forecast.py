@@ -40,7 +40,7 @@ Fit = Annotated[
 def predict(
     study: Study = "",
     fit: Fit = None,
-    p: Parameters = None,
+    p: Parameters = (),
     held_out: Annotated[
         bool, Option("--held-out", help="instead: own runs beside their forecast")
     ] = False,
@@ -91,7 +91,7 @@ def plan(
     price_per_kwh: Factor = None,
     price_per_gpu_hour: Factor = None,
     pue: Pue = 1.0,
-    p: Parameters = None,
+    p: Parameters = (),
     as_json: Json = False,
 ) -> None:
     """Plan how many devices and which batch size, within your limits.
@@ -122,7 +122,7 @@ def plan(
 def probe(
     workload: Workload,
     system: System,
-    p: Parameters = None,
+    p: Parameters = (),
     minutes: Annotated[float, Option(min=0, help="for all probes together")] = 5.0,
     as_json: Json = False,
     runs_dir: RunsDir = RUNS,
@@ -167,7 +167,7 @@ def fit(
     runs_dir: Annotated[
         Path | None, Option(metavar="DIR", help="your own runs; else the study's")
     ] = None,
-    p: Parameters = None,
+    p: Parameters = (),
     details: Details = False,
     as_json: Json = False,
 ) -> None:

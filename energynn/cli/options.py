@@ -30,7 +30,7 @@ System = Annotated[
 Study = Annotated[str, Argument(metavar="STUDY", help="a name, or a file of your own")]
 Factor = Annotated[float | None, Option(min=0)]
 Parameters = Annotated[
-    list[str] | None,
+    list[str],
     Option("-p", metavar="NAME VALUE", help="a parameter of the run, as for papermill"),
 ]
 
@@ -75,10 +75,10 @@ def existing(runs_dir: Path) -> Path:
     return runs_dir
 
 
-def parameters_of(assignments: list[str] | None) -> dict:
+def parameters_of(assignments: list[str]) -> dict:
     """Read NAME=VALUE as texts; the configuration gives each its type."""
     parameters = {}
-    for assignment in assignments or []:
+    for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
             raise ValueError(

@@ -31,10 +31,9 @@ Told = Annotated[
 
 def run(
     assigned: Annotated[
-        list[str] | None,
-        Argument(metavar="NAME=VALUE", help="a parameter: devices=2"),
-    ] = None,
-    p: Parameters = None,
+        list[str], Argument(metavar="NAME=VALUE", help="a parameter: devices=2")
+    ] = (),
+    p: Parameters = (),
     list_parameters: Annotated[
         bool, Option("--list", help="list every parameter; make no run")
     ] = False,
@@ -51,7 +50,7 @@ def run(
     if list_parameters:
         tell(config.help_text())
         return 0
-    parameters = parameters_of([*(assigned or []), *(p or [])])
+    parameters = parameters_of([*assigned, *p])
     labels = records.labels(name, note)
     runs = studies.sweep(parameters)
     if len(runs) > 1:

@@ -32,16 +32,13 @@ METHOD = (
 )
 
 
-def import_file(
-    path: Path, runs_dir: Path, faults: list[str] | None = None
-) -> list[Path]:
+def import_file(path: Path, runs_dir: Path, faults: list[str]) -> list[Path]:
     """Write a run folder ``imported/<application>-<run>-<digest>`` for every run in a perun file.
 
     Returns the folders. Each has its record; rounds of a run are its segments. Importing a file
     again changes nothing. faults: takes a line for each run that is not whole. Raises ValueError
     for what is no perun file, and where no run is whole.
     """
-    faults = [] if faults is None else faults
     require_an_end(read_runs, path, READ_WITHIN_S)
     runs = read_runs(path, faults)
     digest, folders = sha256(path), []

@@ -58,9 +58,9 @@ def submit_runs(
     name: str,
     site: Site,
     runs_dir: Path,
-    dry_run: bool,
-    scripts: bool,
-    max_gpu_hours: float | None,
+    dry_run: bool = False,
+    scripts: bool = False,
+    max_gpu_hours: float | None = None,
 ) -> None:
     """Submit the runs that are neither made nor queued.
 
