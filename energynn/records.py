@@ -231,7 +231,7 @@ def _add_perun(result: dict, run_dir: Path, run: str | None, trusted) -> None:
             continue
         sums.update(values)
     # perun adds up readings that are no numbers, too; there is no energy then.
-    result.update({name: total for name, total in sums.items() if math.isfinite(total)})
+    result |= {name: total for name, total in sums.items() if math.isfinite(total)}
 
 
 def outlived(left: list[str]) -> str:
@@ -530,7 +530,8 @@ def check_record(run_dir: Path) -> list[str]:
         faults.append(
             "record.json was changed after it was written (record_sha256 differs)"
         )
-    files, present = record.files, hash_files(run_dir)
+    files = record.files
+    present = hash_files(run_dir)
     damaged = [
         f"{name}: differs from the record's list of files"
         for name in files | present
@@ -543,13 +544,15 @@ def check_record(run_dir: Path) -> list[str]:
     unread = {flag.partition(": ")[0] for flag in record.flags}
     given = {name: getattr(record, name) for name in GIVEN}
     again = derive(run_dir, record.files.keys() - unread, **given)
-    told, derived = to_builtins(record), to_builtins(again)
+    told = to_builtins(record)
+    derived = to_builtins(again)
     if record.workload != record.config.get("workload", record.workload):
         faults.append("config.workload: is another than workload")
     if record.status == "finished" and record.status_reason:
         faults.append("status_reason: a finished run needs none")
     for name in told | derived:
-        old, new = told.get(name), derived.get(name)
+        old = told.get(name)
+        new = derived.get(name)
         if not same(old, new):
             faults.append(
                 f"{name}: is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}"

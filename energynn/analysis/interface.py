@@ -102,7 +102,8 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
         ['started_at', 'name', 'command', 'run_id', 'workload']
     """
     runs_dir = Path(runs_dir or default_runs_dir())
-    folders, made = records.run_dirs(runs_dir), records.read_folders(runs_dir)
+    folders = records.run_dirs(runs_dir)
+    made = records.read_folders(runs_dir)
     rows = {folder: {"run_id": folder.name} | WITHOUT_RECORD for folder in folders}
     rows |= {folder: _row(record) for folder, record in made.items()}
     for copy in records.copies(made):

@@ -79,7 +79,8 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     else a name made of what is constant, else "". ``speed_up`` relates to the mean training time on
     ``base_devices``. Records left out stand with the reason in ``attrs["excluded"]``.
     """
-    runs, study = results.load(runs_dir), published_runs()
+    runs = results.load(runs_dir)
+    study = published_runs()
     own = _own(runs)
     own = own[own.columns.intersection([*study, *WHAT, *PARTS, "run_dir"])]
     table = pd.concat([study, own], ignore_index=True).copy()
@@ -143,7 +144,8 @@ def provenance(quantity: str, runs: pd.DataFrame) -> pd.Series:
 
     Times and metrics of a run whose energy is estimated are measured.
     """
-    of_energy, part = runs["provenance"], PART.match(quantity)
+    of_energy = runs["provenance"]
+    part = PART.match(quantity)
     if part and f"energy_{part[1]}_provenance" in runs:
         of_energy = runs[f"energy_{part[1]}_provenance"].fillna(of_energy)
     if quantity.startswith(("energy_", "mean_power_", "share_", "power_")):
@@ -216,7 +218,8 @@ def _own(runs: pd.DataFrame) -> pd.DataFrame:
         table[name] = table[name.replace("energy_", "energy_perun_")].where(
             by_perun, table[name]
         )
-    table["origin"], table["repeats"] = "own", 1
+    table["origin"] = "own"
+    table["repeats"] = 1
     table["gpu_hours"] = table["device_hours_perun"].where(
         by_perun, table["device_hours_training"]
     )
@@ -262,7 +265,8 @@ def _belongs(runs: pd.DataFrame, conditions: dict) -> pd.Series:
 
 def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
     """Add what follows from energies and times of a run."""
-    energy_kWh, hours = table["energy_total_kWh"], table["gpu_hours"]
+    energy_kWh = table["energy_total_kWh"]
+    hours = table["gpu_hours"]
     # the GPU's model as the study calls it, else the kind of device
     model = table["device_name"].str.extract(r"\b([ABHV]\d{2,3}[A-Z]?)\b")[0]
     table["hardware"] = model.fillna(table["device_kind"])
@@ -283,7 +287,8 @@ def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
 def _with_speed_up(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Add the fewest devices within each of the groups ``by``, and the speed-up over them."""
     groups = [table[name] for name in by]
-    hours, devices = table["training_time_h"], table["devices"]
+    hours = table["training_time_h"]
+    devices = table["devices"]
     base = devices.where(hours.notna()).groupby(groups).transform("min")
     base_hours = hours.where(devices == base).groupby(groups).transform("mean")
     return table.assign(base_devices=base, speed_up=base_hours / hours)

@@ -15,7 +15,9 @@ from energynn.measure.energy import SECOND_PER_HOUR
 
 FORMATS = (".svg", ".html", ".png", ".pdf")
 STEPS = 600  # of time: more than a line has pixels
-TIME, POWER, ENERGY = "time (s)", "power (W)", "energy (Wh)"
+TIME = "time (s)"
+POWER = "power (W)"
+ENERGY = "energy (Wh)"
 
 
 def save(run_dir: Path, path: Path) -> None:
@@ -90,7 +92,8 @@ def _epochs_and_phases(
     run_dir: Path, record: records.Record
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Tabulate what each epoch reached, of a repeated one the last, and the phases of rank 0."""
-    epochs, phases = {}, [pd.DataFrame(columns=["phase", TIME, "end"])]
+    epochs = {}
+    phases = [pd.DataFrame(columns=["phase", TIME, "end"])]
     for folder, begin_s, _ in profiles.segments(run_dir, record):
         events = [each for each in samples.read_events(folder) if each["rank"] == 0]
         start_ns = samples.times_of(events, "training_start", "host")

@@ -36,7 +36,8 @@ def load() -> pd.DataFrame:
     rule that it meets. Raises ValueError for a damaged file.
     """
     folder = manifests.verify("others")
-    tables, left_out = [], []
+    tables = []
+    left_out = []
     for file, about in manifest()["energynn:tables"].items():
         rows = pd.read_csv(folder / file)
         rows["row"] = rows.index + 2

@@ -68,7 +68,9 @@ def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
     names, and kWh and h. NaN: absent from the record. ``trained``: runs of a trainer; else measured
     commands and imported ones. Records left out stand with the reason in ``attrs["excluded"]``.
     """
-    rows, excluded, seen = [], [], {}
+    rows = []
+    excluded = []
+    seen = {}
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
         run_dir = path.parent
         with one_fault(run_dir, excluded):
@@ -92,7 +94,8 @@ def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
 def _row(record: records.Record, run_dir: Path) -> dict:
     """Flatten one record."""
     config = record.config
-    loading, pace = config.get("image_loading", "states"), ["step_period_s"]
+    loading = config.get("image_loading", "states")
+    pace = ["step_period_s"]
     loader = f"{loading}-{config.get('loader_workers', 0)}"
     if loading == "device" or config.get("states_on_device"):
         # one batch stays on the device

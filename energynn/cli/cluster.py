@@ -63,7 +63,8 @@ def submit(
     else:
         runs = list(chain.from_iterable(known.find(names, site.name).values()))
         name = "-".join(Path(name).stem for name in names)
-    runs, shows = list(dict.fromkeys(runs)), dry_run or scripts
+    runs = list(dict.fromkeys(runs))
+    shows = dry_run or scripts
     submit.submit_runs(runs, name, site, runs_dir, shows, scripts, max_gpu_hours)
 
 

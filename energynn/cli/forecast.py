@@ -60,7 +60,8 @@ def predict(
     from energynn.forecast import next_run, predict, wording
 
     if held_out:
-        folder, site = existing(runs_dir), systems.site(system)
+        folder = existing(runs_dir)
+        site = systems.site(system)
         rows = predict.held_out(folder, site, max_devices, workload)
         reply(as_json, {"rows": rows}, wording.beside_facts(rows))
         return
@@ -139,7 +140,8 @@ def probe(
 
     site = systems.site(system)
     run = probe.target(workload, site, parameters_of(p))
-    answer, words = {}, []
+    answer = {}
+    words = []
     choose = probe.upcoming
     if site.scheduler == "local":
         site = runs.here(site, machine.describe_machine(), run.device == "gpu")
@@ -152,7 +154,8 @@ def probe(
         words.append(probe.hand_over(chosen, site))
     if known := probe.seen(run, site, runs_dir):
         made = fits.make(known)
-        rows, advice = predict.rows(made, [run]), next_run.advice(made, [run])
+        rows = predict.rows(made, [run])
+        advice = next_run.advice(made, [run])
         answer = {"rows": rows, "next_run": advice}
         words += [wording.predicted(rows), wording.fitted(made), advice["in_words"]]
     words += map(config.run_id, chosen)

@@ -34,7 +34,8 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
     if dataset in manifests.EMBEDDED:
         raise ValueError(f"{dataset}: comes with its description; {manifests.RESTORE}")
     folder = (dataset in manifests.VARIABLES and source) or manifests.root(dataset)
-    details, remarks = {}, {}
+    details = {}
+    remarks = {}
     if dataset == "imagenet":
         listings = imagenet.list_images(folder, remarks)
         found = [_counts(listing) for listing in listings]

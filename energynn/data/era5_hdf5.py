@@ -93,7 +93,8 @@ def _times(file, year: int) -> tuple[np.ndarray, str]:
     if clock is not None:
         import xarray as xr  # here, because it brings pandas
 
-        values, attributes = clock[:], dict(clock.attrs)
+        values = clock[:]
+        attributes = dict(clock.attrs)
         if clock.dtype.kind in "OS":
             values = np.array([*map(_date, clock.asstr()[:])])
         else:

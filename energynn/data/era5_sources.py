@@ -255,7 +255,8 @@ def _read_state(parts: list[Part], hour: int) -> np.ndarray:
                     plane = values[part.rows]
                     if channel in planes:
                         first, other = planes[channel]
-                        lesser, plane = np.fmin(first, plane), np.fmax(first, plane)
+                        lesser = np.fmin(first, plane)
+                        plane = np.fmax(first, plane)
                         if not np.array_equal(lesser, plane, equal_nan=True):
                             raise ValueError(
                                 f"two values of {channel} at {utc(hour)}, here and in {other}, "

@@ -42,7 +42,8 @@ ARCHIVES = {
 TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVES
 KIT_FOLDER = "ILSVRC2012_devkit_t12/data"
 # Tags of TIFF, which tell of other greys: bits of a value, and whether 0 is black, 1, or white.
-BITS, MEANING = 258, 262
+BITS = 258
+MEANING = 262
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # PPM is our own store's, too
 # what our store has; an older one tells the original's size in a comment
 PPM_HEADER = re.compile(rb"P6\n(?:#.*\n)?(\d+) (\d+)\n255\n")

@@ -360,7 +360,8 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
         if self.dataset == "era5_ensemble":
             samples = ENSEMBLE_STATES // forward_steps
             return Epoch(training_samples=samples, forward_steps=forward_steps)
-        training, validation = SYNTHETIC_STATES, 0
+        training = SYNTHETIC_STATES
+        validation = 0
         if self.dataset == "era5":
             training = STATES_OF_A_YEAR * len(parse_years(self.training_years))
             validation = STATES_OF_A_YEAR * len(parse_years(self.validation_years))

@@ -69,7 +69,8 @@ def site(name: str) -> Site:
     with one_fault(own if own.exists() else path):
         values = toml_table(path)
         if not is_own:
-            known, values = values, machine.table(own)
+            known = values
+            values = machine.table(own)
             # a file among the runs may come from others, and brings no commands
             for name in COMMANDS:
                 if values.get(name) != known.get(name):

@@ -42,7 +42,8 @@ def quantities(
     of the GPUs, of the greatest. factors: of ``factors_of``, which add CO2_g and price.
     """
     site = fit.runs.site
-    devices, of_node = work.devices[:, None], work.devices_of_node[:, None]
+    devices = work.devices[:, None]
+    of_node = work.devices_of_node[:, None]
     of_device = fits.forecast(fit, work)
     power_W = of_device["power_W"][:, :1]
     time_h = of_device["time_s"] / SECOND_PER_HOUR
@@ -177,9 +178,12 @@ def rows(
 
 def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
     """Say in words what of one configuration lies beyond the fitted runs."""
-    lines, seen = [], fit.runs.work
+    lines = []
+    seen = fit.runs.work
     for name in ("devices", "nodes", "local_batch_size", "trained"):
-        value, least, most = work[name][0], seen[name].min(), seen[name].max()
+        value = work[name][0]
+        least = seen[name].min()
+        most = seen[name].max()
         # Time is linear in samples, which tell as far again as they differ.
         far = 1.01 * most / least if name == "trained" else 1
         if not least / far <= value <= most * far:
@@ -229,7 +233,8 @@ def held_out(runs_dir: Path, site: Site, most: int = 1, named: str = "") -> list
     One row a configuration, of each recipe whose few runs tell the parameters; of the workload
     ``named`` alone, if given. Raises ValueError where there is none.
     """
-    recipes, found = defaultdict(list), []
+    recipes = defaultdict(list)
+    found = []
     for record in runs.valid(runs_dir, site):
         if runs.trained(record) == named or not named:
             recipes[runs.trained(record), runs.recipe(record)].append(record)

@@ -367,7 +367,8 @@ def _config(record: records.Record, named: str) -> RunConfig:
 def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Taken:
     """Take the geometric mean of repeats."""
     times_s = [record.training_time_s for record in group]
-    time_s, spread = float(stats.gmean(times_s)), max(times_s) / min(times_s) - 1
+    time_s = float(stats.gmean(times_s))
+    spread = max(times_s) / min(times_s) - 1
     power_W = None
     if scope:
         powers_W = [getattr(record, f"mean_power_{scope}_W") for record in group]

@@ -30,7 +30,8 @@ def stated_energy_kWh(devices: int) -> np.ndarray:
 
     It prints the CPUs' energy and their share of the total, both rounded.
     """
-    run, ends = _printed("R1", devices), np.array([-1, 1])
+    run = _printed("R1", devices)
+    ends = np.array([-1, 1])
     cpu_kWh = run["energy_cpu_kWh"] + ends * run["energy_cpu_kWh_half"]
     return (
         cpu_kWh

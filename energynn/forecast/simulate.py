@@ -36,7 +36,8 @@ def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
 
 
 def _write(fit: Fit, run: RunConfig, out: Path) -> Path:
-    folder, of_node = config.folder(run, out), fit.runs.site.devices_per_node
+    folder = config.folder(run, out)
+    of_node = fit.runs.site.devices_per_node
     if folder.exists():
         raise ValueError(f"{folder}: is there; choose another --out")
     time_s, powers_W = _drawn(fit, run)
@@ -73,7 +74,8 @@ def _drawn(fit: Fit, run: RunConfig) -> tuple[float, pd.Series]:
 
 
 def _intent(fit: Fit, run: RunConfig) -> dict:
-    plain, site = config.asdict(run), fit.runs.site
+    plain = config.asdict(run)
+    site = fit.runs.site
     number = site.devices_per_node
     machine = {
         "hostname": "simulated",

@@ -140,7 +140,8 @@ def table(rows: list[dict]) -> str:
 
     Charged hours are shown where they are not the GPU hours.
     """
-    plain, marks = [], {}
+    plain = []
+    marks = {}
     for row in rows:
         first = {"": row["choice"]} if "choice" in row else {"samples": row["samples"]}
         line = first | {"GPUs": row["devices"], "LBS": row["local_batch_size"]}

@@ -80,7 +80,8 @@ def measure(
     try:
         events = Events(folder, rank)
         seen = devices.visible(records.read_intent(run_dir))
-        host, pid = platform.node(), os.getpid()
+        host = platform.node()
+        pid = os.getpid()
         events.mark("rank_start", rank=rank, host=host, pid=pid, **seen)
         stdout = sys.stderr if quiet else None
         exit_status, word, reason = _run(
@@ -222,7 +223,8 @@ def _verdict(
     stopped: list[int],
 ) -> tuple[str, str]:
     """Wait for the ends of all ranks; return status and reason of the whole."""
-    quiet_s, patience_s = 0.0, 0.0 if stopped else READY_S
+    quiet_s = 0.0
+    patience_s = 0.0 if stopped else READY_S
     while (
         len(events_of_kind(read_events(folder), "rank_end")) < size
         and quiet_s <= patience_s

@@ -106,7 +106,8 @@ def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
 
 
 def _gpu_findings() -> list[Finding]:
-    findings, gpus = [], machine.gpus()
+    findings = []
+    gpus = machine.gpus()
     of_split = WEAK if any("fault" not in gpu for gpu in gpus) else BAD
     for gpu in gpus:
         fault = gpu.get("fault", "")

@@ -36,7 +36,8 @@ def main(run_dir: Path) -> int:
         _newest_checkpoint(run_dir),
     )
     status.write(run_dir, name, start)
-    signals, ended = supervise.hear_signals(), threading.Event()
+    signals = supervise.hear_signals()
+    ended = threading.Event()
     threading.Thread(
         target=_pass_on, args=(run_dir, signals, ended), daemon=True
     ).start()

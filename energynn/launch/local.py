@@ -48,7 +48,8 @@ def run_study(
         with tempfile.TemporaryDirectory() as name:
             elsewhere = configuration.folder(runs[0], Path(name))
             execute(configuration.asdict(runs[0]), elsewhere)
-    failed, made = [], []
+    failed = []
+    made = []
     for number, run in enumerate(missing, 1):
         elapsed_s = time.monotonic() - begun
         run_dir = configuration.folder(run, runs_dir)
@@ -97,7 +98,8 @@ def execute(parameters: dict, run_dir: Path) -> tuple[int, str]:
     A notebook is executed by this Python, whatever kernels are installed.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    last_line, in_traceback = "", False
+    last_line = ""
+    in_traceback = False
     with tempfile.TemporaryDirectory(prefix="energynn-") as folder:
         child = subprocess.Popen(
             _command(parameters, run_dir),

@@ -41,7 +41,8 @@ def import_file(path: Path, runs_dir: Path, faults: list[str]) -> list[Path]:
     """
     require_an_end(read_runs, path, READ_WITHIN_S)
     runs = read_runs(path, faults)
-    digest, folders = sha256(path), []
+    digest = sha256(path)
+    folders = []
     for run in runs:
         try:
             folders.append(_import_run(path, digest, run, runs_dir))

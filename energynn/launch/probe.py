@@ -65,7 +65,8 @@ def make_here(
 
     Raises ValueError where one fails, and for too few minutes.
     """
-    made, end_s = [], time.monotonic() + 60 * minutes
+    made = []
+    end_s = time.monotonic() + 60 * minutes
     while probes := upcoming(run, site, runs_dir, minutes):
         made += [_made(probe, runs_dir) for probe in probes]
         minutes = (end_s - time.monotonic()) / 60

@@ -149,7 +149,8 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
 def warnings_of(intent: dict) -> list[str]:
     """Warn about a run that can work; ValueError where another one has this machine."""
     supervise.take_host().close()
-    devices, warnings = intent["devices"], []
+    devices = intent["devices"]
+    warnings = []
     if intent["launcher"] in WITHOUT_PERUN:
         warnings.append("perun or MPI is missing: perun's number will be absent")
     if intent["device_kind"] != "gpu":

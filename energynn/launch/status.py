@@ -135,7 +135,9 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
 
 def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     """Return one entry for each run, and notes for the reader."""
-    queue, rows, notes = None, [], []
+    queue = None
+    rows = []
+    notes = []
     submitted = [str(folder) for folder in folders if (folder / "job").exists()]
     with one_fault("the queue is unknown, the rest is from the runs' files", notes):
         queue = slurm.queue(submitted)
@@ -232,7 +234,8 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         for name, error in row["metrics"].items()
         if isinstance(error, float)
     ]
-    energy_J, provenance = row["energy_total_J"], row["energy_total_provenance"]
+    energy_J = row["energy_total_J"]
+    provenance = row["energy_total_provenance"]
     energy = f"{energy_words(energy_J)} {provenance}"
     earlier = [
         each["config"]
@@ -267,12 +270,14 @@ def look(run_dir: Path) -> str:
     status = ["starting", "training", "ending"][bool(starts) + bool(ends)]
     if (run_dir / "record.json").exists():
         status = records.read_record(run_dir).status
-    lines, together = [f"{run_dir.name}: {status}"], np.zeros(2)
+    lines = [f"{run_dir.name}: {status}"]
+    together = np.zeros(2)
     for path in samples_files(folder):
         header = read_header(path)
         if header is None:
             continue
-        host, now_s = header.host, last_ns(path) / 1e9
+        host = header.host
+        now_s = last_ns(path) / 1e9
         begin_s, end_s = (times.get(host, math.inf) / 1e9 for times in (starts, ends))
         asked_s = [begin_s, end_s, now_s - 1.0, now_s]
         for one in read_streams(path, header, {}, asked_s)[0]:

@@ -163,7 +163,8 @@ def plan(
             raise ValueError(
                 f"initial_run: {initial} is not made yet; submit its study as well"
             )
-        cost, limit_h = costs.expect(run, site.file), site.default_hours
+        cost = costs.expect(run, site.file)
+        limit_h = site.default_hours
         if cost:
             limit_h = MARGIN * cost["longest_h"] + SPARE_H
         # A run that needs longer than the longest job continues in the next.

@@ -201,7 +201,8 @@ def make(run_dir: Path, parent: int) -> None:
     _alone = take_host()
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
-    words, environment = ranks_command(folder, intent), rank_environment(intent)
+    words = ranks_command(folder, intent)
+    environment = rank_environment(intent)
     pipes = APART | {"stderr": subprocess.STDOUT}
     ranks = start(words, folder, environment, signal.SIGKILL, **pipes)
     looked_s, reason = time.monotonic(), ""  # why they have to end

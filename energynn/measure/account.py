@@ -188,13 +188,15 @@ def _read_host(
             one.is_named = _uuid_of(one.sensor) in named - {""}
         host.sensors = energy.entries(trained, limits)
         for entry in host.sensors:
-            entry.segment, entry.host = number, name
+            entry.segment = number
+            entry.host = name
         unread += header.unaccounted
         host.doubts = energy.judge(trained, unread, limits, header.quota_cpus)
         host.phases = list(_phases_of_ranks(name, events, spans, streams))
         starts = events_of_kind(events, "training_start")
         host.start_wall_ns = min(event["t_wall_ns"] for event in starts)
-        host.time_s, host.end_s = trained[0].length_s, trained[0].end_s
+        host.time_s = trained[0].length_s
+        host.end_s = trained[0].end_s
     return host
 
 
@@ -344,7 +346,8 @@ def power_trace(
             continue
         host = first.header.host
         prefix = f"{host}:" if len(paths) > 1 else ""
-        first_s, last_s = first.t_ns[0] / 1e9, last_ns(path) / 1e9
+        first_s = first.t_ns[0] / 1e9
+        last_s = last_ns(path) / 1e9
         begin_s = starts_ns.get(host, first.t_ns[0]) / 1e9
         step_s = max(period_s, (last_s - first_s) / MOST_STEPS)
         steps = np.ceil((first_s - begin_s) / step_s) + np.arange(

@@ -85,7 +85,8 @@ def differences(parts: list[list]) -> list[str]:
     for host, component in product(hosts, COMPONENTS):
         if component in host.estimated:
             continue
-        number, alike = host.numbers[component], hosts
+        number = host.numbers[component]
+        alike = hosts
         if number and component == "gpu":
             alike = [one for one in hosts if not (one.is_named or host.is_named)]
         elif number:

@@ -95,8 +95,11 @@ def curve(
     """Make the energy of one sensor from its readings, NaN where one failed; shapes (samples,)."""
     good = np.flatnonzero(np.isfinite(readings))
     if len(good) < 2:
-        good, t_s, readings = np.arange(2), np.zeros(2), np.full(2, np.nan)
-    read_s, values = t_s[good], readings[good] * sensor.to_SI
+        good = np.arange(2)
+        t_s = np.zeros(2)
+        readings = np.full(2, np.nan)
+    read_s = t_s[good]
+    values = readings[good] * sensor.to_SI
     edges_s = np.concatenate([[-np.inf], read_s, [np.inf]])
     is_gap = np.diff(edges_s) > max(2 * period_s, 0.2)
     is_gap[1:-1] |= np.diff(good) > 1
@@ -132,7 +135,8 @@ def update_s(t_s: np.ndarray, values: np.ndarray) -> float | None:
 
 def _integrate(sensor, t_s, watts, period_s, renewed_s):
     """Integrate a power by the trapezoidal rule; before a mean over 1 s lies what was before it."""
-    apart_s, steps_W = np.diff(t_s), np.diff(watts)
+    apart_s = np.diff(t_s)
+    steps_W = np.diff(watts)
     energy_J = np.append(0.0, np.cumsum(apart_s * (watts[1:] + watts[:-1]) / 2))
     late_s = max(period_s, min(renewed_s, LONGEST_UPDATE_S))
     missed_J2 = np.append(
@@ -211,8 +215,10 @@ def impossible(one: Evidence, limits: dict) -> Iterator[str]:
 
 def _movement(one: Evidence, limits: dict) -> Iterator[str]:
     """S: what is used draws more than next to nothing in the mean, and its sensor moves."""
-    name, component = one.sensor.id, one.sensor.component
-    least_W, by = limits[f"least_{component}_W"], [f"least_{component}_W"]
+    name = one.sensor.id
+    component = one.sensor.component
+    least_W = limits[f"least_{component}_W"]
+    by = [f"least_{component}_W"]
     if 0 < one.limit_W < limits[f"most_{component}_W"]:
         least_W = max(least_W, limits["least_share"] * one.limit_W)
         by.append("least_share")
@@ -271,7 +277,8 @@ def _gaps(one: Evidence, limits: dict, quota_cpus: float | None) -> Iterator[str
 
     A counter loses nothing in a gap, but at the edges of the window, or if it can go round in it.
     """
-    share, longest_s = one.lost_s / one.length_s, one.longest_gap_s
+    share = one.lost_s / one.length_s
+    longest_s = one.longest_gap_s
     most_s = max(limits["gap_s"], 2 * one.period_s)
     by = ["gap_s"]
     if one.is_counter:
@@ -315,7 +322,8 @@ def _checks(one: Evidence, found: list[Evidence]) -> list[Evidence]:
 
 def _disagreement(counter: Evidence, power: Evidence, limits: dict) -> Iterator[str]:
     """C: counter and power of a device agree within 5 %, or what that power's lag allows."""
-    counted_J, drawn_J = counter.energy_J, power.energy_J
+    counted_J = counter.energy_J
+    drawn_J = power.energy_J
     lag_s = AVERAGED_S / 2 if _is_averaged(power.sensor) else 1.5 * power.late_s
     lag_J = lag_s * max(counted_J, drawn_J) / counter.length_s
     lag_J = min(lag_J, counter.bound_J + power.bound_J)

@@ -81,7 +81,8 @@ def training_devices() -> dict[str, str]:
     A CPU's own graphics is none of them: its energy is in the package's. What this process may
     not open, as in containers and jobs of batch systems, is left out.
     """
-    found, radeons = {}, []
+    found = {}
+    radeons = []
     for path in sorted(PCI_DEVICES.glob("*")):
         vendor = text(path / "vendor")
         if vendor not in VENDORS or _class(path) not in CLASSES:

@@ -199,7 +199,8 @@ def read_runs(path: Path, faults: list[str] | None = None) -> list[PerunRun]:
     """
     import h5py
 
-    runs, faults = [], [] if faults is None else faults
+    runs = []
+    faults = [] if faults is None else faults
     is_in_use = False
     with contextlib.suppress(ValueError):  # without locks HDF5 has none either
         is_in_use = is_locked(path)
@@ -221,18 +222,21 @@ def read_runs(path: Path, faults: list[str] | None = None) -> list[PerunRun]:
 
 
 def _read_run(application: str, name: str, run) -> PerunRun:
-    sensors, metrics = [], run["metrics"]
+    sensors = []
+    metrics = run["metrics"]
 
     def add_sensor(path: str, raw) -> None:
         *place, last = path.split("/")  # of round, host, component and sensor
         if last != "raw_data" or place[::2] != ["nodes"] * 4:
             return
-        times, series = raw["timesteps"], raw.get("alt_values", raw["values"])
+        times = raw["timesteps"]
+        series = raw.get("alt_values", raw["values"])
         seconds = times[:].astype("float32") * np.float32(times.attrs["mag"])
         if not len(seconds) or len(series) != len(seconds):
             raise ValueError(f"{raw.name}: its times and values do not match")
         round_, host, component, name = place[1::2]
-        unit, most = series.attrs["unit"], float(series.attrs.get("valid_max", np.inf))
+        unit = series.attrs["unit"]
+        most = float(series.attrs.get("valid_max", np.inf))
         about = name, component, name, KINDS.get(unit, unit), "measured"
         channel = Channel(*about, to_SI=float(series.attrs["mag"]))
         if unit == "J" and most < 2**63:  # 64 bits never wrap

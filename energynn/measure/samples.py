@@ -128,7 +128,10 @@ def read_header(path: Path) -> Header | None:
 
 
 def _read_piece(lines: Iterator[bytes], header: Header) -> Samples:
-    times_ns, rows, states, problems = [], [], [], []
+    times_ns = []
+    rows = []
+    states = []
+    problems = []
     for line in lines:
         with suppress(ValueError):
             if line.startswith(b'{"problem"'):

@@ -114,7 +114,8 @@ def count_modules_once(inventory: Inventory, watts: dict[str, float]) -> None:
             continue
         counter = sensor.id.replace("power", "energy")
         if watts.get(counter, 0.0) > MODULE_SHARE * watts.get(sensor.id, np.inf):
-            fault, what = "is the whole module's; the GPU's power is read", [counter]
+            fault = "is the whole module's; the GPU's power is read"
+            what = [counter]
         else:
             fault = f"is left out: {sensor.id} may be the whole module's"
             what = [one.id for one in inventory.sensors if one.component == "cpu"]
@@ -141,7 +142,8 @@ def rapl_sensors() -> list[Sensor]:
         try:
             component = _describe_zone(sensor, zone)
         except (OSError, ValueError, OverflowError) as error:  # whatever stands there
-            component, sensor.read = "cpu", partial(_fail, error)
+            component = "cpu"
+            sensor.read = partial(_fail, error)
         if component:
             sensors.append(sensor)
     return sensors
@@ -157,8 +159,10 @@ def _describe_zone(sensor: Sensor, zone: Path) -> str | None:
     limits_uW = map(kernel.text, zone.glob("constraint_*_limit_uw"))
     limits_W = [int(text) / 1e6 for text in limits_uW if text.isdecimal()]
     package = zone.name.split(":")[1]
-    sensor.id, sensor.component = f"{component}_{package}_{name}", component
-    sensor.device, sensor.wraps_at = package, wraps_at
+    sensor.id = f"{component}_{package}_{name}"
+    sensor.component = component
+    sensor.device = package
+    sensor.wraps_at = wraps_at
     sensor.notes = {"limit_W": max(limits_W)} if any(limits_W) else {}
     return component
 
@@ -247,7 +251,8 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
         return
     vendors = kernel.training_devices()
     there = [address for address, vendor in vendors.items() if vendor == "NVIDIA"]
-    fault, pynvml = "NVML does not list it", None
+    fault = "NVML does not list it"
+    pynvml = None
     notes = []
     try:
         pynvml, notes = list_gpus()
@@ -372,8 +377,11 @@ class Sampler:
     FIRST_S, LAST_S = 20.0, 5.0  # patience with a sensor, at the start and at the end
 
     def __init__(self, path: Path, inventory: Inventory, period_s: float):
-        self.path, self.inventory, self.period_s = path, inventory, period_s
-        self.stopping, self.has_begun = threading.Event(), threading.Event()
+        self.path = path
+        self.inventory = inventory
+        self.period_s = period_s
+        self.stopping = threading.Event()
+        self.has_begun = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.asked = ""  # the sensor that is being read; a driver may never answer
         self.faults: dict[str, str] = {}  # by sensor, the first in words
@@ -447,7 +455,8 @@ class Sampler:
 
     def _watch(self) -> None:
         """Note how often each sensor changes, and the faults of those that tell nothing."""
-        times_s, rows = [], []
+        times_s = []
+        rows = []
         watts = {}
         end_s = time.monotonic() + WATCH_S
         while time.monotonic() < end_s:
@@ -473,7 +482,8 @@ class Sampler:
 
     def _sample(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""
-        before_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+        before_ns = time.monotonic_ns()
+        wall_ns = time.time_ns()
         known = set(self.faults)
         values = self._read_all()
         middle_ns = (before_ns + time.monotonic_ns()) // 2

@@ -72,7 +72,9 @@ class Window:
         synchronize: bool = True,
         model: Any = None,
     ):
-        self.name, self.no_gpu, self.synchronize = name, no_gpu, synchronize
+        self.name = name
+        self.no_gpu = no_gpu
+        self.synchronize = synchronize
         self._block: Block | None = None
         if model is not None:
             file = f"{SIZE_FILE}.{gradient_bytes(model)}"
@@ -283,7 +285,8 @@ def _curve_on_beat(window_s: tuple[float, float], *readings) -> energy.Curve:
     is_slow = beat_s >= LEAST_BEAT * one.period_s and near.sum() >= FEWEST_BEATS
     if one.sensor.kind != "energy" or not is_slow:
         return one
-    near_s, half_s = at_s[near], (one.t_s[new] - at_s)[near]
+    near_s = at_s[near]
+    half_s = (one.t_s[new] - at_s)[near]
     beats_s = beat_s * BEATS
     turns = np.exp(2j * np.pi * near_s / beats_s[:, None]).mean(axis=1)
     best = abs(turns).argmax()
