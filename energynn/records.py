@@ -183,8 +183,10 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     result |= given | account(by_segment, intent.get("thresholds", {}))
     starts = events_of_kind(events, "training_start") or [{}]
     ends = events_of_kind(events, "training_end") or [{}]
-    result |= {"history": history, "metrics": ends[0].get("metrics", {})}
-    result |= {"valid": False, "invalid_reasons": []}  # until they are known
+    result["history"] = history
+    result["metrics"] = ends[0].get("metrics", {})
+    result["valid"] = False  # until the reasons are known
+    result["invalid_reasons"] = []
     # at the end, or after the last epoch of a dead run
     known = starts[0] | (ends[-1] or [{}, *history][-1])
     result |= {name: known[name] for name in COUNTS if name in known}

@@ -113,8 +113,10 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
 
 
 def _row(record: records.Record) -> dict:
-    told = {"why": records.reason(record), "command": record.config.get("command")}
-    return msgspec.to_builtins(record) | told
+    return msgspec.to_builtins(record) | {
+        "why": records.reason(record),
+        "command": record.config.get("command"),
+    }
 
 
 def _tabulate(rows: list[dict]) -> pd.DataFrame:

@@ -167,10 +167,14 @@ def published_runs(name: str = "values") -> pd.DataFrame:
     runs["passes_per_gpu_hour"] = (
         runs["samples_per_gpu_hour"] / runs["local_batch_size"]
     )
-    alike = {"origin": "published", "recipe": "published"}
-    runs = _with_derived(
-        runs.assign(system="HoreKa", device_kind="gpu", seed=0, **alike)
+    runs = runs.assign(
+        origin="published",
+        recipe="published",
+        system="HoreKa",
+        device_kind="gpu",
+        seed=0,
     )
+    runs = _with_derived(runs)
     for quantity, sources in DERIVED_FROM.items():  # as if errors were independent
         relative = [runs[f"{source}_std"] / runs[source] for source in sources]
         runs[f"{quantity}_std"] = runs[quantity] * np.sqrt(

@@ -60,8 +60,9 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     watts = _curve(power, TIME, POWER).encode(component)
     # without phases, their chart would have no end
     fill = alt.Fill("phase:N", title=None).scale(range=theme.COLOURS[1:])
-    spans = alt.X(f"{TIME}:Q"), alt.X2("end:Q", title=TIME), fill
-    shades = alt.Chart(phases).mark_rect(opacity=0.3).encode(*spans)
+    end = alt.X2("end:Q", title=TIME)
+    shades = alt.Chart(phases).mark_rect(opacity=0.3)
+    shades = shades.encode(alt.X(f"{TIME}:Q"), end, fill)
     over_time = [shades + watts if len(phases) else watts]
     beside = [_curve(energy, TIME, ENERGY)]
     if len(epochs) > 1:

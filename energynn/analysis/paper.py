@@ -58,8 +58,9 @@ def figures(manuscript: str) -> list[str]:
 
 def captions(build_dir: Path) -> dict[str, str]:
     """Read the captions of the paper's figures as plain text, by the figure's name."""
-    options = _options(build_dir) | {"field": "value"}
     found = []
     for path in MANUSCRIPTS.values():
-        found += json.loads(typst.query(path, "<drawing>", **options))
+        found += json.loads(
+            typst.query(path, "<drawing>", field="value", **_options(build_dir))
+        )
     return {figure["name"]: " ".join(figure["caption"].split()) for figure in found}

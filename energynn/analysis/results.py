@@ -185,12 +185,10 @@ def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
 
 def phases(runs: pd.DataFrame) -> pd.DataFrame:
     """Tabulate the records' ``energy_phases``: time and energy of each phase of each rank."""
-    columns = ["run_id", "rank", "device", "phase", "time_s"]
     rows = []
     for run_dir in runs["run_dir"]:
         record = records.read_record(Path(run_dir))
-        of_run = {"run_id": record.run_id}
-        rows += [of_run | entry for entry in record.energy_phases]
-    return pd.DataFrame(
-        rows, columns=[*columns, *(f"energy_{c}_J" for c in COMPONENTS)]
-    )
+        rows += [{"run_id": record.run_id} | entry for entry in record.energy_phases]
+    energies = [f"energy_{component}_J" for component in COMPONENTS]
+    columns = ["run_id", "rank", "device", "phase", "time_s", *energies]
+    return pd.DataFrame(rows, columns=columns)

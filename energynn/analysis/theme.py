@@ -201,8 +201,8 @@ def log_axis(
     ticks = [step * base**power for power in range(-12, 12) for step in steps]
     ticks = [tick for tick in ticks if low <= tick <= high]
     ticks = ticks[:: 1 + (len(ticks) - 1) // 6]
-    scale = {"type": "log", "domain": [low, high], "nice": False, "padding": padding}
-    return channel.scale(**scale).axis(values=ticks, format="~g")
+    channel = channel.scale(type="log", domain=[low, high], nice=False, padding=padding)
+    return channel.axis(values=ticks, format="~g")
 
 
 def placeholder(message: str) -> alt.Chart:

@@ -194,8 +194,9 @@ def fit(
     fits.check(seen)
     made = fits.make(seen)
     words = wording.fitted(made, runs_dir, details)
-    each = {"from_others": fits.from_others(made).to_dict("records")}
-    reply(as_json, fits.write(out, made) | each, words)
+    table = fits.write(out, made)
+    table["from_others"] = fits.from_others(made).to_dict("records")
+    reply(as_json, table, words)
 
 
 @forecast.command()

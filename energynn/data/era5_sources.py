@@ -189,12 +189,11 @@ def _part(file: str, dataset) -> Part:
         is_ours = np.isin(levels_hPa, LEVELS_HPA)
         levels_hPa = levels_hPa[is_ours]
         dataset = dataset.isel(level=is_ours, missing_dims="ignore")
-    order = ("expver", "level", *GRID)
 
     def read(row: int) -> Iterator[tuple[str, np.ndarray]]:
         # All levels are read at once, because a chunk of such a store holds every level.
         piece = dataset.isel(time=row, missing_dims="ignore")
-        piece = piece.transpose(*order, missing_dims="ignore").load()
+        piece = piece.transpose("expver", "level", *GRID, missing_dims="ignore").load()
         for name, field in piece.data_vars.items():
             levels = levels_hPa if len(name) == 1 else [""]
             if len(levels) == 0:  # a file of others
@@ -279,9 +278,10 @@ def _read_state(parts: list[Part], hour: int) -> np.ndarray:
     for channel in CHANNELS:
         if channel[0] == "r" and channel not in planes:
             level = channel[1:]
-            pressure_Pa = 100 * np.float64(level)
-            facts = weather(f"t{level}"), weather(f"q{level}"), pressure_Pa
-            state.append(relative_humidity_percent(*facts))
+            humidity_percent = relative_humidity_percent(
+                weather(f"t{level}"), weather(f"q{level}"), 100 * np.float64(level)
+            )
+            state.append(humidity_percent)
         else:
             state.append(weather(channel))
     return np.stack(state).astype(np.float32)

@@ -238,8 +238,8 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
     weights = era5.latitude_weights(np.array(_note(root, parsed[0][0]).latitude_deg))
     usual = (climatology(root, parsed[0]) - mean[:, None, None]) / std[:, None, None]
     facts = [values.astype(np.float32) for values in (mean, std, weights, usual)]
-    scored = (STEP_H, CHANNELS.index("z500"), tuple(range(1, TEST_STEPS + 1)))
-    return [era5.Split(each, *facts, *scored) for each in (training, validation, test)]
+    facts += [STEP_H, CHANNELS.index("z500"), tuple(range(1, TEST_STEPS + 1))]
+    return [era5.Split(each, *facts) for each in (training, validation, test)]
 
 
 def _note(root: Path, year: int) -> Note:

@@ -47,8 +47,13 @@ def smoke(system: str) -> Runs:
     runs.append(images(devices=2, global_batch_size=16))
     for n in (1, 2):
         pretraining = states(devices=n, local_batch_size=1)
-        tuning = dict(stage="finetune", initial_run=config.run_id(pretraining))
-        runs += [pretraining, states(devices=n, local_batch_size=1, **tuning)]
+        tuning = states(
+            devices=n,
+            local_batch_size=1,
+            stage="finetune",
+            initial_run=config.run_id(pretraining),
+        )
+        runs += [pretraining, tuning]
     # as large as the one on two devices
     runs.append(states(devices=1, global_batch_size=2))
     return runs
@@ -257,8 +262,13 @@ def large_batch(system: str = "local") -> Runs:
     for seed in range(3):
         for gbs, choices in LARGE_BATCH_EPOCHS.items():
             for epochs in choices:
-                sizes = dict(local_batch_size=16, global_batch_size=gbs, epochs=epochs)
-                runs.append(make(**sizes, seed=seed))
+                run = make(
+                    local_batch_size=16,
+                    global_batch_size=gbs,
+                    epochs=epochs,
+                    seed=seed,
+                )
+                runs.append(run)
     return runs
 
 
@@ -378,8 +388,13 @@ def f2(system: str) -> Runs:
     """
     runs = []
     for before in f1(system)[2:]:
-        tuning = dict(stage="finetune", initial_run=config.run_id(before))
-        runs += _fourcastnet(system, (before.devices,), local_batch_size=1, **tuning)
+        runs += _fourcastnet(
+            system,
+            (before.devices,),
+            local_batch_size=1,
+            stage="finetune",
+            initial_run=config.run_id(before),
+        )
     return runs
 
 

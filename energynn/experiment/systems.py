@@ -77,8 +77,9 @@ def site(name: str) -> Site:
                     raise ValueError(
                         f"{name} would become a command of a job; write it in systems/NAME.toml"
                     )
-        facts = {"name": path.stem, "file": str(path.resolve())}
-        found = msgspec.convert(values | facts, Site)
+        values["name"] = path.stem
+        values["file"] = str(path.resolve())
+        found = msgspec.convert(values, Site)
         if found.scheduler == "slurm" and not found.devices_per_node:
             raise ValueError(
                 "devices_per_node: is missing; say how many GPUs a node has"

@@ -144,7 +144,7 @@ def rows(
         raise ValueError(
             f"workload: the fit is of {fit.runs.workload}; fit {others.pop()}"
         )
-    same = {"seed": 0, "repeat": 0, "system": fit.runs.site.name}
+    system = fit.runs.site.name
     provenance = (
         f"estimated by a model fitted to {len(fit.runs)} {fit.runs.provenance} runs"
         f"{runs.SCOPES[fit.runs.scope]}"
@@ -153,7 +153,8 @@ def rows(
         changes = power_limit.factors(power_share).ravel()
         provenance += power_limit.WORDS.format(power_share, *changes)
     result = []
-    for run in dict.fromkeys(config.replace(run, **same) for run in asked):
+    alike = [config.replace(run, seed=0, repeat=0, system=system) for run in asked]
+    for run in dict.fromkeys(alike):
         check_devices(fit.runs.site, run.devices)
         work = fit.runs.works([run])
         if run.local_batch_size and not work.updates[0]:
@@ -162,9 +163,12 @@ def rows(
                 "smaller one"
             )
         row = {name: getattr(run, name) for name in OF_RUN}
-        row |= {"workload": fit.runs.workload, "run_id": config.run_id(run)}
-        samples = fit.runs.epoch(run).training_samples
-        row |= {"samples": samples, "provenance": provenance}
+        row |= {
+            "workload": fit.runs.workload,
+            "run_id": config.run_id(run),
+            "samples": fit.runs.epoch(run).training_samples,
+            "provenance": provenance,
+        }
         for name, values in quantities(fit, work, power_share, factors).items():
             known = np.where(np.isfinite(values[0]), values[0], None)
             row[name] = dict(zip(ENDS, known, strict=True))

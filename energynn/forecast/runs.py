@@ -358,10 +358,11 @@ def _config(record: records.Record, named: str) -> RunConfig:
         sizes = ("epochs", "local_batch_size", "training_samples", "gradient_bytes")
         known = {name: told(record).get(name) for name in sizes}
         return config.make(command.__name__, devices=record.devices, **known)
-    device = "gpu" if record.device_kind == "gpu" else "cpu"
-    alike = {"device": device, "seed": 0, "repeat": 0}
     kept = {name: plain[name] for name in plain if name not in config.WATCH}
-    return config.from_dict(kept | alike, named)
+    kept["device"] = "gpu" if record.device_kind == "gpu" else "cpu"
+    kept["seed"] = 0
+    kept["repeat"] = 0
+    return config.from_dict(kept, named)
 
 
 def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Taken:

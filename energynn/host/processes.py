@@ -41,8 +41,10 @@ def own_environment() -> dict[str, str]:
     entries = [os.path.abspath(entry) for entry in named if entry]
     if IS_CHECKOUT:  # of this one, not of another that is named, too
         entries.insert(0, str(PACKAGE.parent))
-    modules = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(entries))}
-    return os.environ | modules | {"PYTHONSAFEPATH": "1"}
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(entries)),
+        "PYTHONSAFEPATH": "1",
+    }
 
 
 def end_with_parent(

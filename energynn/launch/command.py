@@ -186,11 +186,16 @@ def _run(
     # CUDA's numbers are NVML's
     environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     events.mark("training_start")
-    # close_fds: MPI's launchers hand open files to their ranks.
-    options = {"stdout": stdout, "close_fds": False}
     known = processes.adopt_orphans()
     try:
-        child = supervise.start(command, folder, environment, signal.SIGTERM, **options)
+        child = supervise.start(
+            command,
+            folder,
+            environment,
+            signal.SIGTERM,
+            stdout=stdout,
+            close_fds=False,  # MPI's launchers hand open files to their ranks
+        )
     except OSError as error:
         events.mark("training_end", exit_status=CANNOT_START)
         fault = f"the command cannot be started: {error.strerror}"

@@ -48,8 +48,12 @@ def examine(devices: int = 2) -> list[Finding]:
     if BAD not in [finding.state for finding in findings]:
         # a silent driver would not answer here
         findings += _gpu_findings()
-    packages = [_package_finding("torch"), _package_finding("perun", PERUN_VERSION)]
-    return [*findings, *packages, _mpi_finding(devices)]
+    return [
+        *findings,
+        _package_finding("torch"),
+        _package_finding("perun", PERUN_VERSION),
+        _mpi_finding(devices),
+    ]
 
 
 def exit_status(findings: list[Finding]) -> int:

@@ -130,9 +130,12 @@ def _kernel(folder: Path) -> dict[str, str]:
     """Write a kernel "python3" that is this Python; returns the variable that puts it first."""
     words = [*OWN_PYTHON, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     words += ["--InteractiveShellApp.ignore_cwd=True"]
-    kernel = {"argv": words, "display_name": "Python 3 (ipykernel)"}
-    path = folder / "kernels" / "python3" / "kernel.json"
-    write_json(path, kernel | {"language": "python"})
+    kernel = {
+        "argv": words,
+        "display_name": "Python 3 (ipykernel)",
+        "language": "python",
+    }
+    write_json(folder / "kernels" / "python3" / "kernel.json", kernel)
     places = filter(None, [str(folder), os.environ.get("JUPYTER_PATH")])
     return {"JUPYTER_PATH": os.pathsep.join(places)}
 

@@ -75,11 +75,16 @@ def _let_supervise(run_dir: Path, lock_file: int) -> None:
 
     lock_file: number of the open lock, which it holds, too: it may outlive us.
     """
-    words = ["energynn.launch.supervise", str(run_dir), str(os.getpid())]
     log = segments(run_dir)[-1] / "log.txt"
     with open(log, "w") as written:
         supervisor = subprocess.Popen(
-            [*processes.OWN_PYTHON, "-m", *words],
+            [
+                *processes.OWN_PYTHON,
+                "-m",
+                "energynn.launch.supervise",
+                str(run_dir),
+                str(os.getpid()),
+            ],
             stdout=written,
             pass_fds=[lock_file],
             env=processes.own_environment(),
@@ -198,8 +203,8 @@ def begin(intent: dict, run_dir: Path) -> None:
             supervise.next_segment(run_dir)
             # job and GPUs may be others now
             before = records.read_intent(run_dir)
-            begun = {"started_at": before["started_at"]}
-            write_json(run_dir / "run.json", before | intent | begun)
+            intent["started_at"] = before["started_at"]
+            write_json(run_dir / "run.json", before | intent)
             return
         if not (run_dir / "record.json").exists():  # its launcher was killed
             tell(records.recover_one(run_dir))

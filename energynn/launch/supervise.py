@@ -203,8 +203,14 @@ def make(run_dir: Path, parent: int) -> None:
     folder = segments(run_dir)[-1]
     words = ranks_command(folder, intent)
     environment = rank_environment(intent)
-    pipes = APART | {"stderr": subprocess.STDOUT}
-    ranks = start(words, folder, environment, signal.SIGKILL, **pipes)
+    ranks = start(
+        words,
+        folder,
+        environment,
+        signal.SIGKILL,
+        stderr=subprocess.STDOUT,
+        **APART,
+    )
     looked_s, reason = time.monotonic(), ""  # why they have to end
     while ranks.poll() is None and not reason:
         reason = stop_reason(stopped)
@@ -269,8 +275,14 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
     if intent["launcher"] == "alone":
         return [*processes.OWN_PYTHON, *train]
     if intent["launcher"] == "torchrun":
-        torchrun = ["torch.distributed.run", f"--nproc-per-node={devices}"]
-        return [*processes.OWN_PYTHON, "-m", *torchrun, "--standalone", *train]
+        return [
+            *processes.OWN_PYTHON,
+            "-m",
+            "torch.distributed.run",
+            f"--nproc-per-node={devices}",
+            "--standalone",
+            *train,
+        ]
     ini = folder / "perun.ini"
     period_s = intent["config"]["perun_sampling_period_s"]
     perun_adapter.write_configuration(ini, period_s, _gpus_of(intent))
@@ -278,9 +290,15 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
         launchers.python_of_ranks(), TRAIN_SCRIPT, folder, ini
     )
     if SRUN_VARIABLE in os.environ:
-        srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--label"]
-        options = [f"--ntasks={devices}", *shlex.split(os.environ[SRUN_VARIABLE])]
-        return [*srun, *options, *ranks]
+        return [
+            "srun",
+            "--export=ALL",
+            "--kill-on-bad-exit=1",
+            "--label",
+            f"--ntasks={devices}",
+            *shlex.split(os.environ[SRUN_VARIABLE]),
+            *ranks,
+        ]
     return [*launchers.mpi_start(devices), *ranks]
 
 

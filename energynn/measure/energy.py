@@ -354,8 +354,11 @@ def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[SensorEner
     """
     described = []
     for one in found:
-        facts = msgspec.structs.asdict(one.sensor)
-        entry = SensorEnergy(**facts, samples=one.readings, coverage=one.coverage)
+        entry = SensorEnergy(
+            **msgspec.structs.asdict(one.sensor),
+            samples=one.readings,
+            coverage=one.coverage,
+        )
         if one.limit_end_W:
             entry.notes = entry.notes | {"limit_end_W": one.limit_end_W}
         if np.isfinite(one.energy_J) and not any(impossible(one, limits)):

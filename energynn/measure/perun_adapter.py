@@ -82,9 +82,22 @@ def command(
     hook = Path(__file__).with_name("perun_hook.py")
     # perun's parser interpolates
     out = os.path.relpath(run_dir / "perun").replace("%", "%%")
-    perun = [*python, "-P", "-c", PERUN, "-c", str(configuration), "monitor"]
-    options = ["--data_out", out, "--live-callback-files", str(hook)]
-    return [*perun, *options, "--", str(script), str(run_dir)]
+    return [
+        *python,
+        "-P",
+        "-c",
+        PERUN,
+        "-c",
+        str(configuration),
+        "monitor",
+        "--data_out",
+        out,
+        "--live-callback-files",
+        str(hook),
+        "--",
+        str(script),
+        str(run_dir),
+    ]
 
 
 def environment(given: dict[str, str]) -> dict[str, str]:
@@ -237,8 +250,14 @@ def _read_run(application: str, name: str, run) -> PerunRun:
         round_, host, component, name = place[1::2]
         unit = series.attrs["unit"]
         most = float(series.attrs.get("valid_max", np.inf))
-        about = name, component, name, KINDS.get(unit, unit), "measured"
-        channel = Channel(*about, to_SI=float(series.attrs["mag"]))
+        channel = Channel(
+            name,
+            component,
+            name,
+            KINDS.get(unit, unit),
+            "measured",
+            to_SI=float(series.attrs["mag"]),
+        )
         if unit == "J" and most < 2**63:  # 64 bits never wrap
             channel.wraps_at = most
         sensors.append(PerunSensor(round_, host, channel, seconds, series[:]))

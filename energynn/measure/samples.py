@@ -191,8 +191,13 @@ def write_host(
     ]
     events = []
     for event, at in (("rank_start", 0), ("training_start", 0), ("training_end", -1)):
-        clocks = {"t_mono_ns": times_ns[at], "t_wall_ns": apart_ns + times_ns[at]}
-        events.append({"event": event, "host": host} | clocks)
+        mark = {
+            "event": event,
+            "host": host,
+            "t_mono_ns": times_ns[at],
+            "t_wall_ns": apart_ns + times_ns[at],
+        }
+        events.append(mark)
     events[-1] |= at_end
     files = (f"samples-{host}", [header, *samples]), (f"events-rank{rank}", events)
     for name, lines in files:
@@ -217,8 +222,12 @@ class Events:
 
     def mark(self, event: str, **fields) -> None:
         """Write an event, so that it is in the file even if the process is killed."""
-        clocks = {"t_mono_ns": time.monotonic_ns(), "t_wall_ns": time.time_ns()}
-        self.file.write(json.dumps(clocks | {"event": event} | fields) + "\n")
+        told = {
+            "t_mono_ns": time.monotonic_ns(),
+            "t_wall_ns": time.time_ns(),
+            "event": event,
+        }
+        self.file.write(json.dumps(told | fields) + "\n")
 
     def be_idle(self, when: str, seconds: float) -> None:
         """Do nothing for a while, so that idle power is measured."""

@@ -207,8 +207,11 @@ def _start_sampler(no_gpu: bool) -> Sampler:
     path = machine.system_file()
     system = machine.load(path)
     folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
-    intent = {"uses_gpus": not no_gpu, "config": {"sampling_period_s": PERIOD_S}}
-    write_json(folder / "run.json", system | intent)
+    intent = system | {
+        "uses_gpus": not no_gpu,
+        "config": {"sampling_period_s": PERIOD_S},
+    }
+    write_json(folder / "run.json", intent)
     stop_sampler, number = start_sampler(folder, 1, [0])  # waits for no other rank
     atexit.register(_end, os.getpid(), folder, stop_sampler)
     time.sleep(FIRST_S)
