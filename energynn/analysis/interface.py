@@ -86,8 +86,9 @@ def load(runs_dir: str | Path = "") -> xr.Dataset:
     for name in map(str, runs):
         unit = name.removesuffix("_std").rsplit("_", 1)[-1]
         runs[name].attrs["units"] = UNITS.get(unit, "1")
-    excluded = long.attrs["excluded"] + others.attrs["excluded"]
-    return runs.set_coords(runs.keys() & {*TEXTS}).assign_attrs(excluded=excluded)
+    return runs.set_coords(runs.keys() & {*TEXTS}).assign_attrs(
+        excluded=long.attrs["excluded"] + others.attrs["excluded"]
+    )
 
 
 def table(runs_dir: str | Path = "") -> pd.DataFrame:
@@ -108,8 +109,11 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
     rows |= {folder: _row(record) for folder, record in made.items()}
     for copy in records.copies(made):
         del rows[copy]
-    runs = _tabulate([*rows.values()]).rename(columns=SHORT)
-    return runs.sort_values("started_at", ascending=False, ignore_index=True)
+    return (
+        _tabulate([*rows.values()])
+        .rename(columns=SHORT)
+        .sort_values("started_at", ascending=False, ignore_index=True)
+    )
 
 
 def _row(record: records.Record) -> dict:
@@ -155,8 +159,9 @@ def export(
         if factor is not None:
             runs[name] = factor * kWh
     csv.parent.mkdir(parents=True, exist_ok=True)
-    cells = runs.reset_index().rename(columns=cell).map(cell)
-    cells.to_csv(csv, index=False, errors="backslashreplace")
+    runs.reset_index().rename(columns=cell).map(cell).to_csv(
+        csv, index=False, errors="backslashreplace"
+    )
     return len(runs)
 
 
@@ -207,6 +212,8 @@ def compare(*runs: str | Path) -> pd.DataFrame:
         ratio = table.loc["energy_total_J", "ratio"]
         bounds = numbers.loc["energy_total_bound_J"] / numbers.loc["energy_total_J"]
         half = ratio * bounds.sum(skipna=False)
-        ends = ratio - half, ratio + half
-        table.loc["energy_total_J", ["ratio_low", "ratio_high"]] = ends
+        table.loc["energy_total_J", ["ratio_low", "ratio_high"]] = (
+            ratio - half,
+            ratio + half,
+        )
     return table.replace("", np.nan).dropna(how="all").rename_axis("quantity")

@@ -77,6 +77,7 @@ def _series(name: str, about: dict) -> pd.DataFrame:
     }
     parts = []
     for quantity, ends in values.items():
-        part = pd.DataFrame(ends, columns=predict.ENDS)
-        parts.append(part.assign(quantity=quantity, **sizes))
+        parts.append(
+            pd.DataFrame(ends, columns=predict.ENDS).assign(quantity=quantity, **sizes)
+        )
     return pd.concat(parts).dropna(subset="value")

@@ -98,8 +98,7 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
     reduced["run"] = reduced["run"].str.join(", ")
     reduced = reduced.sort_values(["series", "devices"], kind="stable")
     study = table[table["origin"] == "published"]
-    means = pd.concat([study, reduced], ignore_index=True)
-    return means.copy()  # in one piece
+    return pd.concat([study, reduced], ignore_index=True).copy()  # in one piece
 
 
 def mean_of_repeats(
@@ -111,13 +110,15 @@ def mean_of_repeats(
     run: its scatter is unknown, not zero.
     """
     groups = runs.groupby(alike, dropna=False, sort=False)
-    parts = [
-        groups[numbers].mean(),
-        groups[numbers].std().add_suffix("_std"),
-        groups["run"].agg(list),
-        groups.size().rename("repeats"),
-    ]
-    return pd.concat(parts, axis=1).reset_index()
+    return pd.concat(
+        [
+            groups[numbers].mean(),
+            groups[numbers].std().add_suffix("_std"),
+            groups["run"].agg(list),
+            groups.size().rename("repeats"),
+        ],
+        axis=1,
+    ).reset_index()
 
 
 def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
@@ -128,9 +129,11 @@ def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
     known = rows[rows[quantity].notna()]
     value = known[quantity]
     spread = known.get(f"{quantity}_std", 0.0 * value).fillna(0.0)
-    of_quantity = provenance(quantity, known)
     return known.assign(
-        value=value, low=value - spread, high=value + spread, provenance=of_quantity
+        value=value,
+        low=value - spread,
+        high=value + spread,
+        provenance=provenance(quantity, known),
     )
 
 
@@ -241,8 +244,7 @@ def _own(runs: pd.DataFrame) -> pd.DataFrame:
     name = (stage + ", " + selected["series"]).str.removeprefix(", ")
     selected["series"] = selected["name"] = name
     for name, conditions in published.series().items():
-        belongs = _belongs(selected, conditions)
-        selected.loc[belongs, ["series", "name"]] = (
+        selected.loc[_belongs(selected, conditions), ["series", "name"]] = (
             name,
             f"{name}: {conditions['label']}",
         )

@@ -56,8 +56,7 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     for name in set(power["component"]):
         known = getattr(record, f"energy_{name}_provenance")
         power = power.replace(name, f"{name}, {known}")
-    component = alt.Color("component:N", title=None)
-    watts = _curve(power, TIME, POWER).encode(component)
+    watts = _curve(power, TIME, POWER).encode(alt.Color("component:N", title=None))
     # without phases, their chart would have no end
     fill = alt.Fill("phase:N", title=None).scale(range=theme.COLOURS[1:])
     end = alt.X2("end:Q", title=TIME)
@@ -83,10 +82,8 @@ def draw(run_dir: Path) -> alt.HConcatChart:
 
 def _curve(table: pd.DataFrame, x: str, y: str) -> alt.Chart:
     chart = alt.Chart(table, width=370, height=150)
-    is_sparse = len(table) < 50
-    line = chart.mark_line(color=theme.COLOURS[0], point=is_sparse)
-    height = alt.Y(f"{y}:Q", title=y.replace("_", " "))
-    return line.encode(alt.X(f"{x}:Q"), height)
+    line = chart.mark_line(color=theme.COLOURS[0], point=len(table) < 50)
+    return line.encode(alt.X(f"{x}:Q"), alt.Y(f"{y}:Q", title=y.replace("_", " ")))
 
 
 def _epochs_and_phases(

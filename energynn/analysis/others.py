@@ -50,8 +50,11 @@ def load() -> pd.DataFrame:
             name: rows.eval(expression, engine="python")
             for name, expression in about["columns"].items()
         }
-        commit = rows[commits["by"]].map(commits)
-        tables.append(rows[["row"]].assign(file=file, commit=commit, **named))
+        tables.append(
+            rows[["row"]].assign(
+                file=file, commit=rows[commits["by"]].map(commits), **named
+            )
+        )
     table = pd.concat(tables, ignore_index=True).assign(**LABELS)
     table = table.astype({"devices": int, "global_batch_size": int})
     table.attrs["left_out"] = left_out
@@ -76,8 +79,7 @@ def means(runs: pd.DataFrame) -> pd.DataFrame:
     numbers = runs.select_dtypes("number").columns.difference([*CONFIGURATION, "row"])
     runs = runs.assign(run=runs["row"])
     table = observations.mean_of_repeats(runs, CONFIGURATION, list(numbers))
-    rows = table["run"]
-    return table.assign(rows=rows, run=table.index, copies="", recipe="")
+    return table.assign(rows=table["run"], run=table.index, copies="", recipe="")
 
 
 def series(table: pd.DataFrame, alike: list[str]) -> pd.DataFrame:
@@ -87,5 +89,6 @@ def series(table: pd.DataFrame, alike: list[str]) -> pd.DataFrame:
     """
     groups = table.groupby(alike, dropna=False)
     several = table[groups["devices"].transform("nunique") > 1]
-    names = several[alike].astype(str).agg(" ".join, axis=1)
-    return several.assign(series=names).sort_values(["series", "devices"])
+    return several.assign(
+        series=several[alike].astype(str).agg(" ".join, axis=1)
+    ).sort_values(["series", "devices"])

@@ -38,8 +38,11 @@ def compile(build_dir: Path) -> list[Path]:
 
 def _options(build_dir: Path) -> dict:
     """Options of typst: the build folder, an input of the template, may lie anywhere below "/"."""
-    inputs = {"build": str(build_dir.resolve())}
-    return {"root": "/", "ignore_system_fonts": True, "sys_inputs": inputs}
+    return {
+        "root": "/",
+        "ignore_system_fonts": True,
+        "sys_inputs": {"build": str(build_dir.resolve())},
+    }
 
 
 def require(build_dir: Path, files: list[str]) -> None:

@@ -178,8 +178,9 @@ def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
             )
             kind = ", scaled data" if data == "scaled" else ""
             series = f"constant {label} = " + table[constant].astype(str) + kind + seed
-            part = table.assign(series=series, constant=constant, data=data)
-            parts.append(part[counts > 1])
+            parts.append(
+                table.assign(series=series, constant=constant, data=data)[counts > 1]
+            )
     return pd.concat(parts, ignore_index=True)
 
 
@@ -190,5 +191,6 @@ def phases(runs: pd.DataFrame) -> pd.DataFrame:
         record = records.read_record(Path(run_dir))
         rows += [{"run_id": record.run_id} | entry for entry in record.energy_phases]
     energies = [f"energy_{component}_J" for component in COMPONENTS]
-    columns = ["run_id", "rank", "device", "phase", "time_s", *energies]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(
+        rows, columns=["run_id", "rank", "device", "phase", "time_s", *energies]
+    )

@@ -95,20 +95,27 @@ def _theme() -> alt.theme.ThemeConfig:
             "bottom": {"anchor": "start", "direction": "vertical", "margin": 10}
         },
     }
-    config = {
-        "font": FONT,
-        "view": {"continuousWidth": 290, "continuousHeight": 208, "stroke": None},
-        "axis": text | axis,
-        "axisX": {"labelFlush": False},
-        "legend": text | legend,
-        "title": {"fontSize": 14, "anchor": "start", "frame": "group", "offset": 10},
-        "range": {"category": COLOURS},
-        "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
-        "text": {"fontSize": TEXT_px},
-        "concat": {"spacing": 13},
-        "mark": {"tooltip": {"content": "encoding"}},
+    return {
+        "background": "white",
+        "config": {
+            "font": FONT,
+            "view": {"continuousWidth": 290, "continuousHeight": 208, "stroke": None},
+            "axis": text | axis,
+            "axisX": {"labelFlush": False},
+            "legend": text | legend,
+            "title": {
+                "fontSize": 14,
+                "anchor": "start",
+                "frame": "group",
+                "offset": 10,
+            },
+            "range": {"category": COLOURS},
+            "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
+            "text": {"fontSize": TEXT_px},
+            "concat": {"spacing": 13},
+            "mark": {"tooltip": {"content": "encoding"}},
+        },
     }
-    return {"background": "white", "config": config}
 
 
 def enable() -> None:
@@ -142,11 +149,10 @@ def provenance(
     if timed and "estimated" in words:
         words.add("measured")
     present = {word: shape for word, shape in PROVENANCE.items() if word in words}
-    scale = alt.Scale(domain=list(present), range=list(present.values()))
     return alt.Shape(
         field,
         type="nominal",
-        scale=scale,
+        scale=alt.Scale(domain=list(present), range=list(present.values())),
         legend=alt.Legend(title=title, titleOrient="left"),
     )
 
@@ -166,8 +172,9 @@ def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
         columns=columns,
         labelLimit=PAGE_px // columns - 45,
     )
-    scale = alt.Scale(domain=names, **colours)
-    return alt.Color("name", type="nominal", scale=scale, legend=legend)
+    return alt.Color(
+        "name", type="nominal", scale=alt.Scale(domain=names, **colours), legend=legend
+    )
 
 
 def titled(title: str, said: str, width: int = PAGE_px) -> alt.Title:
@@ -260,8 +267,11 @@ def intervals(rows: pd.DataFrame, x: str) -> alt.Chart:
     """Grey bars from ``low`` to ``high`` at the column ``x``: what a text implies, which is
     never drawn as a point.
     """
-    bar = alt.Chart(rows).mark_rule(strokeWidth=5, color=GREY, opacity=0.6)
-    return bar.encode(x=f"{x}:Q", y="low:Q", y2="high:Q")
+    return (
+        alt.Chart(rows)
+        .mark_rule(strokeWidth=5, color=GREY, opacity=0.6)
+        .encode(x=f"{x}:Q", y="low:Q", y2="high:Q")
+    )
 
 
 MODEL = "model, fitted to the published values [90 %]"
@@ -278,10 +288,9 @@ def model_curves(
     if rows.empty:
         return []
     base = alt.Chart(rows.assign(curve=MODEL)).encode(x, color=color)
-    scale = alt.Scale(domain=[MODEL], range=[[6, 2.5, 1.6, 2.5]])
     dashes = alt.StrokeDash(
         "curve:N",
-        scale=scale,
+        scale=alt.Scale(domain=[MODEL], range=[[6, 2.5, 1.6, 2.5]]),
         legend=alt.Legend(title=None, symbolSize=770, labelLimit=480),
     )
     band = base.mark_area(opacity=0.16)

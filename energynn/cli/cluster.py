@@ -64,8 +64,9 @@ def submit(
         runs = list(chain.from_iterable(known.find(names, site.name).values()))
         name = "-".join(Path(name).stem for name in names)
     runs = list(dict.fromkeys(runs))
-    shows = dry_run or scripts
-    submit.submit_runs(runs, name, site, runs_dir, shows, scripts, max_gpu_hours)
+    submit.submit_runs(
+        runs, name, site, runs_dir, dry_run or scripts, scripts, max_gpu_hours
+    )
 
 
 def status(

@@ -69,8 +69,13 @@ def predict(
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
     made = fits.read(fit, workload)
     asked = predict.asked(made, study, parameters_of(p))
-    factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
-    rows = predict.rows(made, asked, factors=factors)
+    rows = predict.rows(
+        made,
+        asked,
+        factors=predict.factors_of(
+            gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue
+        ),
+    )
     advice = next_run.advice(made, asked)
     words = f"{wording.predicted(rows)}\n\n{advice['in_words']}"
     reply(as_json, {"rows": rows, "next_run": advice}, words)
@@ -112,8 +117,13 @@ def plan(
     known = max(studies.large_batch_thresholds(run), default=None)
     limits |= {"global_batch_size": max_global_batch_size or known, "devices": devices}
     asked = plan.grid(made, run, size=local_batch_size)
-    factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
-    answer = plan.make(made, asked, limits, power_limit, factors)
+    answer = plan.make(
+        made,
+        asked,
+        limits,
+        power_limit,
+        predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue),
+    )
     advice = next_run.advice(made, [answer.runs[at] for at in answer.choices.values()])
     words = f"{wording.planned(answer)}\n{advice['in_words']}"
     reply(as_json, plan.as_json(answer) | {"next_run": advice}, words)

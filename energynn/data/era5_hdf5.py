@@ -99,8 +99,9 @@ def _times(file, year: int) -> tuple[np.ndarray, str]:
             values = np.array([*map(_date, clock.asstr()[:])])
         else:
             attributes.setdefault("units", "seconds since 1970-01-01")
-        coordinates = {"time": ("time", values, attributes)}
-        time = xr.decode_cf(xr.Dataset(coords=coordinates)).time
+        time = xr.decode_cf(
+            xr.Dataset(coords={"time": ("time", values, attributes)})
+        ).time
         require_dates(time)
         return time.values, ""
     hours = hours_of_year(year)

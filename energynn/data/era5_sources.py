@@ -278,10 +278,11 @@ def _read_state(parts: list[Part], hour: int) -> np.ndarray:
     for channel in CHANNELS:
         if channel[0] == "r" and channel not in planes:
             level = channel[1:]
-            humidity_percent = relative_humidity_percent(
-                weather(f"t{level}"), weather(f"q{level}"), 100 * np.float64(level)
+            state.append(
+                relative_humidity_percent(
+                    weather(f"t{level}"), weather(f"q{level}"), 100 * np.float64(level)
+                )
             )
-            state.append(humidity_percent)
         else:
             state.append(weather(channel))
     return np.stack(state).astype(np.float32)

@@ -89,8 +89,9 @@ def _write_year(
     variances = []
     part = path.with_suffix(".part")
     with open(part, "wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f4", "fortran_order": False, "shape": shape}
+        )
         for state, mean, variance in _states(source, pool):
             file.write(state)
             total += state
@@ -101,19 +102,22 @@ def _write_year(
         os.fsync(file.fileno())
     np.save(path.with_name(f"mean-{path.name}"), (total / shape[0]).astype(np.float32))
     values = shape[0] * shape[2] * shape[3]
-    note = Note(
-        source=origin,
-        channels=list(CHANNELS),
-        latitude_deg=source.latitude_deg.tolist(),
-        longitude_deg=source.longitude_deg.tolist(),
-        hours_since_1970=source.hours.tolist(),
-        count=[values] * len(CHANNELS),
-        mean=np.mean(means, axis=0).tolist(),
-        squared_deviations=(
-            values * (np.mean(variances, axis=0) + np.var(means, axis=0))
-        ).tolist(),
+    path.with_suffix(".json").write_bytes(
+        msgspec.json.encode(
+            Note(
+                source=origin,
+                channels=list(CHANNELS),
+                latitude_deg=source.latitude_deg.tolist(),
+                longitude_deg=source.longitude_deg.tolist(),
+                hours_since_1970=source.hours.tolist(),
+                count=[values] * len(CHANNELS),
+                mean=np.mean(means, axis=0).tolist(),
+                squared_deviations=(
+                    values * (np.mean(variances, axis=0) + np.var(means, axis=0))
+                ).tolist(),
+            )
+        )
     )
-    path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
     os.replace(part, path)
 
 

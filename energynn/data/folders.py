@@ -88,8 +88,7 @@ def verify_tree(
 
     Raises ValueError naming the first file that is missing or differs.
     """
-    digest_of = partial(of_file, root, algorithm=algorithm)
-    for name, digest in digests(checksums, digest_of):
+    for name, digest in digests(checksums, partial(of_file, root, algorithm=algorithm)):
         if digest != checksums[name]:
             raise ValueError(
                 f"{root}/{name} differs from its {algorithm} {checksums[name]}"

@@ -91,8 +91,9 @@ class Listing:
         """Read the image's bytes as they lie there."""
         if self.offsets is None:
             return (self.place / os.fsdecode(self.names[index])).read_bytes()
-        file = _descriptor(self.place)
-        return os.pread(file, int(self.sizes[index]), int(self.offsets[index]))
+        return os.pread(
+            _descriptor(self.place), int(self.sizes[index]), int(self.offsets[index])
+        )
 
 
 @lru_cache
@@ -414,7 +415,6 @@ def read_ppm(data: bytes) -> np.ndarray | None:
     if header is None:
         return None
     width, height = map(int, header.groups())
-    pixels = np.frombuffer(
+    return np.frombuffer(
         bytearray(data), np.uint8, 3 * width * height, offset=header.end()
-    )
-    return pixels.reshape(height, width, 3)
+    ).reshape(height, width, 3)

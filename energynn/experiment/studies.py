@@ -262,13 +262,14 @@ def large_batch(system: str = "local") -> Runs:
     for seed in range(3):
         for gbs, choices in LARGE_BATCH_EPOCHS.items():
             for epochs in choices:
-                run = make(
-                    local_batch_size=16,
-                    global_batch_size=gbs,
-                    epochs=epochs,
-                    seed=seed,
+                runs.append(
+                    make(
+                        local_batch_size=16,
+                        global_batch_size=gbs,
+                        epochs=epochs,
+                        seed=seed,
+                    )
                 )
-                runs.append(run)
     return runs
 
 

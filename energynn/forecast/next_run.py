@@ -50,9 +50,13 @@ def after(fit: Fit, made: RunConfig) -> Fit:
         gain = covariance @ slope
         variance = fit.errors[row] ** 2 + slope @ gain
         covariance = covariance - np.outer(gain, gain) / variance
-    taken = [*fit.runs.taken, Taken(config.asdict(made), np.nan)]
-    runs = msgspec.structs.replace(fit.runs, taken=taken)
-    return dataclasses.replace(fit, runs=runs, covariance=covariance)
+    return dataclasses.replace(
+        fit,
+        runs=msgspec.structs.replace(
+            fit.runs, taken=[*fit.runs.taken, Taken(config.asdict(made), np.nan)]
+        ),
+        covariance=covariance,
+    )
 
 
 def half_widths(fit: Fit, work: np.recarray) -> np.ndarray:
@@ -77,8 +81,9 @@ def worth(fit: Fit, asked: list[RunConfig], minutes: float = MINUTES) -> pd.Data
     hours = (train_s + START_S) * work.devices / SECOND_PER_HOUR
     rows = [(None, 0.0, *half_widths(fit, question))]
     for at in np.flatnonzero(able):
-        then = half_widths(after(fit, found[at]), question)
-        rows.append((found[at], hours[at], *then))
+        rows.append(
+            (found[at], hours[at], *half_widths(after(fit, found[at]), question))
+        )
     return pd.DataFrame(rows, columns=["run", "gpu_hours", *WIDTHS])
 
 

@@ -73,13 +73,14 @@ def grid(fit: Fit, run: RunConfig, size: int | None = None) -> list[RunConfig]:
     for devices, size in itertools.product(range(1, most + 1), sizes):
         batch = devices * size * run.accumulation_steps
         if devices % min(devices, site.devices_per_node) == 0 and batch <= samples:
-            one = config.replace(
-                run,
-                devices=devices,
-                local_batch_size=size,
-                global_batch_size=batch,
+            found.append(
+                config.replace(
+                    run,
+                    devices=devices,
+                    local_batch_size=size,
+                    global_batch_size=batch,
+                )
             )
-            found.append(one)
     if not found:
         raise ValueError(f"local_batch_size: choose at most the {samples} samples")
     return found

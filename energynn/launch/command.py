@@ -81,8 +81,7 @@ def measure(
         events = Events(folder, rank)
         seen = devices.visible(records.read_intent(run_dir))
         host = platform.node()
-        pid = os.getpid()
-        events.mark("rank_start", rank=rank, host=host, pid=pid, **seen)
+        events.mark("rank_start", rank=rank, host=host, pid=os.getpid(), **seen)
         stdout = sys.stderr if quiet else None
         exit_status, word, reason = _run(
             command, folder, events, children, stopped, stdout

@@ -73,8 +73,7 @@ def _sensor_findings() -> list[Finding]:
     """Sample this host for a moment: which sensors would count, and what speaks against them."""
     path = machine.system_file()
     system = machine.load(path)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    inventory = find(system, visible)
+    inventory = find(system, os.environ.get("CUDA_VISIBLE_DEVICES"))
     with tempfile.TemporaryDirectory() as folder:
         sampler = sensors.Sampler(
             Path(folder) / "samples-doctor.jsonl", inventory, PERIOD_S
@@ -138,9 +137,12 @@ def _mpi_finding(devices: int) -> Finding:
     try:
         start = launchers.mpi_start(devices)
         command = [*start, *OWN_PYTHON, "-c", MPI_RANK]
-        environment = launchers.mpi_environment()
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, env=environment
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=launchers.mpi_environment(),
         )
     except (ValueError, subprocess.TimeoutExpired) as error:
         return Finding("MPI", BAD, *str(error).split("; ", 1))

@@ -41,8 +41,9 @@ def main(run_dir: Path) -> int:
     threading.Thread(
         target=_pass_on, args=(run_dir, signals, ended), daemon=True
     ).start()
-    parameters = json_table(run_dir / "job" / "parameters.json")
-    _, last_line = local.execute(parameters, run_dir)
+    _, last_line = local.execute(
+        json_table(run_dir / "job" / "parameters.json"), run_dir
+    )
     ended.set()
     start.exit_status, start.outcome = _judge(run_dir, start, signals, last_line)
     start.ended_at = files.utc_now()

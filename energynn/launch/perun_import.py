@@ -77,23 +77,25 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
         parts = {(each.host, each.channel.id): each.channel for each in sensors}
         hosts = {host for host, _ in parts}
         components = [channel.component for channel in parts.values()]
-        intent = {
-            "run_id": folder.name,
-            "workload": "perun import",
-            "system": "imported",
-            "started_at": run.started,
-            "perun_run": run.whole_name,
-            "config": {
-                "source": path.name,
-                "source_sha256": digest,
-                "application": run.application,
-                "run": run.name,
+        write_json(
+            unfinished / "run.json",
+            {
+                "run_id": folder.name,
+                "workload": "perun import",
+                "system": "imported",
+                "started_at": run.started,
+                "perun_run": run.whole_name,
+                "config": {
+                    "source": path.name,
+                    "source_sha256": digest,
+                    "application": run.application,
+                    "run": run.name,
+                },
+                "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
+                "devices": components.count("gpu") or 1,
+                "method": METHOD,
             },
-            "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
-            "devices": components.count("gpu") or 1,
-            "method": METHOD,
-        }
-        write_json(unfinished / "run.json", intent)
+        )
         with one_fault(f"{path}: run {run.whole_name}"):
             _write_hosts(sensors, unfinished)
             records.build(unfinished, "finished", "")
@@ -133,13 +135,12 @@ def _write_hosts(sensors: list[PerunSensor], folder: Path) -> None:
         place = folder / f"segment-{number + 1}" if number else folder
         place.mkdir(exist_ok=True)
         times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
-        readings = map(list, zip(*map(_readings, own), strict=True))
         write_host(
             place,
             hosts.index(host),
             quote(host, ""),  # no two hosts may have one name
             [each.channel for each in own],
             times_ns,
-            readings,
+            map(list, zip(*map(_readings, own), strict=True)),
             apart_ns=number * ROUND_NS,
         )

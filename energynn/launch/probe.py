@@ -47,8 +47,7 @@ def upcoming(
     Empty where none is worth it. Raises ValueError for too few minutes.
     """
     if known := seen(run, site, runs_dir):
-        table = next_run.worth(fits.make(known), [run], minutes)
-        found = next_run.best(table)["run"]
+        found = next_run.best(next_run.worth(fits.make(known), [run], minutes))["run"]
         return [found] if found else []
     if 60 * minutes < 2 * next_run.START_S:
         raise ValueError(f"minutes: {minutes:g} are too few for a probe; give more")

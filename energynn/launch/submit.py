@@ -116,8 +116,9 @@ def cluster(system: str, options: list[str] = ()) -> Site:
         raise ValueError(
             f"system: {site.name} is no cluster; `energynn study run NAME` works here"
         )
-    given = msgspec.structs.asdict(site) | {"sbatch": [*site.sbatch, *options]}
-    return msgspec.convert(given, Site)
+    return msgspec.convert(
+        msgspec.structs.asdict(site) | {"sbatch": [*site.sbatch, *options]}, Site
+    )
 
 
 def _nodes(run: RunConfig, site: Site) -> int:
@@ -242,8 +243,7 @@ def submit(
     submission = Submission(files.utc_now())
     text = script(job, site, name)
     for folder, run in job.runs.items():  # all before the job, which may start at once
-        parameters = configuration.asdict(run)
-        files.write_json(folder / "job" / "parameters.json", parameters)
+        files.write_json(folder / "job" / "parameters.json", configuration.asdict(run))
         (folder / "job" / "job.sh").write_text(text)
         status.write(folder, "submission", submission)
     options = []

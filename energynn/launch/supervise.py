@@ -202,11 +202,10 @@ def make(run_dir: Path, parent: int) -> None:
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
     words = ranks_command(folder, intent)
-    environment = rank_environment(intent)
     ranks = start(
         words,
         folder,
-        environment,
+        rank_environment(intent),
         signal.SIGKILL,
         stderr=subprocess.STDOUT,
         **APART,
@@ -284,8 +283,9 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
             *train,
         ]
     ini = folder / "perun.ini"
-    period_s = intent["config"]["perun_sampling_period_s"]
-    perun_adapter.write_configuration(ini, period_s, _gpus_of(intent))
+    perun_adapter.write_configuration(
+        ini, intent["config"]["perun_sampling_period_s"], _gpus_of(intent)
+    )
     ranks = perun_adapter.command(
         launchers.python_of_ranks(), TRAIN_SCRIPT, folder, ini
     )

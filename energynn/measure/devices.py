@@ -105,8 +105,7 @@ def overlaps(parts: list[list], segments: list) -> list[str]:
 
     segments: the ``account.Segment`` of each part.
     """
-    starts = zip(parts, segments, strict=True)
-    for (one, first), (later, second) in pairwise(starts):
+    for (one, first), (later, second) in pairwise(zip(parts, segments, strict=True)):
         ends = {host.boot_id: host.end_s for host in one}
         if "" in ends or any(not host.boot_id for host in later):
             apart_ns = second.start_wall_ns - first.start_wall_ns

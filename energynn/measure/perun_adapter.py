@@ -65,9 +65,11 @@ log_lvl = ERROR
 def write_configuration(path: Path, period_s: float, gpus: list[int]) -> None:
     """Write perun's configuration: of the NVIDIA GPUs it counts those with the given numbers."""
     backends = "" if gpus else "nvml amdsmi"
-    used = "|".join(map(str, gpus))
-    text = CONFIGURATION.format(period_s=period_s, backends=backends, used=used)
-    path.write_text(text)
+    path.write_text(
+        CONFIGURATION.format(
+            period_s=period_s, backends=backends, used="|".join(map(str, gpus))
+        )
+    )
 
 
 def command(
@@ -265,8 +267,9 @@ def _read_run(application: str, name: str, run) -> PerunRun:
     run.visititems(add_sensor)
     known = RESULTS.keys() & metrics.keys()
     results = {RESULTS[each]: float(metrics[each].attrs["sum"]) for each in known}
-    started = str(run.attrs.get("execution_dt", ""))
-    return PerunRun(application, name, started, results, sensors)
+    return PerunRun(
+        application, name, str(run.attrs.get("execution_dt", "")), results, sensors
+    )
 
 
 def read_results(

@@ -146,8 +146,9 @@ def _read_piece(lines: Iterator[bytes], header: Header) -> Samples:
         if len(rows) == PIECE:
             break
     readings = np.array(rows, dtype=float).reshape(len(rows), len(header.sensors))
-    t_ns = np.array(times_ns, dtype=np.int64)
-    return Samples(header, t_ns, readings, problems, states)
+    return Samples(
+        header, np.array(times_ns, dtype=np.int64), readings, problems, states
+    )
 
 
 def last_ns(path: Path) -> int:
@@ -191,18 +192,20 @@ def write_host(
     ]
     events = []
     for event, at in (("rank_start", 0), ("training_start", 0), ("training_end", -1)):
-        mark = {
-            "event": event,
-            "host": host,
-            "t_mono_ns": times_ns[at],
-            "t_wall_ns": apart_ns + times_ns[at],
-        }
-        events.append(mark)
+        events.append(
+            {
+                "event": event,
+                "host": host,
+                "t_mono_ns": times_ns[at],
+                "t_wall_ns": apart_ns + times_ns[at],
+            }
+        )
     events[-1] |= at_end
     files = (f"samples-{host}", [header, *samples]), (f"events-rank{rank}", events)
     for name, lines in files:
-        content = msgspec.json.Encoder().encode_lines(lines)
-        (folder / f"{name}.jsonl").write_bytes(content)
+        (folder / f"{name}.jsonl").write_bytes(
+            msgspec.json.Encoder().encode_lines(lines)
+        )
 
 
 def has_begun(folder: Path, host: str) -> bool:
@@ -222,12 +225,17 @@ class Events:
 
     def mark(self, event: str, **fields) -> None:
         """Write an event, so that it is in the file even if the process is killed."""
-        told = {
-            "t_mono_ns": time.monotonic_ns(),
-            "t_wall_ns": time.time_ns(),
-            "event": event,
-        }
-        self.file.write(json.dumps(told | fields) + "\n")
+        self.file.write(
+            json.dumps(
+                {
+                    "t_mono_ns": time.monotonic_ns(),
+                    "t_wall_ns": time.time_ns(),
+                    "event": event,
+                }
+                | fields
+            )
+            + "\n"
+        )
 
     def be_idle(self, when: str, seconds: float) -> None:
         """Do nothing for a while, so that idle power is measured."""
@@ -309,8 +317,9 @@ def read_phases(folder: Path) -> dict[int, tuple]:
             if "names" in line:
                 names = line["names"]
             elif "length_us" in line:
-                columns = [line["phase"], line["gap_us"], line["length_us"]]
-                kind, gap_us, length_us = np.array(columns, dtype=np.int64)
+                kind, gap_us, length_us = np.array(
+                    [line["phase"], line["gap_us"], line["length_us"]], dtype=np.int64
+                )
                 end_ns = line["t"] + 1000 * np.cumsum(gap_us + length_us)
                 parts.append(np.stack([kind, end_ns - 1000 * length_us, end_ns]))
         if names:

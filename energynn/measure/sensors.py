@@ -182,16 +182,17 @@ def grace_sensors() -> list[Sensor]:
         label = kernel.text(path)
         if label.startswith("CPU Power Socket"):
             meter = path.with_name(path.name.replace("oem_info", "average"))
-            sensor = Sensor(
-                label,
-                "cpu",
-                label,
-                "power",
-                "measured",
-                read=partial(_read_file, meter),
-                to_SI=1e-6,
+            sensors.append(
+                Sensor(
+                    label,
+                    "cpu",
+                    label,
+                    "power",
+                    "measured",
+                    read=partial(_read_file, meter),
+                    to_SI=1e-6,
+                )
             )
-            sensors.append(sensor)
     return sensors
 
 
@@ -416,19 +417,19 @@ class Sampler:
     def _loop(self) -> None:
         self._watch()
         choose(self.inventory, self.faults)
-        channels = msgspec.convert(
-            self.inventory.sensors, list[Channel], from_attributes=True
+        self._write(
+            Header(
+                platform.node(),
+                self.period_s,
+                msgspec.convert(
+                    self.inventory.sensors, list[Channel], from_attributes=True
+                ),
+                kernel.boot_id(),
+                kernel.quota_cpus(),
+                self.inventory.problems,
+                self.inventory.unaccounted,
+            )
         )
-        header = Header(
-            platform.node(),
-            self.period_s,
-            channels,
-            kernel.boot_id(),
-            kernel.quota_cpus(),
-            self.inventory.problems,
-            self.inventory.unaccounted,
-        )
-        self._write(header)
         self.faults.clear()
         pause_s = 0.0
         while not self.stopping.wait(pause_s):

@@ -60,8 +60,9 @@ class Stream:
         for found in self.found.values():
             found.add(one, self._done_s, until_s)
         before_J = self._done_J - one.at(self._done_s)
-        edges_s = self._done_s, until_s
-        these = slice(*np.searchsorted(self.asked_s, edges_s, side="right"))
+        these = slice(
+            *np.searchsorted(self.asked_s, (self._done_s, until_s), side="right")
+        )
         self.asked_J[these] = before_J + one.at(self.asked_s[these])
         self._done_s = until_s
         self._done_J = before_J + one.at(until_s)

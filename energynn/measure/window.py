@@ -207,17 +207,21 @@ def _start_sampler(no_gpu: bool) -> Sampler:
     path = machine.system_file()
     system = machine.load(path)
     folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
-    intent = system | {
-        "uses_gpus": not no_gpu,
-        "config": {"sampling_period_s": PERIOD_S},
-    }
-    write_json(folder / "run.json", intent)
+    write_json(
+        folder / "run.json",
+        system
+        | {
+            "uses_gpus": not no_gpu,
+            "config": {"sampling_period_s": PERIOD_S},
+        },
+    )
     stop_sampler, number = start_sampler(folder, 1, [0])  # waits for no other rank
     atexit.register(_end, os.getpid(), folder, stop_sampler)
     time.sleep(FIRST_S)
     file = folder / f"samples-{platform.node()}.jsonl"
-    header = next(pieces(file)).header
-    return Sampler(file, header, psutil.Process(number), path, system)
+    return Sampler(
+        file, next(pieces(file)).header, psutil.Process(number), path, system
+    )
 
 
 def _end(process: int, folder: Path, stop_sampler: Callable) -> None:
@@ -254,13 +258,12 @@ class Block:
             died = "D: the sampler died before the end; the next window starts another"
             return {"doubts": [died], "remedy": []}
         window_s = self.start_ns / 1e9, self.end_ns / 1e9
-        make = partial(_curve_on_beat, window_s)
         streams, _ = read_streams(
             sampler.file,
             sampler.header,
             {"block": window_s},
             begin_B=self.begin_B,
-            make=make,
+            make=partial(_curve_on_beat, window_s),
         )
         found = [stream.found["block"] for stream in streams]
         limits = energy.THRESHOLDS | sampler.system["thresholds"]
