@@ -93,12 +93,14 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
 
     Published rows are means already.
     """
-    own = table[table["origin"] == "own"]
-    reduced = mean_of_repeats(own, [*WHAT, "provenance", *PARTS], QUANTITIES)
+    reduced = mean_of_repeats(
+        table[table["origin"] == "own"], [*WHAT, "provenance", *PARTS], QUANTITIES
+    )
     reduced["run"] = reduced["run"].str.join(", ")
     reduced = reduced.sort_values(["series", "devices"], kind="stable")
-    study = table[table["origin"] == "published"]
-    return pd.concat([study, reduced], ignore_index=True).copy()  # in one piece
+    return pd.concat(
+        [table[table["origin"] == "published"], reduced], ignore_index=True
+    ).copy()  # in one piece
 
 
 def mean_of_repeats(

@@ -77,13 +77,6 @@ def _intent(fit: Fit, run: RunConfig) -> dict:
     plain = config.asdict(run)
     site = fit.runs.site
     number = site.devices_per_node
-    machine = {
-        "hostname": "simulated",
-        "cpu": "simulated",
-        "cores": number,
-        "gpus": [{}] * number if site.gpu else [],
-        "sockets": site.sockets_per_node,
-    }
     return {
         "run_id": config.run_id(run),
         "workload": run.workload,
@@ -96,7 +89,13 @@ def _intent(fit: Fit, run: RunConfig) -> dict:
         "device_name": f"{site.gpu or 'core'} of {site.name}, simulated",
         "devices": run.devices,
         "method": METHOD,
-        "machine": machine,
+        "machine": {
+            "hostname": "simulated",
+            "cpu": "simulated",
+            "cores": number,
+            "gpus": [{}] * number if site.gpu else [],
+            "sockets": site.sockets_per_node,
+        },
     }
 
 

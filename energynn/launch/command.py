@@ -82,9 +82,8 @@ def measure(
         seen = devices.visible(records.read_intent(run_dir))
         host = platform.node()
         events.mark("rank_start", rank=rank, host=host, pid=os.getpid(), **seen)
-        stdout = sys.stderr if quiet else None
         exit_status, word, reason = _run(
-            command, folder, events, children, stopped, stdout
+            command, folder, events, children, stopped, sys.stderr if quiet else None
         )
         stop_sampler()
         # when all ranks have ended, no sampler writes any more

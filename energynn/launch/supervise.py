@@ -176,8 +176,12 @@ def hear_signals(children: list[subprocess.Popen] | None = None) -> list[int]:
 def start(words: list[str], folder: Path, environment: dict, ends_by: int, **pipes):
     """Start a process that ends with this one, by a signal, and bears the mark of a folder."""
     as_child = partial(processes.end_with_parent, os.getpid(), ends_by)
-    marked = environment | {processes.MARK_VARIABLE: str(folder)}
-    return subprocess.Popen(words, env=marked, preexec_fn=as_child, **pipes)
+    return subprocess.Popen(
+        words,
+        env=environment | {processes.MARK_VARIABLE: str(folder)},
+        preexec_fn=as_child,
+        **pipes,
+    )
 
 
 def no_record(run_dir: Path, error: Exception) -> str:
@@ -201,9 +205,8 @@ def make(run_dir: Path, parent: int) -> None:
     _alone = take_host()
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
-    words = ranks_command(folder, intent)
     ranks = start(
-        words,
+        ranks_command(folder, intent),
         folder,
         rank_environment(intent),
         signal.SIGKILL,

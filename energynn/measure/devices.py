@@ -45,8 +45,12 @@ def visible(intent: dict) -> dict[str, list[str]]:
     sensors.leave_out(inventory, intent.get("left_out", []))
     found: set = {one.notes.get("uuid") for one in inventory.sensors}
     is_told = found or value in sensors.NOTHING_VISIBLE
-    vendors = kernel.training_devices().values()
-    if not is_told or None in found or inventory.unaccounted or "AMD" in vendors:
+    if (
+        not is_told
+        or None in found
+        or inventory.unaccounted
+        or "AMD" in kernel.training_devices().values()
+    ):
         return {}
     return {"gpus": sorted(found)}
 

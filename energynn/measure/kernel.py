@@ -45,8 +45,7 @@ def cpu_name() -> str:
 
 def sockets() -> int:
     """Count the processors of this host; 1 where the kernel does not tell."""
-    packages = set(map(text, CPUS.glob("*/topology/physical_package_id")))
-    return len(packages) or 1
+    return len(set(map(text, CPUS.glob("*/topology/physical_package_id")))) or 1
 
 
 def quota_cpus() -> float | None:

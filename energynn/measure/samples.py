@@ -123,8 +123,7 @@ def read_header(path: Path) -> Header | None:
     require_file(path)
     with open(path, "rb") as file:
         first = file.readline(LONGEST_LINE_B)
-    is_whole = first.endswith(b"\n")
-    return msgspec.json.decode(first, type=Header) if is_whole else None
+    return msgspec.json.decode(first, type=Header) if first.endswith(b"\n") else None
 
 
 def _read_piece(lines: Iterator[bytes], header: Header) -> Samples:
@@ -329,8 +328,10 @@ def read_phases(folder: Path) -> dict[int, tuple]:
 
 def segments(run_dir: Path) -> list[Path]:
     """List the folders of each start of a run: the run's own, then segment-2, segment-3 ..."""
-    later = run_dir.glob("segment-[0-9]*")
     return [
         run_dir,
-        *sorted(later, key=lambda path: int(path.name.removeprefix("segment-"))),
+        *sorted(
+            run_dir.glob("segment-[0-9]*"),
+            key=lambda path: int(path.name.removeprefix("segment-")),
+        ),
     ]

@@ -269,8 +269,7 @@ class Block:
         limits = energy.THRESHOLDS | sampler.system["thresholds"]
         doubts = energy.judge(found, sampler.header.unaccounted, limits)
         doubts = [text.replace("--no-gpu", "no_gpu=True") for text in doubts]
-        totals = energy.totals(energy.entries(found, limits), self.time_s)
-        return totals | {
+        return energy.totals(energy.entries(found, limits), self.time_s) | {
             "doubts": doubts,
             "remedy": machine.remedy(doubts, sampler.path),
         }
