@@ -278,7 +278,8 @@ def look(run_dir: Path) -> str:
             continue
         host = header.host
         now_s = last_ns(path) / 1e9
-        begin_s, end_s = (times.get(host, math.inf) / 1e9 for times in (starts, ends))
+        begin_s = starts.get(host, math.inf) / 1e9
+        end_s = ends.get(host, math.inf) / 1e9
         asked_s = [begin_s, end_s, now_s - 1.0, now_s]
         for one in read_streams(path, header, {}, asked_s)[0]:
             if not one.sensor.primary:
