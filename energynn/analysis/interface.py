@@ -78,8 +78,11 @@ def load(runs_dir: str | Path = "") -> xr.Dataset:
     quantities = [
         name + end for name in observations.QUANTITIES for end in ("", "_std")
     ]
-    table = table.set_index("run").reindex(columns=[*TEXTS, *quantities])
-    table = table.dropna(axis="columns", how="all")
+    table = (
+        table.set_index("run")
+        .reindex(columns=[*TEXTS, *quantities])
+        .dropna(axis="columns", how="all")
+    )
     texts = table.select_dtypes(exclude="number").columns
     table[texts] = table[texts].fillna("")
     runs = xr.Dataset.from_dataframe(table)
@@ -201,8 +204,11 @@ def compare(*runs: str | Path) -> pd.DataFrame:
     found = [records.read_record(records.find(run, default_runs_dir())) for run in runs]
     if len({record.run_id for record in found}) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
-    table = _tabulate(list(map(_row, found))).set_index("run_id").T
-    table = table.drop(["started_at", "energy_total_systematic_J"])
+    table = (
+        _tabulate(list(map(_row, found)))
+        .set_index("run_id")
+        .T.drop(["started_at", "energy_total_systematic_J"])
+    )
     if table.loc["command"].notna().any():
         configs = [record.config for record in found]
         table.loc["command"] = [records.differing(one, configs) for one in configs]

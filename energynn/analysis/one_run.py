@@ -42,9 +42,12 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     record = records.read_record(run_dir)
     step_s = (record.training_time_s or 0.0) / STEPS
     step_s = max(step_s, record.sampling_period_s or 0.0)
-    power = profiles.load(run_dir, step_s)
-    power = power.rename(columns={"time_s": TIME, "power_W": POWER})
-    power = power.groupby([TIME, "component"], as_index=False)[POWER].sum()
+    power = (
+        profiles.load(run_dir, step_s)
+        .rename(columns={"time_s": TIME, "power_W": POWER})
+        .groupby([TIME, "component"], as_index=False)[POWER]
+        .sum()
+    )
     if power.empty:
         raise ValueError(f"plot: {run_dir} has no power samples of a training")
     energy = power.groupby(TIME, as_index=False)[POWER].sum()
@@ -59,9 +62,11 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     watts = _curve(power, TIME, POWER).encode(alt.Color("component:N", title=None))
     # without phases, their chart would have no end
     fill = alt.Fill("phase:N", title=None).scale(range=theme.COLOURS[1:])
-    end = alt.X2("end:Q", title=TIME)
-    shades = alt.Chart(phases).mark_rect(opacity=0.3)
-    shades = shades.encode(alt.X(f"{TIME}:Q"), end, fill)
+    shades = (
+        alt.Chart(phases)
+        .mark_rect(opacity=0.3)
+        .encode(alt.X(f"{TIME}:Q"), alt.X2("end:Q", title=TIME), fill)
+    )
     over_time = [shades + watts if len(phases) else watts]
     beside = [_curve(energy, TIME, ENERGY)]
     if len(epochs) > 1:

@@ -55,8 +55,11 @@ def load() -> pd.DataFrame:
                 file=file, commit=rows[commits["by"]].map(commits), **named
             )
         )
-    table = pd.concat(tables, ignore_index=True).assign(**LABELS)
-    table = table.astype({"devices": int, "global_batch_size": int})
+    table = (
+        pd.concat(tables, ignore_index=True)
+        .assign(**LABELS)
+        .astype({"devices": int, "global_batch_size": int})
+    )
     table.attrs["left_out"] = left_out
     return table
 

@@ -74,8 +74,11 @@ MENUS_ABOVE = """<style>div.vega-embed { display: flex; flex-direction: column; 
 
 @alt.theme.register("energynn", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
-    text = {"labelFontSize": TEXT_px, "titleFontSize": TEXT_px}
-    text["titleFontWeight"] = "normal"
+    text = {
+        "labelFontSize": TEXT_px,
+        "titleFontSize": TEXT_px,
+        "titleFontWeight": "normal",
+    }
     axis = {
         "gridColor": "#e6e6e6",
         "domainColor": "#333333",
@@ -214,9 +217,11 @@ def log_axis(
 
 def placeholder(message: str) -> alt.Chart:
     """Draw the words that say why there is nothing to see."""
-    text = alt.Chart(alt.InlineData([{}]), width=384, height=96)
-    text = text.mark_text(color=GREY, lineBreak="\n")
-    return text.encode(text=alt.datum(message))
+    return (
+        alt.Chart(alt.InlineData([{}]), width=384, height=96)
+        .mark_text(color=GREY, lineBreak="\n")
+        .encode(text=alt.datum(message))
+    )
 
 
 def save(
@@ -293,6 +298,7 @@ def model_curves(
         scale=alt.Scale(domain=[MODEL], range=[[6, 2.5, 1.6, 2.5]]),
         legend=alt.Legend(title=None, symbolSize=770, labelLimit=480),
     )
-    band = base.mark_area(opacity=0.16)
-    band = band.encode(y="low:Q", y2="high:Q", detail="name:N")
-    return [band, base.mark_line(strokeWidth=1.4).encode(y, strokeDash=dashes)]
+    return [
+        base.mark_area(opacity=0.16).encode(y="low:Q", y2="high:Q", detail="name:N"),
+        base.mark_line(strokeWidth=1.4).encode(y, strokeDash=dashes),
+    ]

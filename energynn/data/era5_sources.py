@@ -192,8 +192,11 @@ def _part(file: str, dataset) -> Part:
 
     def read(row: int) -> Iterator[tuple[str, np.ndarray]]:
         # All levels are read at once, because a chunk of such a store holds every level.
-        piece = dataset.isel(time=row, missing_dims="ignore")
-        piece = piece.transpose("expver", "level", *GRID, missing_dims="ignore").load()
+        piece = (
+            dataset.isel(time=row, missing_dims="ignore")
+            .transpose("expver", "level", *GRID, missing_dims="ignore")
+            .load()
+        )
         for name, field in piece.data_vars.items():
             levels = levels_hPa if len(name) == 1 else [""]
             if len(levels) == 0:  # a file of others

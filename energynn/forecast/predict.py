@@ -48,11 +48,17 @@ def quantities(
     power_W = of_device["power_W"][:, :1]
     time_h = of_device["time_s"] / SECOND_PER_HOUR
     energy_kWh = of_device["energy_J"] * devices / JOULE_PER_KWH
-    result = {"time_h": time_h, "gpu_hours": time_h * devices, "energy_kWh": energy_kWh}
-    result["charged_hours"] = time_h * site.devices_per_node * work.nodes[:, None]
+    result = {
+        "time_h": time_h,
+        "gpu_hours": time_h * devices,
+        "energy_kWh": energy_kWh,
+        "charged_hours": time_h * site.devices_per_node * work.nodes[:, None],
+    }
     threads_W = site.cpu_thread_W * (work.workers[:, None] + 1)
-    of_part_W = {"cpu": (site.cpu_W or np.nan) / of_node + threads_W}
-    of_part_W["ram"] = (site.ram_W or np.nan) / of_node
+    of_part_W = {
+        "cpu": (site.cpu_W or np.nan) / of_node + threads_W,
+        "ram": (site.ram_W or np.nan) / of_node,
+    }
     of_part_W["gpu"] = power_W - sum(of_part_W.values())
     if fit.runs.scope == "gpu":
         of_part_W = {"cpu": np.nan, "ram": np.nan, "gpu": power_W}

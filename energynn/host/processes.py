@@ -148,10 +148,12 @@ def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
     Raises ValueError where that process crashes or takes ``patience_s``; not for what the file
     holds. ``read`` is a function of a module.
     """
-    program = f"import sys; sys.path = {list(map(str, sys.path))}\n"
-    program += f"from {read.__module__} import {read.__name__} as read\n"
-    program += "from energynn.host import processes\n"
-    program += f"processes.try_to_read(read, {str(path)!r}, {os.getpid()})"
+    program = (
+        f"import sys; sys.path = {list(map(str, sys.path))}\n"
+        f"from {read.__module__} import {read.__name__} as read\n"
+        "from energynn.host import processes\n"
+        f"processes.try_to_read(read, {str(path)!r}, {os.getpid()})"
+    )
     try:
         subprocess.run(
             [*OWN_PYTHON, "-c", program],

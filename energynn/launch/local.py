@@ -85,9 +85,12 @@ def _command(parameters: dict, run_dir: Path) -> list[str]:
             str(run_dir / "notebook.ipynb"),
             "--cwd",
             str(REPOSITORY),
+            "--no-progress-bar",
+            "--log-level",
+            "WARNING",
+            "--parameters_yaml",
+            json.dumps(parameters | {"runs_dir": runs_dir}),
         ]
-        words += ["--no-progress-bar", "--log-level", "WARNING", "--parameters_yaml"]
-        words.append(json.dumps(parameters | {"runs_dir": runs_dir}))
     else:  # a machine with a torch of its own and little else
         words = ["energynn.cli", "run", "--runs-dir", runs_dir]
         for name, value in parameters.items():
@@ -133,8 +136,14 @@ def execute(parameters: dict, run_dir: Path) -> tuple[int, str]:
 
 def _kernel(folder: Path) -> dict[str, str]:
     """Write a kernel "python3" that is this Python; returns the variable that puts it first."""
-    words = [*OWN_PYTHON, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    words += ["--InteractiveShellApp.ignore_cwd=True"]
+    words = [
+        *OWN_PYTHON,
+        "-m",
+        "ipykernel_launcher",
+        "-f",
+        "{connection_file}",
+        "--InteractiveShellApp.ignore_cwd=True",
+    ]
     write_json(
         folder / "kernels" / "python3" / "kernel.json",
         {

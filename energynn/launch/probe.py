@@ -21,8 +21,11 @@ LONGER = 3  # times that a run is made, each longer, for its power samples
 def target(workload: str, site: Site, parameters: dict) -> RunConfig:
     """Make the run to forecast: one of the preset, with parameters of one's own."""
     is_here = site.scheduler == "local"
-    preset = {"preset": "smoke" if is_here else "paper", "system": site.name}
-    preset["device"] = "cpu" if is_here and not machine.gpus() else "gpu"
+    preset = {
+        "preset": "smoke" if is_here else "paper",
+        "system": site.name,
+        "device": "cpu" if is_here and not machine.gpus() else "gpu",
+    }
     return config.make(workload, **preset | parameters)
 
 

@@ -242,8 +242,11 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         for each in rows[1 + rows.index(row) :]
         if each["workload"] == row["workload"]
     ]
-    parts = [row["reason"], row["job"] and f"job {row['job']}"]
-    parts.append(records.differing(config, earlier[:1]))
+    parts = [
+        row["reason"],
+        row["job"] and f"job {row['job']}",
+        records.differing(config, earlier[:1]),
+    ]
     what = config.get("command", row["workload"])
     return [
         row["since"][5:16].replace("T", " "),

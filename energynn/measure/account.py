@@ -250,8 +250,11 @@ def _idle_W(idle: list[Evidence], when: str) -> dict[str, float]:
     """
     watts = {}
     for component in COMPONENTS:
-        own = [one for one in idle if one.sensor.component == component]
-        own = [one for one in own if one.sensor.primary]
+        own = [
+            one
+            for one in idle
+            if one.sensor.primary and one.sensor.component == component
+        ]
         if own and min(one.readings for one in own) >= FEWEST_IDLE_SAMPLES:
             energy_J = sum(one.energy_J for one in own)
             watts[f"idle_power_{component}_{when}_W"] = energy_J / own[0].length_s

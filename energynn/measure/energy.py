@@ -263,8 +263,10 @@ def _power(one: Evidence, limits: dict) -> Iterator[str]:
         if component == "gpu":
             tests = [(one.peak_W, limit_W, by)]
         else:
-            tests += [(one.peak_W, peak_W, "peak_over_limit")]
-            tests += [(one.half_minute_W, limit_W, by)]
+            tests += [
+                (one.peak_W, peak_W, "peak_over_limit"),
+                (one.half_minute_W, limit_W, by),
+            ]
     for shown_W, most_W, by in tests:
         if shown_W > most_W:
             text = f"{one.sensor.id} showed {shown_W:.3g} W, at most {most_W:.3g} W can be drawn"
