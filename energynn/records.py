@@ -513,8 +513,10 @@ def check(runs_dir: Path) -> list[str]:
     for folder in run_dirs(runs_dir):
         name = folder.name
         if is_dead(folder):
-            remedy = f"`energynn check --recover {runs_dir}` writes one"
-            faults.append(f"{name}: no record.json; the launcher died. {remedy}")
+            faults.append(
+                f"{name}: no record.json; the launcher died. "
+                f"`energynn check --recover {runs_dir}` writes one"
+            )
         elif (folder / "record.json").exists():
             with one_fault(f"{name}: record.json cannot be checked", faults):
                 faults += [f"{name}: {fault}" for fault in check_record(folder)]

@@ -77,8 +77,11 @@ def predict(
         ),
     )
     advice = next_run.advice(made, asked)
-    words = f"{wording.predicted(rows)}\n\n{advice['in_words']}"
-    reply(as_json, {"rows": rows, "next_run": advice}, words)
+    reply(
+        as_json,
+        {"rows": rows, "next_run": advice},
+        f"{wording.predicted(rows)}\n\n{advice['in_words']}",
+    )
 
 
 @forecast.command()
@@ -125,8 +128,11 @@ def plan(
         predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue),
     )
     advice = next_run.advice(made, [answer.runs[at] for at in answer.choices.values()])
-    words = f"{wording.planned(answer)}\n{advice['in_words']}"
-    reply(as_json, plan.as_json(answer) | {"next_run": advice}, words)
+    reply(
+        as_json,
+        plan.as_json(answer) | {"next_run": advice},
+        f"{wording.planned(answer)}\n{advice['in_words']}",
+    )
 
 
 @forecast.command()

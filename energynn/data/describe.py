@@ -59,8 +59,10 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
             raise ValueError(f"{dataset}: {folder} has no files; put its files into it")
         found = _images(folder, names, remarks)
         if dataset == "era5" and any(folder.glob("*.part")):
-            remedy = "`energynn data era5` goes on with it"
-            raise ValueError(f"era5: a year of {folder} is not complete; {remedy}")
+            raise ValueError(
+                f"era5: a year of {folder} is not complete; "
+                "`energynn data era5` goes on with it"
+            )
         sums = dict(digests(names, partial(of_file, folder)))
         files = _file_objects(folder, sums)
     texts = json.loads(DESCRIPTIONS.read_text())

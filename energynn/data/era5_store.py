@@ -66,9 +66,10 @@ def prepare(source: str, out: Path, years: list[int]) -> list[str]:
         count = len(_note(out, year).hours_since_1970)
         whole = len(hours_of_year(year))
         if count < whole:
-            found = f"{count} of {whole} times; no sample crosses a gap"
-            remedy = f"rm {shlex.quote(f'{out}/{year}.npy')}"
-            remarks.add(f"{year}: {found}; after `{remedy}` it is made anew")
+            remarks.add(
+                f"{year}: {count} of {whole} times; no sample crosses a gap; "
+                f"after `rm {shlex.quote(f'{out}/{year}.npy')}` it is made anew"
+            )
     return sorted(remarks)
 
 

@@ -524,8 +524,10 @@ def find(names: list[str], system: str = "local") -> dict[str, Runs]:
         else:
             known = [*STUDIES, *GROUPS]
             near = suggestion(name, known)
-            remedy = f"choose one of {', '.join(known)}, or a file of your own (.py)"
-            raise ValueError(f"study: {name!r} is not known{near}; {remedy}")
+            raise ValueError(
+                f"study: {name!r} is not known{near}; "
+                f"choose one of {', '.join(known)}, or a file of your own (.py)"
+            )
     return found
 
 

@@ -61,9 +61,9 @@ def site(name: str) -> Site:
     path = Path(name) if is_own else folder / f"{name}.toml"
     if not path.is_file():
         known = sorted(path.stem for path in folder.glob("*.toml"))
-        remedy = f"choose one of {', '.join(known)}, or write a file (.toml)"
         raise ValueError(
-            f"system: {name!r} is not known{suggestion(name, known)}; {remedy}"
+            f"system: {name!r} is not known{suggestion(name, known)}; "
+            f"choose one of {', '.join(known)}, or write a file (.toml)"
         )
     own = path if is_own else machine.system_file(system=name)
     with one_fault(own if own.exists() else path):

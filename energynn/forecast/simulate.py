@@ -53,8 +53,9 @@ def _write(fit: Fit, run: RunConfig, out: Path) -> Path:
         # counters, one for all GPUs of a node, which are alike
         node_W = min(of_node, run.devices - before) * powers_W.to_numpy()
         readings = np.outer(times_s, node_W).tolist()
-        host = f"node{node:03}"
-        write_host(folder, node, host, sensors, times_ns, readings, **counts)
+        write_host(
+            folder, node, f"node{node:03}", sensors, times_ns, readings, **counts
+        )
     records.build(folder, "finished", "")
     return folder
 

@@ -166,7 +166,7 @@ def _flock(file: TextIO, kind: int, wait: bool) -> bool:
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
-        remedy = "mount it with locks (Lustre: -o flock), or put the runs elsewhere"
         raise ValueError(
-            f"{file.name}: its file system has no locks; {remedy}"
+            f"{file.name}: its file system has no locks; "
+            "mount it with locks (Lustre: -o flock), or put the runs elsewhere"
         ) from error

@@ -163,8 +163,10 @@ def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
             env=own_environment(),
         )
     except subprocess.SubprocessError as error:
-        fault = "a process that read it crashed or found no end"
-        raise ValueError(f"{path}: is damaged ({fault}); copy it again") from error
+        raise ValueError(
+            f"{path}: is damaged (a process that read it crashed or found no end); "
+            "copy it again"
+        ) from error
 
 
 def try_to_read(read: Callable, path: str, parent: int) -> None:

@@ -73,8 +73,10 @@ def measure(
         if size > 1:
             _say(f"  as rank 0 of {size} ({launcher()}); all of them have to end")
     else:
-        where = f"rank 0 in {run_dir}; is --out on a shared disk?"
-        until(lambda: is_locked(run_dir / "run.json"), where)
+        until(
+            lambda: is_locked(run_dir / "run.json"),
+            f"rank 0 in {run_dir}; is --out on a shared disk?",
+        )
     folder = segments(run_dir)[-1]
     stop_sampler, _ = start_sampler(folder, size, stopped, supervise.take_host)
     try:
@@ -196,8 +198,11 @@ def _run(
         )
     except OSError as error:
         events.mark("training_end", exit_status=CANNOT_START)
-        fault = f"the command cannot be started: {error.strerror}"
-        return CANNOT_START, "failed", fault
+        return (
+            CANNOT_START,
+            "failed",
+            f"the command cannot be started: {error.strerror}",
+        )
     children.append(child)
     for number in stopped:  # they came before there was a process to pass them on to
         child.send_signal(number)

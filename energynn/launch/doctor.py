@@ -98,8 +98,12 @@ def _sensor_findings() -> list[Finding]:
 
 def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
     if sensor.kind == "busy":
-        said = "no counter that works; its energy will be estimated from busy time"
-        return Finding("CPU", WEAK, said, sensor.notes["measured_by"])
+        return Finding(
+            "CPU",
+            WEAK,
+            "no counter that works; its energy will be estimated from busy time",
+            sensor.notes["measured_by"],
+        )
     use = "counts" if sensor.primary else "cross-check"
     facts = [f"{sensor.id}: {sensor.kind}", sensor.provenance, use]
     if sensor.kind == "power":
@@ -149,7 +153,9 @@ def _mpi_finding(devices: int) -> Finding:
     said = " ".join([*start, *done.stdout.split()])
     if done.stdout.count(f"world of {devices}\n") == devices:
         return Finding("MPI", GOOD, said)
-    remedy = (
-        "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you use"
+    return Finding(
+        "MPI",
+        BAD,
+        said,
+        "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you use",
     )
-    return Finding("MPI", BAD, said, remedy)

@@ -54,8 +54,10 @@ def main(run_dir: Path) -> int:
         try:
             slurm.queue_again(slurm.this_task())
         except ValueError as error:
-            remedy = "`energynn submit` goes on from its checkpoint"
-            tell(f"energynn: {run_dir.name}: not queued again ({error}); {remedy}")
+            tell(
+                f"energynn: {run_dir.name}: not queued again ({error}); "
+                "`energynn submit` goes on from its checkpoint"
+            )
     return start.exit_status
 
 
@@ -84,8 +86,10 @@ def _judge(
         for each in status.read_starts(run_dir)
     )
     if failures >= MOST_FAILURES:
-        starts = f"{MOST_FAILURES} starts in a row came to no new checkpoint"
-        return 1, f"failed: {starts}, the last with: {reason}"
+        return 1, (
+            f"failed: {MOST_FAILURES} starts in a row came to no new checkpoint, "
+            f"the last with: {reason}"
+        )
     if signal.SIGUSR1 in signals:
         return CAN_GO_ON, "asked to stop"
     return CAN_GO_ON, f"failed: {reason}"

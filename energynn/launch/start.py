@@ -59,8 +59,10 @@ def run(
         _let_supervise(run_dir, held.fileno())
     record = records.read(run_dir)
     if not record:
-        remedy = f"`energynn check --recover {runs_dir}` says more"
-        raise RuntimeError(f"{run_dir.name}: the supervisor died; {remedy}")
+        raise RuntimeError(
+            f"{run_dir.name}: the supervisor died; "
+            f"`energynn check --recover {runs_dir}` says more"
+        )
     tell(command.report(record, run_dir))
     reason = f"{run_dir.name}: {record.status}: {record.status_reason}"
     if record.status == "interrupted":
@@ -161,8 +163,10 @@ def warnings_of(intent: dict) -> list[str]:
     if intent["device_kind"] != "gpu":
         cores = launchers.nodes() * intent["machine"]["cores"]
         if devices * intent["config"]["threads_per_device"] > cores:
-            share = "they share cores, so time and energy mean little"
-            warnings.append(f"{devices} devices on {cores} cores: {share}")
+            warnings.append(
+                f"{devices} devices on {cores} cores: "
+                "they share cores, so time and energy mean little"
+            )
     return warnings
 
 

@@ -198,8 +198,8 @@ def _state(
     if record or last.outcome:
         return "failed", last.outcome.removeprefix("failed: ") or reason
     if job_id := submission.job_id:
-        remedy = f"`sacct -j {job_id}` and job/log.txt say more"
-        return "stopped", f"its job is gone; {remedy}"
+        said = f"its job is gone; `sacct -j {job_id}` and job/log.txt say more"
+        return "stopped", said
     if (folder / "run.json").exists():
         return "failed", "its launcher died; `energynn check --recover` says more"
     return "not submitted", ""
@@ -291,8 +291,7 @@ def look(run_dir: Path) -> str:
             begin_J, end_J, before_J, now_J = one.at(asked_s)
             used = np.array([now_J - before_J, end_J - begin_J])
             together += used
-            name = f"{host}:{one.sensor.id}"
-            lines.append(_line(name, used, one.sensor.provenance))
+            lines.append(_line(f"{host}:{one.sensor.id}", used, one.sensor.provenance))
     lines.append(_line("together", together))
     told = events_of_kind(events, "progress")[-1:]
     return "\n".join([*lines, *(f"  {event['told']}" for event in told)])

@@ -186,8 +186,10 @@ def start(words: list[str], folder: Path, environment: dict, ends_by: int, **pip
 
 def no_record(run_dir: Path, error: Exception) -> str:
     """Say that the record of a run could not be written, and what to do."""
-    remedy = f"mend that, then `energynn check --recover {run_dir.parent}`"
-    return f"energynn: {run_dir.name}: no record written ({error}); {remedy}"
+    return (
+        f"energynn: {run_dir.name}: no record written ({error}); "
+        f"mend that, then `energynn check --recover {run_dir.parent}`"
+    )
 
 
 def stop_reason(stopped: list[int]) -> str:
@@ -232,8 +234,12 @@ def make(run_dir: Path, parent: int) -> None:
     if ranks.poll() is None:
         ranks.terminate()
     processes.end_marked(folder)
-    by = f", {intent['launcher']} with status {ranks.wait()}{_last_line(folder)}"
-    ended = verdict(folder, intent["devices"], reason, by)
+    ended = verdict(
+        folder,
+        intent["devices"],
+        reason,
+        f", {intent['launcher']} with status {ranks.wait()}{_last_line(folder)}",
+    )
     try:
         records.build(run_dir, *ended)
     except OSError as error:

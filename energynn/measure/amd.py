@@ -35,8 +35,9 @@ def add_amd(inventory: Inventory) -> None:
                 sensor.notes["pci"] = amdsmi.amdsmi_get_gpu_device_bdf(handle).lower()
             inventory.sensors.append(sensor)
     except Exception as error:  # whatever a vendor's library throws
-        fault = f"AMD GPUs cannot be read: {type(error).__name__}; see `amd-smi list`"
-        inventory.unaccounted.append(fault)
+        inventory.unaccounted.append(
+            f"AMD GPUs cannot be read: {type(error).__name__}; see `amd-smi list`"
+        )
 
 
 def _power_W(amdsmi, handle) -> int:

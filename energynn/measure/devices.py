@@ -97,8 +97,10 @@ def differences(parts: list[list]) -> list[str]:
             alike = [one for one in hosts if one.name == host.name]
         most = max((one.numbers[component] for one in alike), default=0)
         if number < most:
-            where = f"{host.name} in segment {host.segment}"
-            text = f"{where} has {number} {component} sensors, another start or host {most}"
+            text = (
+                f"{host.name} in segment {host.segment} has {number} {component} sensors, "
+                f"another start or host {most}"
+            )
             reasons.append(text)
     return [refusal("D", text) for text in reasons]
 

@@ -203,8 +203,7 @@ def impossible(one: Evidence, limits: dict) -> Iterator[str]:
     """Test whether the readings can be those of the device: M, S and P. Else it has no energy."""
     # M: a counter never falls, its wrap aside, and no power is negative.
     if one.falls:
-        text = f"{one.sensor.id} fell or was negative {one.falls} times"
-        yield refusal("M", text)
+        yield refusal("M", f"{one.sensor.id} fell or was negative {one.falls} times")
     if one.sensor.kind != "busy" and one.least <= one.most:
         # a CPU always works; a GPU that says it does not, and that no rank names, may be still
         is_idle = one.sensor.component == "gpu" and one.is_busy is False
@@ -269,8 +268,11 @@ def _power(one: Evidence, limits: dict) -> Iterator[str]:
             ]
     for shown_W, most_W, by in tests:
         if shown_W > most_W:
-            text = f"{one.sensor.id} showed {shown_W:.3g} W, at most {most_W:.3g} W can be drawn"
-            yield refusal("P", text, by)
+            yield refusal(
+                "P",
+                f"{one.sensor.id} showed {shown_W:.3g} W, at most {most_W:.3g} W can be drawn",
+                by,
+            )
             return
 
 
@@ -292,9 +294,12 @@ def _gaps(one: Evidence, limits: dict, quota_cpus: float | None) -> Iterator[str
         is_lost = share > limits["gap_share"] or longest_s > most_s
         by.append("gap_share")
     if is_lost:
-        what = f"no readings for {share:.1%} of the time, for {longest_s:.2g} s at most"
-        text = f"{one.sensor.id} has {what}{_remedy(one, quota_cpus)}"
-        yield refusal("G", text, *by)
+        yield refusal(
+            "G",
+            f"{one.sensor.id} has no readings for {share:.1%} of the time, for "
+            f"{longest_s:.2g} s at most{_remedy(one, quota_cpus)}",
+            *by,
+        )
 
 
 def _remedy(one: Evidence, quota_cpus: float | None) -> str:
@@ -331,9 +336,12 @@ def _disagreement(counter: Evidence, power: Evidence, limits: dict) -> Iterator[
     lag_J = min(lag_J, counter.bound_J + power.bound_J)
     open_J = max(limits["disagreement"] * counted_J, lag_J)
     if abs(drawn_J - counted_J) > open_J:
-        says = f"{drawn_J:.0f} J, not {counted_J:.0f} J"
-        text = f"{power.sensor.id} says {says} as {counter.sensor.id}"
-        yield refusal("C", text, "disagreement")
+        yield refusal(
+            "C",
+            f"{power.sensor.id} says {drawn_J:.0f} J, not {counted_J:.0f} J as "
+            f"{counter.sensor.id}",
+            "disagreement",
+        )
 
 
 def _are_one(one: Evidence, other: Evidence) -> bool:

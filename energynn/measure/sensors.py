@@ -396,8 +396,10 @@ class Sampler:
         """
         self.thread.start()
         if not self.has_begun.wait(self.FIRST_S):
-            fault = f"{self.asked} does not answer for {self.FIRST_S:.0f} s"
-            raise TimeoutError(f"{fault}; look at its driver, or leave the device out")
+            raise TimeoutError(
+                f"{self.asked} does not answer for {self.FIRST_S:.0f} s; look at its driver, "
+                "or leave the device out"
+            )
 
     def stop(self) -> None:
         """Sample until every sensor had time to show the end, and once more."""
@@ -409,9 +411,10 @@ class Sampler:
         try:
             self._loop()
         except OSError as error:
-            fault = f"no more samples of this host ({error.strerror})"
             print(
-                f"energynn: {fault}; free some space and measure again", file=sys.stderr
+                f"energynn: no more samples of this host ({error.strerror}); free some space "
+                "and measure again",
+                file=sys.stderr,
             )
 
     def _loop(self) -> None:
