@@ -87,8 +87,8 @@ def status(
     if watch:
         status.follow(records.find(watch, runs_dir))
         return
-    folder = existing(runs_dir).resolve()
-    runs, notes = status.rows(status.folders(folder, studies))
+    folders = status.folders(existing(runs_dir).resolve(), studies)
+    runs, notes = status.rows(folders)
     reply(as_json, {"runs": runs, "notes": notes}, status.text(runs, notes, failed))
 
 
@@ -102,6 +102,5 @@ def cancel(
 
     if not studies and not everything:
         raise ValueError("cancel: say which studies or runs, or --all")
-    folder = existing(runs_dir).resolve()
-    number = submit.cancel(status.folders(folder, studies))
+    number = submit.cancel(status.folders(existing(runs_dir).resolve(), studies))
     tell(f"jobs cancelled: {number}; `energynn submit` continues from checkpoints")

@@ -60,9 +60,9 @@ def predict(
     from energynn.forecast import next_run, predict, wording
 
     if held_out:
-        folder = existing(runs_dir)
-        site = systems.site(system)
-        rows = predict.held_out(folder, site, max_devices, workload)
+        rows = predict.held_out(
+            existing(runs_dir), systems.site(system), max_devices, workload
+        )
         reply(as_json, {"rows": rows}, wording.beside_facts(rows))
         return
     if fit is None:

@@ -143,8 +143,7 @@ def import_perun(
 
     faults = []
     for folder in perun_import.import_file(file, runs_dir, faults):
-        record = records.read_record(folder)
-        tell(command.report(record, folder))
+        tell(command.report(records.read_record(folder), folder))
     for fault in faults:
         tell(f"not imported: {fault}")
     return 1 if faults else 0

@@ -209,14 +209,13 @@ def published(workload: str, system: str) -> Runs:
 def printed(workload: str, system: str) -> Runs:
     """Read the published runs on a system; there may be none."""
     site = systems.site(system)
-    asked = workload, site.published_as
     return Runs(
         workload,
         site,
         [
             _of_study(row, site)
             for row in published_values.costs()
-            if (row["workload"], row["device_name"]) == asked
+            if row["workload"] == workload and row["device_name"] == site.published_as
         ],
         provenance="published",
     )

@@ -81,9 +81,13 @@ def measure(
     stop_sampler, _ = start_sampler(folder, size, stopped, supervise.take_host)
     try:
         events = Events(folder, rank)
-        seen = devices.visible(records.read_intent(run_dir))
-        host = platform.node()
-        events.mark("rank_start", rank=rank, host=host, pid=os.getpid(), **seen)
+        events.mark(
+            "rank_start",
+            rank=rank,
+            host=platform.node(),
+            pid=os.getpid(),
+            **devices.visible(records.read_intent(run_dir)),
+        )
         exit_status, word, reason = _run(
             command, folder, events, children, stopped, sys.stderr if quiet else None
         )

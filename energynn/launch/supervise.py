@@ -175,11 +175,10 @@ def hear_signals(children: list[subprocess.Popen] | None = None) -> list[int]:
 
 def start(words: list[str], folder: Path, environment: dict, ends_by: int, **pipes):
     """Start a process that ends with this one, by a signal, and bears the mark of a folder."""
-    as_child = partial(processes.end_with_parent, os.getpid(), ends_by)
     return subprocess.Popen(
         words,
         env=environment | {processes.MARK_VARIABLE: str(folder)},
-        preexec_fn=as_child,
+        preexec_fn=partial(processes.end_with_parent, os.getpid(), ends_by),
         **pipes,
     )
 

@@ -64,12 +64,12 @@ log_lvl = ERROR
 
 def write_configuration(path: Path, period_s: float, gpus: list[int]) -> None:
     """Write perun's configuration: of the NVIDIA GPUs it counts those with the given numbers."""
-    backends = "" if gpus else "nvml amdsmi"
-    path.write_text(
-        CONFIGURATION.format(
-            period_s=period_s, backends=backends, used="|".join(map(str, gpus))
-        )
+    text = CONFIGURATION.format(
+        period_s=period_s,
+        backends="" if gpus else "nvml amdsmi",
+        used="|".join(map(str, gpus)),
     )
+    path.write_text(text)
 
 
 def command(

@@ -136,9 +136,15 @@ def rapl_sensors() -> list[Sensor]:
     sensors = []
     # intel-rapl-mmio shows the same counters again
     for zone in sorted(kernel.POWERCAP.glob("intel-rapl:*")):
-        read = partial(_read_file, zone / "energy_uj")
-        facts = zone.name, "cpu", zone.name, "energy", provenance, 1e-6
-        sensor = Sensor(*facts, read=read)
+        sensor = Sensor(
+            zone.name,
+            "cpu",
+            zone.name,
+            "energy",
+            provenance,
+            1e-6,
+            read=partial(_read_file, zone / "energy_uj"),
+        )
         try:
             component = _describe_zone(sensor, zone)
         except (OSError, ValueError, OverflowError) as error:  # whatever stands there
@@ -205,7 +211,6 @@ def _read_file(path: Path) -> int:
 
 def cpu_estimate(model: dict) -> Sensor:
     """Estimate all CPU cores of this host by a linear model of busy time: never a measurement."""
-    model = {**model, "cores": os.cpu_count()}
     return Sensor(
         "cpu_estimate",
         "cpu",
@@ -213,7 +218,7 @@ def cpu_estimate(model: dict) -> Sensor:
         "busy",
         "estimated",
         read=busy_core_seconds,
-        model=model,
+        model=model | {"cores": os.cpu_count()},
         notes={"measured_by": kernel.way_to_cpu_counters()},
     )
 
