@@ -50,13 +50,9 @@ def after(fit: Fit, made: RunConfig) -> Fit:
         gain = covariance @ slope
         variance = fit.errors[row] ** 2 + slope @ gain
         covariance = covariance - np.outer(gain, gain) / variance
-    return dataclasses.replace(
-        fit,
-        runs=msgspec.structs.replace(
-            fit.runs, taken=[*fit.runs.taken, Taken(config.asdict(made), np.nan)]
-        ),
-        covariance=covariance,
-    )
+    taken = [*fit.runs.taken, Taken(config.asdict(made), np.nan)]
+    runs = msgspec.structs.replace(fit.runs, taken=taken)
+    return dataclasses.replace(fit, runs=runs, covariance=covariance)
 
 
 def half_widths(fit: Fit, work: np.recarray) -> np.ndarray:
@@ -73,17 +69,15 @@ def worth(fit: Fit, asked: list[RunConfig], minutes: float = MINUTES) -> pd.Data
     %. minutes: that a run takes at most, by the high end of its own interval.
     """
     found = candidates(fit, asked)
-    work = fit.runs.works(found)
-    question = fit.runs.works(asked)
+    work, question = fit.runs.works(found), fit.runs.works(asked)
     train_s, _, longest_s = fits.forecast(fit, work)["time_s"].T
     able = (train_s >= LEAST_S) & (longest_s + START_S <= 60 * minutes)
     able &= ~np.isin(work, fit.runs.work)
     hours = (train_s + START_S) * work.devices / SECOND_PER_HOUR
     rows = [(None, 0.0, *half_widths(fit, question))]
     for at in np.flatnonzero(able):
-        rows.append(
-            (found[at], hours[at], *half_widths(after(fit, found[at]), question))
-        )
+        then = half_widths(after(fit, found[at]), question)
+        rows.append((found[at], hours[at], *then))
     return pd.DataFrame(rows, columns=["run", "gpu_hours", *WIDTHS])
 
 
@@ -97,8 +91,7 @@ def best(table: pd.DataFrame) -> pd.Series:
 def advice(fit: Fit, asked: list[RunConfig]) -> dict:
     """Say which run to make next, its cost and the half-widths then, or to stop."""
     table = worth(fit, asked)
-    now = table.iloc[0]
-    then = best(table)
+    now, then = table.iloc[0], best(table)
     words = f"none of {MINUTES:g} minutes narrows these intervals by a tenth"
     if run := then["run"]:
         samples = fit.runs.epoch(run).training_samples
@@ -123,8 +116,7 @@ def shorter(run: RunConfig, part: float = 0.0) -> RunConfig:
 
     Of ERA5 it has a year.
     """
-    epochs = part * run.epochs
-    step = max(1, run.local_batch_size) * run.devices
+    epochs, step = part * run.epochs, max(1, run.local_batch_size) * run.devices
     samples = run.epoch().training_samples
     batches = max(FEW, int(min(epochs, 1) * samples / step))
     if samples:
@@ -141,8 +133,7 @@ def shorter(run: RunConfig, part: float = 0.0) -> RunConfig:
 
 def candidates(fit: Fit, asked: list[RunConfig]) -> list[RunConfig]:
     """List short runs on as many devices and fewer, of two local batches and several lengths."""
-    most = max(run.devices for run in asked)
-    last = asked[-1]
+    most, last = max(run.devices for run in asked), asked[-1]
     found = []
     for size in (last.local_batch_size, last.local_batch_size // PART_OF_BATCH):
         for run in plan.grid(fit, last, size):
