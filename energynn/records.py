@@ -183,8 +183,10 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     result |= given | account(by_segment, intent.get("thresholds", {}))
     starts = events_of_kind(events, "training_start") or [{}]
     ends = events_of_kind(events, "training_end") or [{}]
-    result |= {"history": history, "metrics": ends[0].get("metrics", {})}
-    result |= {"valid": False, "invalid_reasons": []}
+    result["history"] = history
+    result["metrics"] = ends[0].get("metrics", {})
+    result["valid"] = False  # until the reasons are known
+    result["invalid_reasons"] = []
     # at the end, or after the last epoch of a dead run
     known = starts[0] | (ends[-1] or [{}, *history][-1])
     result |= {name: known[name] for name in COUNTS if name in known}
@@ -203,7 +205,7 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
             result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
     for event in events_of_kind(events, "outlived"):
         result["flags"].append(outlived(event["processes"]))
-    _add_perun(result, run_dir, by_segment, intent.get("perun_run"), trusted)
+    _add_perun(result, run_dir, intent.get("perun_run"), trusted)
     if "nodes" in result:
         result["sockets"] = result["nodes"] * intent["machine"]["sockets"]
     for name in ("training", "perun"):
@@ -217,12 +219,10 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     return record
 
 
-def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -> None:
+def _add_perun(result: dict, run_dir: Path, run: str | None, trusted) -> None:
     """Add up what perun's files say, and flag each file that cannot be read."""
     sums: Counter[str] = Counter()
-    for path in [
-        path for each in folders for path in sorted(each.glob("perun/*.hdf5"))
-    ]:
+    for path in sorted(run_dir.rglob("perun/*.hdf5")):
         name = str(path.relative_to(run_dir))
         try:
             values = read_results(path, run, name in trusted)
@@ -233,7 +233,7 @@ def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -
             continue
         sums.update(values)
     # perun adds up readings that are no numbers, too; there is no energy then.
-    result.update({name: total for name, total in sums.items() if math.isfinite(total)})
+    result |= {name: total for name, total in sums.items() if math.isfinite(total)}
 
 
 def outlived(left: list[str]) -> str:
@@ -450,7 +450,7 @@ def read_folders(runs_dir: Path) -> dict[Path, Record]:
 def copies(found: dict[Path, Record]) -> dict[Path, Path]:
     """Return the folder of each run that is a copy of one before, and that one's."""
     first: dict[str, Path] = {}
-    again: dict[Path, Path] = {}
+    again = {}
     for folder, record in found.items():
         for mark in measured(record):
             if (other := first.setdefault(mark, folder)) != folder:
@@ -513,8 +513,10 @@ def check(runs_dir: Path) -> list[str]:
     for folder in run_dirs(runs_dir):
         name = folder.name
         if is_dead(folder):
-            remedy = f"`energynn check --recover {runs_dir}` writes one"
-            faults.append(f"{name}: no record.json; the launcher died. {remedy}")
+            faults.append(
+                f"{name}: no record.json; the launcher died. "
+                f"`energynn check --recover {runs_dir}` writes one"
+            )
         elif (folder / "record.json").exists():
             with one_fault(f"{name}: record.json cannot be checked", faults):
                 faults += [f"{name}: {fault}" for fault in check_record(folder)]
@@ -532,7 +534,8 @@ def check_record(run_dir: Path) -> list[str]:
         faults.append(
             "record.json was changed after it was written (record_sha256 differs)"
         )
-    files, present = record.files, hash_files(run_dir)
+    files = record.files
+    present = hash_files(run_dir)
     damaged = [
         f"{name}: differs from the record's list of files"
         for name in files | present
@@ -545,13 +548,15 @@ def check_record(run_dir: Path) -> list[str]:
     unread = {flag.partition(": ")[0] for flag in record.flags}
     given = {name: getattr(record, name) for name in GIVEN}
     again = derive(run_dir, record.files.keys() - unread, **given)
-    told, derived = to_builtins(record), to_builtins(again)
+    told = to_builtins(record)
+    derived = to_builtins(again)
     if record.workload != record.config.get("workload", record.workload):
         faults.append("config.workload: is another than workload")
     if record.status == "finished" and record.status_reason:
         faults.append("status_reason: a finished run needs none")
     for name in told | derived:
-        old, new = told.get(name), derived.get(name)
+        old = told.get(name)
+        new = derived.get(name)
         if not same(old, new):
             faults.append(
                 f"{name}: is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}"

@@ -148,7 +148,7 @@ def test_a_notebook_opened_in_jupyterlab_writes_where_the_others_read(monkeypatc
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     monkeypatch.chdir(REPOSITORY / "notebooks")
     monkeypatch.setenv("ENERGYNN_RUNS", "/somewhere/runs")
-    made = {"get_ipython": MagicMock()}
+    made = {"get_ipython": MagicMock(), "In": sources[:2]}
     exec("\n".join(sources[:2]), made)  # parameters and configuration; nothing is run
     assert os.getcwd() == str(REPOSITORY) and str(made["runs_dir"]) == "/somewhere/runs"
 

@@ -91,7 +91,8 @@ def evaluate(runs_dir: str | Path) -> dict:
         entry["errata"] = [
             one["id"] for one in errata if claim["id"] in one.get("claims", [])
         ]
-        entry["published"], derived = judge(claim, printed), judge(claim, study)
+        entry["published"] = judge(claim, printed)
+        derived = judge(claim, study)
         says_more = derived.get("units") != entry["published"].get("units")
         entry["derived"] = [derived] if says_more else []
         if "reading" in claim:
@@ -295,7 +296,8 @@ def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
     error = np.hypot(before["error"], after["error"])
     if "per" in claim:
         span = np.log(after[claim["per"]] / before[claim["per"]])
-        value, error = value / span - 1, error / abs(span)
+        value = value / span - 1
+        error = error / abs(span)
     unit = [f"{name} n={first} to {end}" for end in after.index]
     of_all = {"freedom": before["freedom"], "base": before["run"]}
     named = {"unit": unit, "series": [[name]] * len(after)}
@@ -308,7 +310,8 @@ def _lines(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     found = []
     rows = rows.drop_duplicates([*claim["match"], "run"])
     for name, runs in rows.groupby(claim["match"]):
-        size, along = np.exp(runs["value"]), runs[claim["per"]].astype(float)
+        size = np.exp(runs["value"])
+        along = runs[claim["per"]].astype(float)
         if along.nunique() > 2:
             (squares,) = np.polyfit(along, size, 1, w=1 / size, full=True)[1]
             value = math.log1p(math.sqrt(squares / (len(runs) - 2)))

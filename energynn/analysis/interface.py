@@ -78,16 +78,20 @@ def load(runs_dir: str | Path = "") -> xr.Dataset:
     quantities = [
         name + end for name in observations.QUANTITIES for end in ("", "_std")
     ]
-    table = table.set_index("run").reindex(columns=[*TEXTS, *quantities])
-    table = table.dropna(axis="columns", how="all")
+    table = (
+        table.set_index("run")
+        .reindex(columns=[*TEXTS, *quantities])
+        .dropna(axis="columns", how="all")
+    )
     texts = table.select_dtypes(exclude="number").columns
     table[texts] = table[texts].fillna("")
     runs = xr.Dataset.from_dataframe(table)
     for name in map(str, runs):
         unit = name.removesuffix("_std").rsplit("_", 1)[-1]
         runs[name].attrs["units"] = UNITS.get(unit, "1")
-    excluded = long.attrs["excluded"] + others.attrs["excluded"]
-    return runs.set_coords(runs.keys() & {*TEXTS}).assign_attrs(excluded=excluded)
+    return runs.set_coords(runs.keys() & {*TEXTS}).assign_attrs(
+        excluded=long.attrs["excluded"] + others.attrs["excluded"]
+    )
 
 
 def table(runs_dir: str | Path = "") -> pd.DataFrame:
@@ -102,18 +106,24 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
         ['started_at', 'name', 'command', 'run_id', 'workload']
     """
     runs_dir = Path(runs_dir or default_runs_dir())
-    folders, made = records.run_dirs(runs_dir), records.read_folders(runs_dir)
+    folders = records.run_dirs(runs_dir)
+    made = records.read_folders(runs_dir)
     rows = {folder: {"run_id": folder.name} | WITHOUT_RECORD for folder in folders}
     rows |= {folder: _row(record) for folder, record in made.items()}
     for copy in records.copies(made):
         del rows[copy]
-    runs = _tabulate([*rows.values()]).rename(columns=SHORT)
-    return runs.sort_values("started_at", ascending=False, ignore_index=True)
+    return (
+        _tabulate([*rows.values()])
+        .rename(columns=SHORT)
+        .sort_values("started_at", ascending=False, ignore_index=True)
+    )
 
 
 def _row(record: records.Record) -> dict:
-    told = {"why": records.reason(record), "command": record.config.get("command")}
-    return msgspec.to_builtins(record) | told
+    return msgspec.to_builtins(record) | {
+        "why": records.reason(record),
+        "command": record.config.get("command"),
+    }
 
 
 def _tabulate(rows: list[dict]) -> pd.DataFrame:
@@ -152,8 +162,9 @@ def export(
         if factor is not None:
             runs[name] = factor * kWh
     csv.parent.mkdir(parents=True, exist_ok=True)
-    cells = runs.reset_index().rename(columns=cell).map(cell)
-    cells.to_csv(csv, index=False, errors="backslashreplace")
+    runs.reset_index().rename(columns=cell).map(cell).to_csv(
+        csv, index=False, errors="backslashreplace"
+    )
     return len(runs)
 
 
@@ -193,8 +204,11 @@ def compare(*runs: str | Path) -> pd.DataFrame:
     found = [records.read_record(records.find(run, default_runs_dir())) for run in runs]
     if len({record.run_id for record in found}) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
-    table = _tabulate(list(map(_row, found))).set_index("run_id").T
-    table = table.drop(["started_at", "energy_total_systematic_J"])
+    table = (
+        _tabulate(list(map(_row, found)))
+        .set_index("run_id")
+        .T.drop(["started_at", "energy_total_systematic_J"])
+    )
     if table.loc["command"].notna().any():
         configs = [record.config for record in found]
         table.loc["command"] = [records.differing(one, configs) for one in configs]
@@ -204,6 +218,8 @@ def compare(*runs: str | Path) -> pd.DataFrame:
         ratio = table.loc["energy_total_J", "ratio"]
         bounds = numbers.loc["energy_total_bound_J"] / numbers.loc["energy_total_J"]
         half = ratio * bounds.sum(skipna=False)
-        ends = ratio - half, ratio + half
-        table.loc["energy_total_J", ["ratio_low", "ratio_high"]] = ends
+        table.loc["energy_total_J", ["ratio_low", "ratio_high"]] = (
+            ratio - half,
+            ratio + half,
+        )
     return table.replace("", np.nan).dropna(how="all").rename_axis("quantity")

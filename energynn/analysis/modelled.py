@@ -30,7 +30,8 @@ def load(*workloads: str) -> pd.DataFrame:
 
 def _series(name: str, about: dict) -> pd.DataFrame:
     fit = fits.published(about["workload"], f"horeka-{about['hardware'].lower()}")
-    fewest, most = fit.runs.work.devices.min(), fit.runs.work.devices.max()
+    fewest = fit.runs.work.devices.min()
+    most = fit.runs.work.devices.max()
     stages = {getattr(config, "stage", "") for config in fit.runs.configs}
     configs = [
         config
@@ -43,7 +44,8 @@ def _series(name: str, about: dict) -> pd.DataFrame:
         return pd.DataFrame()
     work = fit.runs.works(configs)
     values = predict.quantities(fit, work)
-    hours, time_h = values["gpu_hours"], values["time_h"]
+    hours = values["gpu_hours"]
+    time_h = values["time_h"]
     # speed-ups relate to the fewest devices that are published, else to the fewest
     runs = published.runs().dropna(subset="gpu_hours")
     known = runs[runs["series"].str.contains(name)]["devices"]
@@ -56,7 +58,8 @@ def _series(name: str, about: dict) -> pd.DataFrame:
         "base_devices": base,
         "gpu_hours": hours[:, 0],
     }
-    middle_h, least_last = hours[:, :1], [0, 2, 1]
+    middle_h = hours[:, :1]
+    least_last = [0, 2, 1]
     base_h = time_h[work.devices == base, 0]
     samples = (work.trained * work.devices * work.epochs)[:, None]
     sockets = (fit.runs.site.sockets_per_node * work.nodes / work.devices)[:, None]
@@ -74,6 +77,7 @@ def _series(name: str, about: dict) -> pd.DataFrame:
     }
     parts = []
     for quantity, ends in values.items():
-        part = pd.DataFrame(ends, columns=predict.ENDS)
-        parts.append(part.assign(quantity=quantity, **sizes))
+        parts.append(
+            pd.DataFrame(ends, columns=predict.ENDS).assign(quantity=quantity, **sizes)
+        )
     return pd.concat(parts).dropna(subset="value")

@@ -54,9 +54,7 @@ def save_tables(notebook: str, tables: dict, build_dir: str | Path, **common) ->
             )
         table = table.assign(notebook=notebook).astype(object)
         written[name] = table.where(table.notna(), None).to_dict("index")
-    path = Path(build_dir, "numbers", f"{notebook}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, written)
+    write_json(Path(build_dir, "numbers", f"{notebook}.json"), written)
 
 
 def weakest(provenances) -> str:

@@ -45,25 +45,12 @@ QUANTITIES = [
 WHAT = [
     "origin",
     "series",
-    "name",
-    "workload",
-    "stage",
-    "dataset",
+    *results.WHAT,
     "data",
-    "system",
-    "device_kind",
-    "device_name",
     "hardware",
-    "recipe",
-    "preset",
-    "loader",
     "base_devices",
-    "devices",
-    "local_batch_size",
-    "global_batch_size",
+    *results.SIZES,
     "dataset_samples",
-    "epochs",
-    "seed",
 ]
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 PARTS = results.PROVENANCES[:3]
@@ -92,7 +79,8 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     else a name made of what is constant, else "". ``speed_up`` relates to the mean training time on
     ``base_devices``. Records left out stand with the reason in ``attrs["excluded"]``.
     """
-    runs, study = results.load(runs_dir), published_runs()
+    runs = results.load(runs_dir)
+    study = published_runs()
     own = _own(runs)
     own = own[own.columns.intersection([*study, *WHAT, *PARTS, "run_dir"])]
     table = pd.concat([study, own], ignore_index=True).copy()
@@ -105,13 +93,14 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
 
     Published rows are means already.
     """
-    own = table[table["origin"] == "own"]
-    reduced = mean_of_repeats(own, [*WHAT, "provenance", *PARTS], QUANTITIES)
+    reduced = mean_of_repeats(
+        table[table["origin"] == "own"], [*WHAT, "provenance", *PARTS], QUANTITIES
+    )
     reduced["run"] = reduced["run"].str.join(", ")
     reduced = reduced.sort_values(["series", "devices"], kind="stable")
-    study = table[table["origin"] == "published"]
-    means = pd.concat([study, reduced], ignore_index=True)
-    return means.copy()  # in one piece
+    return pd.concat(
+        [table[table["origin"] == "published"], reduced], ignore_index=True
+    ).copy()  # in one piece
 
 
 def mean_of_repeats(
@@ -123,13 +112,15 @@ def mean_of_repeats(
     run: its scatter is unknown, not zero.
     """
     groups = runs.groupby(alike, dropna=False, sort=False)
-    parts = [
-        groups[numbers].mean(),
-        groups[numbers].std().add_suffix("_std"),
-        groups["run"].agg(list),
-        groups.size().rename("repeats"),
-    ]
-    return pd.concat(parts, axis=1).reset_index()
+    return pd.concat(
+        [
+            groups[numbers].mean(),
+            groups[numbers].std().add_suffix("_std"),
+            groups["run"].agg(list),
+            groups.size().rename("repeats"),
+        ],
+        axis=1,
+    ).reset_index()
 
 
 def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
@@ -140,9 +131,11 @@ def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
     known = rows[rows[quantity].notna()]
     value = known[quantity]
     spread = known.get(f"{quantity}_std", 0.0 * value).fillna(0.0)
-    of_quantity = provenance(quantity, known)
     return known.assign(
-        value=value, low=value - spread, high=value + spread, provenance=of_quantity
+        value=value,
+        low=value - spread,
+        high=value + spread,
+        provenance=provenance(quantity, known),
     )
 
 
@@ -156,7 +149,8 @@ def provenance(quantity: str, runs: pd.DataFrame) -> pd.Series:
 
     Times and metrics of a run whose energy is estimated are measured.
     """
-    of_energy, part = runs["provenance"], PART.match(quantity)
+    of_energy = runs["provenance"]
+    part = PART.match(quantity)
     if part and f"energy_{part[1]}_provenance" in runs:
         of_energy = runs[f"energy_{part[1]}_provenance"].fillna(of_energy)
     if quantity.startswith(("energy_", "mean_power_", "share_", "power_")):
@@ -178,10 +172,14 @@ def published_runs(name: str = "values") -> pd.DataFrame:
     runs["passes_per_gpu_hour"] = (
         runs["samples_per_gpu_hour"] / runs["local_batch_size"]
     )
-    alike = {"origin": "published", "recipe": "published"}
-    runs = _with_derived(
-        runs.assign(system="HoreKa", device_kind="gpu", seed=0, **alike)
+    runs = runs.assign(
+        origin="published",
+        recipe="published",
+        system="HoreKa",
+        device_kind="gpu",
+        seed=0,
     )
+    runs = _with_derived(runs)
     for quantity, sources in DERIVED_FROM.items():  # as if errors were independent
         relative = [runs[f"{source}_std"] / runs[source] for source in sources]
         runs[f"{quantity}_std"] = runs[quantity] * np.sqrt(
@@ -229,7 +227,8 @@ def _own(runs: pd.DataFrame) -> pd.DataFrame:
         table[name] = table[name.replace("energy_", "energy_perun_")].where(
             by_perun, table[name]
         )
-    table["origin"], table["repeats"] = "own", 1
+    table["origin"] = "own"
+    table["repeats"] = 1
     table["gpu_hours"] = table["device_hours_perun"].where(
         by_perun, table["device_hours_training"]
     )
@@ -247,8 +246,7 @@ def _own(runs: pd.DataFrame) -> pd.DataFrame:
     name = (stage + ", " + selected["series"]).str.removeprefix(", ")
     selected["series"] = selected["name"] = name
     for name, conditions in published.series().items():
-        belongs = _belongs(selected, conditions)
-        selected.loc[belongs, ["series", "name"]] = (
+        selected.loc[_belongs(selected, conditions), ["series", "name"]] = (
             name,
             f"{name}: {conditions['label']}",
         )
@@ -275,7 +273,8 @@ def _belongs(runs: pd.DataFrame, conditions: dict) -> pd.Series:
 
 def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
     """Add what follows from energies and times of a run."""
-    energy_kWh, hours = table["energy_total_kWh"], table["gpu_hours"]
+    energy_kWh = table["energy_total_kWh"]
+    hours = table["gpu_hours"]
     # the GPU's model as the study calls it, else the kind of device
     model = table["device_name"].str.extract(r"\b([ABHV]\d{2,3}[A-Z]?)\b")[0]
     table["hardware"] = model.fillna(table["device_kind"])
@@ -296,7 +295,8 @@ def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
 def _with_speed_up(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Add the fewest devices within each of the groups ``by``, and the speed-up over them."""
     groups = [table[name] for name in by]
-    hours, devices = table["training_time_h"], table["devices"]
+    hours = table["training_time_h"]
+    devices = table["devices"]
     base = devices.where(hours.notna()).groupby(groups).transform("min")
     base_hours = hours.where(devices == base).groupby(groups).transform("mean")
     return table.assign(base_devices=base, speed_up=base_hours / hours)

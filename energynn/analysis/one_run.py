@@ -15,7 +15,9 @@ from energynn.measure.energy import SECOND_PER_HOUR
 
 FORMATS = (".svg", ".html", ".png", ".pdf")
 STEPS = 600  # of time: more than a line has pixels
-TIME, POWER, ENERGY = "time (s)", "power (W)", "energy (Wh)"
+TIME = "time (s)"
+POWER = "power (W)"
+ENERGY = "energy (Wh)"
 
 
 def save(run_dir: Path, path: Path) -> None:
@@ -40,9 +42,12 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     record = records.read_record(run_dir)
     step_s = (record.training_time_s or 0.0) / STEPS
     step_s = max(step_s, record.sampling_period_s or 0.0)
-    power = profiles.load(run_dir, step_s)
-    power = power.rename(columns={"time_s": TIME, "power_W": POWER})
-    power = power.groupby([TIME, "component"], as_index=False)[POWER].sum()
+    power = (
+        profiles.load(run_dir, step_s)
+        .rename(columns={"time_s": TIME, "power_W": POWER})
+        .groupby([TIME, "component"], as_index=False)[POWER]
+        .sum()
+    )
     if power.empty:
         raise ValueError(f"plot: {run_dir} has no power samples of a training")
     energy = power.groupby(TIME, as_index=False)[POWER].sum()
@@ -54,12 +59,14 @@ def draw(run_dir: Path) -> alt.HConcatChart:
     for name in set(power["component"]):
         known = getattr(record, f"energy_{name}_provenance")
         power = power.replace(name, f"{name}, {known}")
-    component = alt.Color("component:N", title=None)
-    watts = _curve(power, TIME, POWER).encode(component)
+    watts = _curve(power, TIME, POWER).encode(alt.Color("component:N", title=None))
     # without phases, their chart would have no end
     fill = alt.Fill("phase:N", title=None).scale(range=theme.COLOURS[1:])
-    spans = alt.X(f"{TIME}:Q"), alt.X2("end:Q", title=TIME), fill
-    shades = alt.Chart(phases).mark_rect(opacity=0.3).encode(*spans)
+    shades = (
+        alt.Chart(phases)
+        .mark_rect(opacity=0.3)
+        .encode(alt.X(f"{TIME}:Q"), alt.X2("end:Q", title=TIME), fill)
+    )
     over_time = [shades + watts if len(phases) else watts]
     beside = [_curve(energy, TIME, ENERGY)]
     if len(epochs) > 1:
@@ -80,17 +87,16 @@ def draw(run_dir: Path) -> alt.HConcatChart:
 
 def _curve(table: pd.DataFrame, x: str, y: str) -> alt.Chart:
     chart = alt.Chart(table, width=370, height=150)
-    is_sparse = len(table) < 50
-    line = chart.mark_line(color=theme.COLOURS[0], point=is_sparse)
-    height = alt.Y(f"{y}:Q", title=y.replace("_", " "))
-    return line.encode(alt.X(f"{x}:Q"), height)
+    line = chart.mark_line(color=theme.COLOURS[0], point=len(table) < 50)
+    return line.encode(alt.X(f"{x}:Q"), alt.Y(f"{y}:Q", title=y.replace("_", " ")))
 
 
 def _epochs_and_phases(
     run_dir: Path, record: records.Record
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Tabulate what each epoch reached, of a repeated one the last, and the phases of rank 0."""
-    epochs, phases = {}, [pd.DataFrame(columns=["phase", TIME, "end"])]
+    epochs = {}
+    phases = [pd.DataFrame(columns=["phase", TIME, "end"])]
     for folder, begin_s, _ in profiles.segments(run_dir, record):
         events = [each for each in samples.read_events(folder) if each["rank"] == 0]
         start_ns = samples.times_of(events, "training_start", "host")

@@ -36,7 +36,8 @@ def load() -> pd.DataFrame:
     rule that it meets. Raises ValueError for a damaged file.
     """
     folder = manifests.verify("others")
-    tables, left_out = [], []
+    tables = []
+    left_out = []
     for file, about in manifest()["energynn:tables"].items():
         rows = pd.read_csv(folder / file)
         rows["row"] = rows.index + 2
@@ -49,10 +50,16 @@ def load() -> pd.DataFrame:
             name: rows.eval(expression, engine="python")
             for name, expression in about["columns"].items()
         }
-        commit = rows[commits["by"]].map(commits)
-        tables.append(rows[["row"]].assign(file=file, commit=commit, **named))
-    table = pd.concat(tables, ignore_index=True).assign(**LABELS)
-    table = table.astype({"devices": int, "global_batch_size": int})
+        tables.append(
+            rows[["row"]].assign(
+                file=file, commit=rows[commits["by"]].map(commits), **named
+            )
+        )
+    table = (
+        pd.concat(tables, ignore_index=True)
+        .assign(**LABELS)
+        .astype({"devices": int, "global_batch_size": int})
+    )
     table.attrs["left_out"] = left_out
     return table
 
@@ -75,8 +82,7 @@ def means(runs: pd.DataFrame) -> pd.DataFrame:
     numbers = runs.select_dtypes("number").columns.difference([*CONFIGURATION, "row"])
     runs = runs.assign(run=runs["row"])
     table = observations.mean_of_repeats(runs, CONFIGURATION, list(numbers))
-    rows = table["run"]
-    return table.assign(rows=rows, run=table.index, copies="", recipe="")
+    return table.assign(rows=table["run"], run=table.index, copies="", recipe="")
 
 
 def series(table: pd.DataFrame, alike: list[str]) -> pd.DataFrame:
@@ -86,5 +92,6 @@ def series(table: pd.DataFrame, alike: list[str]) -> pd.DataFrame:
     """
     groups = table.groupby(alike, dropna=False)
     several = table[groups["devices"].transform("nunique") > 1]
-    names = several[alike].astype(str).agg(" ".join, axis=1)
-    return several.assign(series=names).sort_values(["series", "devices"])
+    return several.assign(
+        series=several[alike].astype(str).agg(" ".join, axis=1)
+    ).sort_values(["series", "devices"])

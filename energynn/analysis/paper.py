@@ -38,8 +38,11 @@ def compile(build_dir: Path) -> list[Path]:
 
 def _options(build_dir: Path) -> dict:
     """Options of typst: the build folder, an input of the template, may lie anywhere below "/"."""
-    inputs = {"build": str(build_dir.resolve())}
-    return {"root": "/", "ignore_system_fonts": True, "sys_inputs": inputs}
+    return {
+        "root": "/",
+        "ignore_system_fonts": True,
+        "sys_inputs": {"build": str(build_dir.resolve())},
+    }
 
 
 def require(build_dir: Path, files: list[str]) -> None:
@@ -58,8 +61,9 @@ def figures(manuscript: str) -> list[str]:
 
 def captions(build_dir: Path) -> dict[str, str]:
     """Read the captions of the paper's figures as plain text, by the figure's name."""
-    options = _options(build_dir) | {"field": "value"}
     found = []
     for path in MANUSCRIPTS.values():
-        found += json.loads(typst.query(path, "<drawing>", **options))
+        found += json.loads(
+            typst.query(path, "<drawing>", field="value", **_options(build_dir))
+        )
     return {figure["name"]: " ".join(figure["caption"].split()) for figure in found}

@@ -14,8 +14,9 @@ PROFILE = ["time_s", "device", "power_W"]
 def segments(run_dir: Path, record: Record) -> Iterator[tuple[Path, float, float]]:
     """For each segment of a run: its folder, the training time before it, and its own."""
     begin_s = 0.0
-    parts = record.segments or [record]
-    for folder, part in zip(samples.segments(run_dir), parts, strict=False):
+    for folder, part in zip(
+        samples.segments(run_dir), record.segments or [record], strict=False
+    ):
         length_s = part.training_time_s or 0.0
         yield folder, begin_s, length_s
         begin_s += length_s

@@ -30,8 +30,10 @@ def compare(runs_dir: Path, build_dir: Path) -> tuple[list[str], bool]:
         is_good = band["low"] <= value <= band["high"]
         passed += is_good
         verdict = "PASS" if is_good else "FAIL"
-        interval = f"[{band['low']:g}, {band['high']:g}]"
-        lines.append(f"  {verdict}  {band['quantity']:38} {value:>9.4g}  {interval}")
+        lines.append(
+            f"  {verdict}  {band['quantity']:38} {value:>9.4g}  "
+            f"[{band['low']:g}, {band['high']:g}]"
+        )
         lines.append(f"        {band['why']}")
     lines.append(f"{passed} of {len(bands)} bands passed.")
     return lines, passed == len(bands)

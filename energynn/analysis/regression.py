@@ -47,8 +47,11 @@ class Fit:
     def predict(self, at: pd.DataFrame) -> pd.DataFrame:
         """Add the fitted mean and its confidence band to the rows of ``at``: mean, low, high."""
         frame = self.results.get_prediction(at).summary_frame(alpha=0.05)
-        low, high = frame["mean_ci_lower"], frame["mean_ci_upper"]
-        return at.assign(mean=frame["mean"], low=low, high=high)
+        return at.assign(
+            mean=frame["mean"],
+            low=frame["mean_ci_lower"],
+            high=frame["mean_ci_upper"],
+        )
 
     def line(self, x: np.ndarray | None = None) -> pd.DataFrame:
         """Predict along x, else as far as the observations reach, for a model with one regressor,

@@ -18,38 +18,36 @@ QUANTITIES = [
     for field in msgspec.structs.fields(records.Record)
     if field.type in (int, records.Count, records.Quantity)
 ]
-CONFIG_NUMBERS = [
-    "devices",
-    "local_batch_size",
-    "global_batch_size",
-    "epochs",
-    "seed",
-    "repeat",
-]
+SIZES = ["devices", "local_batch_size", "global_batch_size", "epochs", "seed"]
 PROVENANCES = [f"energy_{component}_provenance" for component in (*COMPONENTS, "total")]
-TEXTS = [
-    "run_id",
+# What was run, in words.
+WHAT = [
     "name",
     "workload",
+    "stage",
+    "dataset",
     "system",
     "device_kind",
     "device_name",
+    "recipe",
+    "preset",
+    "loader",
+]
+TEXTS = [
+    *WHAT,
+    "run_id",
     "started_at",
     *PROVENANCES,
-    "stage",
-    "dataset",
-    "preset",
     "command",
-    "recipe",
     "recipe_at_any_pace",
-    "loader",
     "run_dir",
     "machine_cpu",
     "cpu_model_name",
 ]
 COLUMNS = [
     *TEXTS,
-    *CONFIG_NUMBERS,
+    *SIZES,
+    "repeat",
     *QUANTITIES,
     "cpu_model_idle_W_per_core",
     "cpu_model_full_W_per_core",
@@ -70,7 +68,9 @@ def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
     names, and kWh and h. NaN: absent from the record. ``trained``: runs of a trainer; else measured
     commands and imported ones. Records left out stand with the reason in ``attrs["excluded"]``.
     """
-    rows, excluded, seen = [], [], {}
+    rows = []
+    excluded = []
+    seen = {}
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
         run_dir = path.parent
         with one_fault(run_dir, excluded):
@@ -94,7 +94,8 @@ def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
 def _row(record: records.Record, run_dir: Path) -> dict:
     """Flatten one record."""
     config = record.config
-    loading, pace = config.get("image_loading", "states"), ["step_period_s"]
+    loading = config.get("image_loading", "states")
+    pace = ["step_period_s"]
     loader = f"{loading}-{config.get('loader_workers', 0)}"
     if loading == "device" or config.get("states_on_device"):
         # one batch stays on the device
@@ -141,7 +142,7 @@ def _table(rows: list[dict]) -> pd.DataFrame:
     table[TEXTS] = table[TEXTS].astype(object).fillna("")
     table[numbers] = table[numbers].astype(float)
     # commands have none
-    table = table.astype(dict.fromkeys(CONFIG_NUMBERS, int), errors="ignore")
+    table = table.astype(dict.fromkeys([*SIZES, "repeat"], int), errors="ignore")
     energies_J = table.filter(regex=r"^energy_(perun_)?(gpu|cpu|ram|total)_J$")
     energies_kWh = (
         energies_J.rename(columns=lambda name: f"{name[:-1]}kWh") / JOULE_PER_KWH
@@ -177,19 +178,19 @@ def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
             )
             kind = ", scaled data" if data == "scaled" else ""
             series = f"constant {label} = " + table[constant].astype(str) + kind + seed
-            part = table.assign(series=series, constant=constant, data=data)
-            parts.append(part[counts > 1])
+            parts.append(
+                table.assign(series=series, constant=constant, data=data)[counts > 1]
+            )
     return pd.concat(parts, ignore_index=True)
 
 
 def phases(runs: pd.DataFrame) -> pd.DataFrame:
     """Tabulate the records' ``energy_phases``: time and energy of each phase of each rank."""
-    columns = ["run_id", "rank", "device", "phase", "time_s"]
     rows = []
     for run_dir in runs["run_dir"]:
         record = records.read_record(Path(run_dir))
-        of_run = {"run_id": record.run_id}
-        rows += [of_run | entry for entry in record.energy_phases]
+        rows += [{"run_id": record.run_id} | entry for entry in record.energy_phases]
+    energies = [f"energy_{component}_J" for component in COMPONENTS]
     return pd.DataFrame(
-        rows, columns=[*columns, *(f"energy_{c}_J" for c in COMPONENTS)]
+        rows, columns=["run_id", "rank", "device", "phase", "time_s", *energies]
     )

@@ -30,6 +30,9 @@ def against_hours(
     for (_, _, name), series in known.groupby(["origin", "system", "name"]):
         if len(series) > 2:
             line = regression.fit("energy_total_kWh ~ 0 + gpu_hours", series).line()
-            drawn = alt.Chart(line.assign(name=name)).mark_line(strokeWidth=1.4)
-            layers.append(drawn.encode(x, channels["color"], y="mean:Q"))
+            layers.append(
+                alt.Chart(line.assign(name=name))
+                .mark_line(strokeWidth=1.4)
+                .encode(x, channels["color"], y="mean:Q")
+            )
     return alt.layer(*layers, points)

@@ -2,16 +2,16 @@
 provenance by shape.
 """
 
-import json
 import os
 import textwrap
 from pathlib import Path
 
 import altair as alt
+import msgspec
 import pandas as pd
 import vl_convert
 
-from energynn.host.files import REPOSITORY
+from energynn.host.files import REPOSITORY, whole
 
 # Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_px is the
 # width of a page of the ACM format.
@@ -74,8 +74,11 @@ MENUS_ABOVE = """<style>div.vega-embed { display: flex; flex-direction: column; 
 
 @alt.theme.register("energynn", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
-    text = {"labelFontSize": TEXT_px, "titleFontSize": TEXT_px}
-    text["titleFontWeight"] = "normal"
+    text = {
+        "labelFontSize": TEXT_px,
+        "titleFontSize": TEXT_px,
+        "titleFontWeight": "normal",
+    }
     axis = {
         "gridColor": "#e6e6e6",
         "domainColor": "#333333",
@@ -95,20 +98,27 @@ def _theme() -> alt.theme.ThemeConfig:
             "bottom": {"anchor": "start", "direction": "vertical", "margin": 10}
         },
     }
-    config = {
-        "font": FONT,
-        "view": {"continuousWidth": 290, "continuousHeight": 208, "stroke": None},
-        "axis": text | axis,
-        "axisX": {"labelFlush": False},
-        "legend": text | legend,
-        "title": {"fontSize": 14, "anchor": "start", "frame": "group", "offset": 10},
-        "range": {"category": COLOURS},
-        "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
-        "text": {"fontSize": TEXT_px},
-        "concat": {"spacing": 13},
-        "mark": {"tooltip": {"content": "encoding"}},
+    return {
+        "background": "white",
+        "config": {
+            "font": FONT,
+            "view": {"continuousWidth": 290, "continuousHeight": 208, "stroke": None},
+            "axis": text | axis,
+            "axisX": {"labelFlush": False},
+            "legend": text | legend,
+            "title": {
+                "fontSize": 14,
+                "anchor": "start",
+                "frame": "group",
+                "offset": 10,
+            },
+            "range": {"category": COLOURS},
+            "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
+            "text": {"fontSize": TEXT_px},
+            "concat": {"spacing": 13},
+            "mark": {"tooltip": {"content": "encoding"}},
+        },
     }
-    return {"background": "white", "config": config}
 
 
 def enable() -> None:
@@ -142,11 +152,10 @@ def provenance(
     if timed and "estimated" in words:
         words.add("measured")
     present = {word: shape for word, shape in PROVENANCE.items() if word in words}
-    scale = alt.Scale(domain=list(present), range=list(present.values()))
     return alt.Shape(
         field,
         type="nominal",
-        scale=scale,
+        scale=alt.Scale(domain=list(present), range=list(present.values())),
         legend=alt.Legend(title=title, titleOrient="left"),
     )
 
@@ -166,8 +175,9 @@ def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
         columns=columns,
         labelLimit=PAGE_px // columns - 45,
     )
-    scale = alt.Scale(domain=names, **colours)
-    return alt.Color("name", type="nominal", scale=scale, legend=legend)
+    return alt.Color(
+        "name", type="nominal", scale=alt.Scale(domain=names, **colours), legend=legend
+    )
 
 
 def titled(title: str, said: str, width: int = PAGE_px) -> alt.Title:
@@ -191,7 +201,8 @@ def log_axis(
     It is a linear one from zero where values span no decade.
     """
     known = [value for value in values if value > 0]
-    low, high = min(known, default=1.0), max(known, default=1.0)
+    low = min(known, default=1.0)
+    high = max(known, default=1.0)
     if base == 10 and high < 8 * low:
         return channel.scale(zero=True, domainMax=1.15 * high, nice=False).axis(
             tickCount=4
@@ -200,15 +211,17 @@ def log_axis(
     ticks = [step * base**power for power in range(-12, 12) for step in steps]
     ticks = [tick for tick in ticks if low <= tick <= high]
     ticks = ticks[:: 1 + (len(ticks) - 1) // 6]
-    scale = {"type": "log", "domain": [low, high], "nice": False, "padding": padding}
-    return channel.scale(**scale).axis(values=ticks, format="~g")
+    channel = channel.scale(type="log", domain=[low, high], nice=False, padding=padding)
+    return channel.axis(values=ticks, format="~g")
 
 
 def placeholder(message: str) -> alt.Chart:
     """Draw the words that say why there is nothing to see."""
-    text = alt.Chart(alt.InlineData([{}]), width=384, height=96)
-    text = text.mark_text(color=GREY, lineBreak="\n")
-    return text.encode(text=alt.datum(message))
+    return (
+        alt.Chart(alt.InlineData([{}]), width=384, height=96)
+        .mark_text(color=GREY, lineBreak="\n")
+        .encode(text=alt.datum(message))
+    )
 
 
 def save(
@@ -230,11 +243,10 @@ def save(
 
 def save_spec(spec: dict, name: str, build_dir: str | Path) -> Path:
     """Write a chart's Vega-Lite specification for the interactive report."""
-    path = Path(build_dir) / "figures" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A browser would refuse NaN, which JSON does not know.
-    spec = json.loads(json.dumps(spec), parse_constant=lambda _: None)
-    path.write_text(json.dumps(spec, sort_keys=True) + "\n")
+    path = Path(build_dir, "figures", f"{name}.json")
+    # msgspec writes null for NaN, which a browser would refuse
+    with whole(path) as file:
+        file.write(msgspec.json.encode(spec, enc_hook=float, order="sorted"))
     return path
 
 
@@ -260,8 +272,11 @@ def intervals(rows: pd.DataFrame, x: str) -> alt.Chart:
     """Grey bars from ``low`` to ``high`` at the column ``x``: what a text implies, which is
     never drawn as a point.
     """
-    bar = alt.Chart(rows).mark_rule(strokeWidth=5, color=GREY, opacity=0.6)
-    return bar.encode(x=f"{x}:Q", y="low:Q", y2="high:Q")
+    return (
+        alt.Chart(rows)
+        .mark_rule(strokeWidth=5, color=GREY, opacity=0.6)
+        .encode(x=f"{x}:Q", y="low:Q", y2="high:Q")
+    )
 
 
 MODEL = "model, fitted to the published values [90 %]"
@@ -278,12 +293,12 @@ def model_curves(
     if rows.empty:
         return []
     base = alt.Chart(rows.assign(curve=MODEL)).encode(x, color=color)
-    scale = alt.Scale(domain=[MODEL], range=[[6, 2.5, 1.6, 2.5]])
     dashes = alt.StrokeDash(
         "curve:N",
-        scale=scale,
+        scale=alt.Scale(domain=[MODEL], range=[[6, 2.5, 1.6, 2.5]]),
         legend=alt.Legend(title=None, symbolSize=770, labelLimit=480),
     )
-    band = base.mark_area(opacity=0.16)
-    band = band.encode(y="low:Q", y2="high:Q", detail="name:N")
-    return [band, base.mark_line(strokeWidth=1.4).encode(y, strokeDash=dashes)]
+    return [
+        base.mark_area(opacity=0.16).encode(y="low:Q", y2="high:Q", detail="name:N"),
+        base.mark_line(strokeWidth=1.4).encode(y, strokeDash=dashes),
+    ]

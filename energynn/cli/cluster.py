@@ -4,56 +4,55 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from energynn.cli.options import (
+    RUNS,
     Json,
     Parameters,
     RunsDir,
     System,
-    find_run,
-    folder_of_runs,
+    existing,
     parameters_of,
     reply,
     tell,
 )
 
 Studies = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="STUDY|SYSTEM|RUN", help="only these; default: all"),
+    list[str],
+    Argument(metavar="STUDY|SYSTEM|RUN", help="only these; default: all"),
 ]
 
 
 def submit(
     system: System,
     studies: Annotated[
-        list[str] | None,
-        typer.Argument(
+        list[str],
+        Argument(
             metavar="STUDY [-- OPTION]",
             help="names, or files of your own; options of sbatch",
         ),
-    ] = None,
-    p: Parameters = None,
+    ] = (),
+    p: Parameters = (),
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="show cost and what is missing; submit nothing"),
+        Option("--dry-run", help="show cost and what is missing; submit nothing"),
     ] = False,
     scripts: Annotated[
-        bool, typer.Option("--scripts", help="the same, and print all batch scripts")
+        bool, Option("--scripts", help="the same, and print all batch scripts")
     ] = False,
     max_gpu_hours: Annotated[
-        float | None, typer.Option(min=0, help="refuse what is expected to cost more")
+        float | None, Option(min=0, help="refuse what is expected to cost more")
     ] = None,
-    account: Annotated[str, typer.Option(help="who pays, as sbatch takes it")] = "",
-    runs_dir: RunsDir = None,
-) -> int:
+    account: Annotated[str, Option(help="who pays, as sbatch takes it")] = "",
+    runs_dir: RunsDir = RUNS,
+) -> None:
     """Make every missing run of studies by batch jobs; again: what failed or stopped."""
     from energynn.experiment import studies as known
     from energynn.launch import submit
 
-    words = studies or []
-    names = [word for word in words if not word.startswith("-")]
-    options = [word for word in words if word.startswith("-")]
+    names = [word for word in studies if not word.startswith("-")]
+    options = [word for word in studies if word.startswith("-")]
     options += [f"--account={account}"] if account else []
     if bool(names) == bool(p):
         raise ValueError("submit: give studies, or parameters of runs (-p)")
@@ -64,46 +63,44 @@ def submit(
     else:
         runs = list(chain.from_iterable(known.find(names, site.name).values()))
         name = "-".join(Path(name).stem for name in names)
-    runs, shows = list(dict.fromkeys(runs)), dry_run or scripts
-    folder = folder_of_runs(runs_dir)
-    submit.submit_runs(runs, name, site, folder, shows, scripts, max_gpu_hours)
-    return 0
+    runs = list(dict.fromkeys(runs))
+    submit.submit_runs(
+        runs, name, site, runs_dir, dry_run or scripts, scripts, max_gpu_hours
+    )
 
 
 def status(
-    studies: Studies = None,
+    studies: Studies = (),
     watch: Annotated[
-        str, typer.Option(metavar="RUN", help="power, energy and time left of one run")
+        str, Option(metavar="RUN", help="power, energy and time left of one run")
     ] = "",
     failed: Annotated[
-        bool, typer.Option("--failed", help="only failed or not valid, and why")
+        bool, Option("--failed", help="only failed or not valid, and why")
     ] = False,
     as_json: Json = False,
-    runs_dir: RunsDir = None,
-) -> int:
+    runs_dir: RunsDir = RUNS,
+) -> None:
     """Tell what has become of every run, queued, running or ended."""
+    from energynn import records
     from energynn.launch import status
 
     if watch:
-        status.follow(find_run(watch, runs_dir))
-        return 0
-    folder = folder_of_runs(runs_dir, must_exist=True).resolve()
-    runs, notes = status.rows(status.folders(folder, studies or []))
+        status.follow(records.find(watch, runs_dir))
+        return
+    folders = status.folders(existing(runs_dir).resolve(), studies)
+    runs, notes = status.rows(folders)
     reply(as_json, {"runs": runs, "notes": notes}, status.text(runs, notes, failed))
-    return 0
 
 
 def cancel(
-    studies: Studies = None,
-    everything: Annotated[bool, typer.Option("--all", help="of every study")] = False,
-    runs_dir: RunsDir = None,
-) -> int:
+    studies: Studies = (),
+    everything: Annotated[bool, Option("--all", help="of every study")] = False,
+    runs_dir: RunsDir = RUNS,
+) -> None:
     """Cancel jobs of runs that are queued or running; checkpoints stay."""
     from energynn.launch import status, submit
 
     if not studies and not everything:
         raise ValueError("cancel: say which studies or runs, or --all")
-    folder = folder_of_runs(runs_dir, must_exist=True).resolve()
-    number = submit.cancel(status.folders(folder, studies or []))
+    number = submit.cancel(status.folders(existing(runs_dir).resolve(), studies))
     tell(f"jobs cancelled: {number}; `energynn submit` continues from checkpoints")
-    return 0

@@ -3,26 +3,25 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from energynn.cli.options import group, tell
 
 data = group("Verify, describe and prepare data sets.")
 Root = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="where imagenet or the store of era5 lies"),
+    Option(metavar="DIR", help="where imagenet or the store of era5 lies"),
 ]
-Store = Annotated[Path, typer.Option(metavar="DIR", help="folder of the store")]
+Store = Annotated[Path, Option(metavar="DIR", help="folder of the store")]
 
 
 @data.command()
 def verify(
     datasets: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="DATASET", help="default: those that ship"),
-    ] = None,
+        list[str], Argument(metavar="DATASET", help="default: those that ship")
+    ] = (),
     root: Root = None,
-) -> int:
+) -> None:
     """Compare every byte of data sets with their checksums."""
     from energynn.data import manifests
     from energynn.host.reading import one_fault
@@ -33,14 +32,13 @@ def verify(
         tell(
             f"{dataset}: every file of its manifest is there and has its SHA-256 ({folder})"
         )
-    return 0
 
 
 @data.command()
 def describe(
-    dataset: Annotated[str, typer.Argument(metavar="DATASET")],
+    dataset: Annotated[str, Argument(metavar="DATASET")],
     root: Root = None,
-) -> int:
+) -> None:
     """Write the checksums and the manifest of a data set."""
     from energynn.data import describe
     from energynn.host.reading import one_fault
@@ -49,35 +47,34 @@ def describe(
         found = describe.build(dataset, root)
     for line in found:
         tell(f"{dataset}: {line}")
-    return verify([dataset], root)
+    verify([dataset], root)
 
 
 @data.command()
 def imagenet(
     root: Annotated[
-        Path, typer.Option(metavar="DIR", help="folder tree or official archives")
+        Path, Option(metavar="DIR", help="folder tree or official archives")
     ],
     out: Store,
-) -> int:
+) -> None:
     """Write ImageNet as uint8 pixels, 256 on the shorter side: training decodes no JPEG."""
     from energynn.data import imagenet
 
     imagenet.prepare(root, out)
     tell(f"{out}: complete; other pixels than the originals: another experiment")
-    return 0
 
 
 @data.command()
 def era5(
     source: Annotated[
         str,
-        typer.Option(help="FourCastNet's HDF5 folder, a Zarr store or NetCDF files"),
+        Option(help="FourCastNet's HDF5 folder, a Zarr store or NetCDF files"),
     ],
     out: Store,
     years: Annotated[
-        str, typer.Option(help="those of the paper by default")
+        str, Option(help="those of the paper by default")
     ] = "1979-2017,2019",
-) -> int:
+) -> None:
     """Write the store that FourCastNet trains on at full size; resumable."""
     from energynn.data import era5_store
     from energynn.experiment.config import parse_years
@@ -87,4 +84,3 @@ def era5(
         tell(remark)
     state = "written" if remarks else "complete"
     tell(f"{out}: {state}; `energynn data describe era5 --root {out}` describes it")
-    return 0

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from energynn.cli.options import (
+    RUNS,
     Details,
     Factor,
     Json,
@@ -15,27 +16,23 @@ from energynn.cli.options import (
     RunsDir,
     Study,
     System,
-    folder_of_runs,
+    existing,
     group,
     parameters_of,
     reply,
 )
 
 forecast = group("Forecast time and energy of a training before it is made.")
-Workload = Annotated[
-    str, typer.Option(metavar="W", help="resnet50, fourcastnet or your own")
-]
+Workload = Annotated[str, Option(metavar="W", help="resnet50, fourcastnet or your own")]
 Named = Annotated[
-    str, typer.Option("--workload", metavar="W", help="your own: of --fit, of runs")
+    str, Option("--workload", metavar="W", help="your own: of --fit, of runs")
 ]
-Limit = Annotated[float | None, typer.Option(min=1e-9, help="the most of it")]
-Size = Annotated[int | None, typer.Option(min=1)]
-Pue = Annotated[
-    float, typer.Option(min=1, help="kWh of the centre for one of its computers")
-]
+Limit = Annotated[float | None, Option(min=1e-9, help="the most of it")]
+Size = Annotated[int | None, Option(min=1)]
+Pue = Annotated[float, Option(min=1, help="kWh of the centre for one of its computers")]
 Fit = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="of `energynn forecast fit`"),
+    Option(metavar="FILE", help="of `energynn forecast fit`"),
 ]
 
 
@@ -43,9 +40,9 @@ Fit = Annotated[
 def predict(
     study: Study = "",
     fit: Fit = None,
-    p: Parameters = None,
+    p: Parameters = (),
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="instead: own runs beside their forecast")
+        bool, Option("--held-out", help="instead: own runs beside their forecast")
     ] = False,
     gco2_per_kwh: Factor = None,
     price_per_kwh: Factor = None,
@@ -53,9 +50,9 @@ def predict(
     pue: Pue = 1.0,
     workload: Named = "",
     system: System = "local",
-    max_devices: Annotated[int, typer.Option(min=1, help="of the runs to fit")] = 1,
+    max_devices: Annotated[int, Option(min=1, help="of the runs to fit")] = 1,
     as_json: Json = False,
-    runs_dir: RunsDir = None,
+    runs_dir: RunsDir = RUNS,
 ) -> None:
     """Predict a study's runs, or parameters; with factors also CO2 and price."""
     from energynn.experiment import systems
@@ -63,7 +60,7 @@ def predict(
     from energynn.forecast import next_run, predict, wording
 
     if held_out:
-        folder = folder_of_runs(runs_dir, must_exist=True)
+        folder = existing(runs_dir)
         site = systems.site(system)
         rows, each = predict.held_out(folder, site, max_devices, workload)
         words = f"{wording.beside_facts(rows)}\n\n{wording.from_others(each)}"
@@ -74,11 +71,19 @@ def predict(
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
     made = fits.read(fit, workload)
     asked = predict.asked(made, study, parameters_of(p))
-    factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
-    rows = predict.rows(made, asked, factors=factors)
+    rows = predict.rows(
+        made,
+        asked,
+        factors=predict.factors_of(
+            gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue
+        ),
+    )
     advice = next_run.advice(made, asked)
-    words = f"{wording.predicted(rows)}\n\n{advice['in_words']}"
-    reply(as_json, {"rows": rows, "next_run": advice}, words)
+    reply(
+        as_json,
+        {"rows": rows, "next_run": advice},
+        f"{wording.predicted(rows)}\n\n{advice['in_words']}",
+    )
 
 
 @forecast.command()
@@ -97,7 +102,7 @@ def plan(
     price_per_kwh: Factor = None,
     price_per_gpu_hour: Factor = None,
     pue: Pue = 1.0,
-    p: Parameters = None,
+    p: Parameters = (),
     as_json: Json = False,
 ) -> None:
     """Plan how many devices and which batch size, within your limits.
@@ -117,23 +122,29 @@ def plan(
     known = max(studies.large_batch_thresholds(run), default=None)
     limits |= {"global_batch_size": max_global_batch_size or known, "devices": devices}
     asked = plan.grid(made, run, size=local_batch_size)
-    factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
-    answer = plan.make(made, asked, limits, power_limit, factors)
+    answer = plan.make(
+        made,
+        asked,
+        limits,
+        power_limit,
+        predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue),
+    )
     advice = next_run.advice(made, [answer.runs[at] for at in answer.choices.values()])
-    words = f"{wording.planned(answer)}\n{advice['in_words']}"
-    reply(as_json, plan.as_json(answer) | {"next_run": advice}, words)
+    reply(
+        as_json,
+        plan.as_json(answer) | {"next_run": advice},
+        f"{wording.planned(answer)}\n{advice['in_words']}",
+    )
 
 
 @forecast.command()
 def probe(
     workload: Workload,
     system: System,
-    p: Parameters = None,
-    minutes: Annotated[
-        float, typer.Option(min=0, help="for all probes together")
-    ] = 5.0,
+    p: Parameters = (),
+    minutes: Annotated[float, Option(min=0, help="for all probes together")] = 5.0,
     as_json: Json = False,
-    runs_dir: RunsDir = None,
+    runs_dir: RunsDir = RUNS,
 ) -> None:
     """Make short runs that tell of a long one, the next by its worth, and fit them.
 
@@ -147,7 +158,8 @@ def probe(
 
     site = systems.site(system)
     run = probe.target(workload, site, parameters_of(p))
-    folder, answer, words = folder_of_runs(runs_dir), {}, []
+    answer = {}
+    words = []
     choose = probe.upcoming
     if site.scheduler == "local":
         site = runs.here(site, machine.describe_machine(), run.device == "gpu")
@@ -155,12 +167,13 @@ def probe(
     predict.check_devices(site, run.devices)
     with contextlib.redirect_stdout(sys.stderr):
         # lines of runs do not get into the answer
-        chosen = choose(run, site, folder, minutes)
+        chosen = choose(run, site, runs_dir, minutes)
     if chosen and site.scheduler != "local":
         words.append(probe.hand_over(chosen, site))
-    if known := probe.seen(run, site, folder):
+    if known := probe.seen(run, site, runs_dir):
         made = fits.make(known)
-        rows, advice = predict.rows(made, [run]), next_run.advice(made, [run])
+        rows = predict.rows(made, [run])
+        advice = next_run.advice(made, [run])
         answer = {"rows": rows, "next_run": advice}
         words += [wording.predicted(rows), wording.fitted(made), advice["in_words"]]
     words += map(config.run_id, chosen)
@@ -171,11 +184,11 @@ def probe(
 def fit(
     workload: Workload,
     system: System,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="the fit, as JSON")],
+    out: Annotated[Path, Option(metavar="FILE", help="the fit, as JSON")],
     runs_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="your own runs; else the study's")
+        Path | None, Option(metavar="DIR", help="your own runs; else the study's")
     ] = None,
-    p: Parameters = None,
+    p: Parameters = (),
     details: Details = False,
     as_json: Json = False,
 ) -> None:
@@ -191,8 +204,7 @@ def fit(
     require_place(out)
     site = systems.site(system)
     if runs_dir:
-        runs_dir = folder_of_runs(runs_dir, must_exist=True)
-        seen = runs.checked(runs_dir, workload, site, parameters_of(p))
+        seen = runs.checked(existing(runs_dir), workload, site, parameters_of(p))
     elif p:
         raise ValueError("-p: chooses runs of your own; give --runs-dir")
     else:
@@ -200,15 +212,16 @@ def fit(
     fits.check(seen)
     made = fits.make(seen)
     words = wording.fitted(made, runs_dir, details)
-    each = {"from_others": fits.from_others(made).to_dict("records")}
-    reply(as_json, fits.write(out, made) | each, words)
+    table = fits.write(out, made)
+    table["from_others"] = fits.from_others(made).to_dict("records")
+    reply(as_json, table, words)
 
 
 @forecast.command()
 def simulate(
     study: Study,
     fit: Fit,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="where the run folders go")],
+    out: Annotated[Path, Option(metavar="DIR", help="where the run folders go")],
     workload: Named = "",
     as_json: Json = False,
 ) -> None:

@@ -8,48 +8,36 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
+from typer import Argument, Option, Typer
 
 RunsDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR", help="folder of the records [default: $ENERGYNN_RUNS, else runs]"
-    ),
+    Path, Option(metavar="DIR", envvar="ENERGYNN_RUNS", help="folder of the records")
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="for a program: JSON on standard output")
-]
-Details = Annotated[
-    bool, typer.Option("--details", help="every number, and its bounds")
-]
+RUNS = Path("runs")  # where nobody names another
+Json = Annotated[bool, Option("--json", help="for a program: JSON on standard output")]
+Details = Annotated[bool, Option("--details", help="every number, and its bounds")]
 Run = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="RUN", help="a folder, run_id, name, unique part of either, or last"
     ),
 ]
-Name = Annotated[
-    str, typer.Option(help="to find the run by; several runs may share a name")
-]
-Note = Annotated[str, typer.Option(help="free text, kept with the run")]
+Name = Annotated[str, Option(help="to find the run by; several runs may share a name")]
+Note = Annotated[str, Option(help="free text, kept with the run")]
 System = Annotated[
-    str, typer.Option(metavar="NAME", help="of systems/, or a file of your own (.toml)")
+    str, Option(metavar="NAME", help="of systems/, or a file of your own (.toml)")
 ]
-Study = Annotated[
-    str, typer.Argument(metavar="STUDY", help="a name, or a file of your own")
-]
-Factor = Annotated[float | None, typer.Option(min=0)]
+Study = Annotated[str, Argument(metavar="STUDY", help="a name, or a file of your own")]
+Factor = Annotated[float | None, Option(min=0)]
 Parameters = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-p", metavar="NAME VALUE", help="a parameter of the run, as for papermill"
-    ),
+    list[str],
+    Option("-p", metavar="NAME VALUE", help="a parameter of the run, as for papermill"),
 ]
 
 
-def group(help: str) -> typer.Typer:
+def group(help: str) -> Typer:
     """Make a command that holds others."""
-    return typer.Typer(
+    return Typer(
         help=help, no_args_is_help=True, rich_markup_mode=None, add_completion=False
     )
 
@@ -80,20 +68,17 @@ def unread():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def folder_of_runs(runs_dir: Path | None, must_exist: bool = False) -> Path:
-    """The folder that was given, else the default; raises ValueError where it must exist."""
-    from energynn.host.files import default_runs_dir
-
-    folder = runs_dir or default_runs_dir()
-    if must_exist and not folder.is_dir():
-        raise ValueError(f"runs_dir: {folder} is no folder")
-    return folder
+def existing(runs_dir: Path) -> Path:
+    """Return a folder of runs; raises ValueError where it is none."""
+    if not runs_dir.is_dir():
+        raise ValueError(f"runs_dir: {runs_dir} is no folder")
+    return runs_dir
 
 
-def parameters_of(assignments: list[str] | None) -> dict:
+def parameters_of(assignments: list[str]) -> dict:
     """Read NAME=VALUE as texts; the configuration gives each its type."""
     parameters = {}
-    for assignment in assignments or []:
+    for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
             raise ValueError(
@@ -101,10 +86,3 @@ def parameters_of(assignments: list[str] | None) -> dict:
             )
         parameters[name] = value
     return parameters
-
-
-def find_run(run: str, runs_dir: Path | None) -> Path:
-    """Find a run's folder as ``records.find`` does."""
-    from energynn import records
-
-    return records.find(run, folder_of_runs(runs_dir))

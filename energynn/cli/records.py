@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from energynn.cli.options import (
+    RUNS,
     Details,
     Factor,
     Json,
     Run,
     RunsDir,
-    find_run,
-    folder_of_runs,
+    existing,
     reply,
     tell,
 )
@@ -25,19 +25,19 @@ def show(
     details: Details = False,
     plot: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE", help="draw power, energy, loss and error: .svg or .html"
         ),
     ] = None,
     as_json: Json = False,
-    runs_dir: RunsDir = None,
-) -> int:
+    runs_dir: RunsDir = RUNS,
+) -> None:
     """Show one run: energy, time, error, and whether they are valid."""
     from energynn import records
     from energynn.host.reading import one_fault
     from energynn.launch import command
 
-    run_dir = find_run(run, runs_dir)
+    run_dir = records.find(run, runs_dir)
     with one_fault(run_dir.name):  # its files may be anybody's
         if plot:
             from energynn.analysis import one_run
@@ -46,22 +46,20 @@ def show(
         record = records.read_record(run_dir)
         text = command.report(record, run_dir, details)
     reply(as_json, record, f"{text}\n  wrote {plot}" if plot else text)
-    return 0
 
 
 def compare(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="folders or names")
-    ],
+    runs: Annotated[list[str], Argument(metavar="RUN...", help="folders or names")],
     as_json: Json = False,
-    runs_dir: RunsDir = None,
-) -> int:
+    runs_dir: RunsDir = RUNS,
+) -> None:
     """Put runs side by side: times, energies, metrics, and the parameters that differ."""
     import json
 
+    from energynn import records
     from energynn.analysis import interface
 
-    table = interface.compare(*[find_run(run, runs_dir) for run in runs])
+    table = interface.compare(*[records.find(run, runs_dir) for run in runs])
     rows = json.loads(
         table.reset_index().to_json(orient="records", double_precision=15)
     )
@@ -72,50 +70,44 @@ def compare(
         float_format="{:.4g}".format, na_rep="", line_width=80, max_colwidth=24
     )
     reply(as_json, {"rows": rows}, "\n".join([*lines, side_by_side]))
-    return 0
 
 
 def export(
-    csv: Annotated[Path, typer.Option(metavar="FILE")],
+    csv: Annotated[Path, Option(metavar="FILE")],
     gco2_per_kwh: Factor = None,
     price_per_kwh: Factor = None,
     own: Annotated[
-        bool, typer.Option("--own", help="own runs alone, failed ones too, in J and s")
+        bool, Option("--own", help="own runs alone, failed ones too, in J and s")
     ] = False,
-    runs_dir: RunsDir = None,
-) -> int:
+    runs_dir: RunsDir = RUNS,
+) -> None:
     """Write all runs, own and published, as one table for other programs."""
     from energynn.analysis import interface
 
-    folder = folder_of_runs(runs_dir, must_exist=True)
-    number = interface.export(folder, csv, gco2_per_kwh, price_per_kwh, own)
+    number = interface.export(existing(runs_dir), csv, gco2_per_kwh, price_per_kwh, own)
     tell(f"{csv}: {number} runs; each says how good its energy is")
-    return 0
 
 
 def check(
     runs: Annotated[
-        str, typer.Argument(metavar="[DIR|RUN]", help="all below DIR [default: runs]")
+        str, Argument(metavar="[DIR|RUN]", help="all below DIR [default: runs]")
     ] = "",
     recover: Annotated[
         bool,
-        typer.Option(
-            "--recover", help="first write records of runs whose launcher died"
-        ),
+        Option("--recover", help="first write records of runs whose launcher died"),
     ] = False,
     reference: Annotated[
         bool,
-        typer.Option(
-            "--reference", help="compare the default study with its reference"
-        ),
+        Option("--reference", help="compare the default study with its reference"),
     ] = False,
 ) -> int:
     """Derive every number of the records again and compare."""
     from energynn import records
+    from energynn.host.files import default_runs_dir
 
-    folder = Path(runs) if runs else folder_of_runs(None, must_exist=True)
+    folder = Path(runs) if runs else existing(default_runs_dir())
     if not folder.is_dir():
-        folder = find_run(runs, None)
+        folder = records.find(runs, default_runs_dir())
     if reference:
         from energynn.analysis import reference
         from energynn.host.reading import one_fault
@@ -142,29 +134,27 @@ def check(
 
 
 def import_perun(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="perun's .hdf5")],
-    runs_dir: RunsDir = None,
+    file: Annotated[Path, Argument(metavar="FILE", help="perun's .hdf5")],
+    runs_dir: RunsDir = RUNS,
 ) -> int:
     """Read a perun HDF5 file (0.8 to 1.0) into our records."""
     from energynn import records
     from energynn.launch import command, perun_import
 
-    faults: list[str] = []
-    for folder in perun_import.import_file(file, folder_of_runs(runs_dir), faults):
-        record = records.read_record(folder)
-        tell(command.report(record, folder))
+    faults = []
+    for folder in perun_import.import_file(file, runs_dir, faults):
+        tell(command.report(records.read_record(folder), folder))
     for fault in faults:
         tell(f"not imported: {fault}")
     return 1 if faults else 0
 
 
 def claims(
-    data: RunsDir = None,
+    data: RunsDir = RUNS,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Judge the study's statements on published values and on own runs."""
     from energynn.analysis import claims
 
-    verdicts = claims.evaluate(folder_of_runs(data, must_exist=True))
+    verdicts = claims.evaluate(existing(data))
     reply(as_json, verdicts, claims.report(verdicts))
-    return 0

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from energynn.data import imagenet, manifests, photographs
-from energynn.data.digests import digests, of_file
-from energynn.data.folders import list_files
+from energynn.data.folders import digests, list_files, of_file
 from energynn.host.files import shipped, whole, write_json
 
 # what is said of each in words
@@ -35,8 +34,8 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
     if dataset in manifests.EMBEDDED:
         raise ValueError(f"{dataset}: comes with its description; {manifests.RESTORE}")
     folder = (dataset in manifests.VARIABLES and source) or manifests.root(dataset)
-    details: dict = {}
-    remarks: dict[str, str] = {}
+    details = {}
+    remarks = {}
     if dataset == "imagenet":
         listings = imagenet.list_images(folder, remarks)
         found = [_counts(listing) for listing in listings]
@@ -60,15 +59,16 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
             raise ValueError(f"{dataset}: {folder} has no files; put its files into it")
         found = _images(folder, names, remarks)
         if dataset == "era5" and any(folder.glob("*.part")):
-            remedy = "`energynn data era5` goes on with it"
-            raise ValueError(f"era5: a year of {folder} is not complete; {remedy}")
+            raise ValueError(
+                f"era5: a year of {folder} is not complete; "
+                "`energynn data era5` goes on with it"
+            )
         sums = dict(digests(names, partial(of_file, folder)))
         files = _file_objects(folder, sums)
     texts = json.loads(DESCRIPTIONS.read_text())
     about = {**texts["all"], "name": dataset, **texts.get(dataset, {}), **details}
     manifest = {**about, "energynn:files": len(sums), "distribution": files}
     target = manifests.DATA_MANIFESTS / dataset
-    target.mkdir(parents=True, exist_ok=True)
     lines = (f"{digest}  {name}\n" for name, digest in sums.items())
     with whole(target / "SHA256SUMS") as file:
         file.write(os.fsencode("".join(lines)))
@@ -96,7 +96,7 @@ def _images(folder: Path, names: list[str], remarks: dict[str, str]) -> list[str
 
 def _counts(listing: imagenet.Listing) -> str:
     """Count the images of a split by kind and, where there are few, by class."""
-    kinds: Counter = Counter()
+    kinds = Counter()
     for name in listing.names:
         path = Path(imagenet.shown(name))
         folder = path.parts[1] if len(listing.classes) <= MOST_CLASSES else "*"
@@ -108,7 +108,7 @@ def _counts(listing: imagenet.Listing) -> str:
 
 def _summary(remarks: dict[str, str]) -> list[str]:
     """Tell each reason once, with the first names."""
-    names: dict[str, list[str]] = {}
+    names = {}
     for name, reason in sorted(remarks.items()):
         names.setdefault(reason, []).append(imagenet.shown(os.fsencode(name)))
     return [
@@ -120,17 +120,16 @@ def _summary(remarks: dict[str, str]) -> list[str]:
 
 def _file_objects(folder: Path, sums: dict[str, str]) -> list[dict]:
     """List files as the Croissant vocabulary describes them."""
-    entries = []
-    for name, digest in sums.items():
-        encoding = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        entry = {
+    return [
+        {
             "@type": "cr:FileObject",
             "@id": name,
             "name": name,
             "contentUrl": name,
             "contentSize": f"{(folder / name).stat().st_size} B",
             "sha256": digest,
-            "encodingFormat": encoding,
+            "encodingFormat": mimetypes.guess_type(name)[0]
+            or "application/octet-stream",
         }
-        entries.append(entry)
-    return entries
+        for name, digest in sums.items()
+    ]

@@ -93,13 +93,15 @@ def _times(file, year: int) -> tuple[np.ndarray, str]:
     if clock is not None:
         import xarray as xr  # here, because it brings pandas
 
-        values, attributes = clock[:], dict(clock.attrs)
+        values = clock[:]
+        attributes = dict(clock.attrs)
         if clock.dtype.kind in "OS":
             values = np.array([*map(_date, clock.asstr()[:])])
         else:
             attributes.setdefault("units", "seconds since 1970-01-01")
-        coordinates = {"time": ("time", values, attributes)}
-        time = xr.decode_cf(xr.Dataset(coords=coordinates)).time
+        time = xr.decode_cf(
+            xr.Dataset(coords={"time": ("time", values, attributes)})
+        ).time
         require_dates(time)
         return time.values, ""
     hours = hours_of_year(year)

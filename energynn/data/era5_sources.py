@@ -144,7 +144,7 @@ def _arranged(dataset):
         is_first = name in OURS or name == "valid_time"
         return not ours(name, name), dataset[name].ndim != 1, not is_first
 
-    found: dict[str, str] = {}
+    found = {}
     for name in sorted(dataset.variables, key=rank):
         standard = dataset[name].attrs.get("standard_name", "")
         if word := ours(name, name) or ours(name, standard):
@@ -189,12 +189,14 @@ def _part(file: str, dataset) -> Part:
         is_ours = np.isin(levels_hPa, LEVELS_HPA)
         levels_hPa = levels_hPa[is_ours]
         dataset = dataset.isel(level=is_ours, missing_dims="ignore")
-    order = ("expver", "level", *GRID)
 
     def read(row: int) -> Iterator[tuple[str, np.ndarray]]:
         # All levels are read at once, because a chunk of such a store holds every level.
-        piece = dataset.isel(time=row, missing_dims="ignore")
-        piece = piece.transpose(*order, missing_dims="ignore").load()
+        piece = (
+            dataset.isel(time=row, missing_dims="ignore")
+            .transpose("expver", "level", *GRID, missing_dims="ignore")
+            .load()
+        )
         for name, field in piece.data_vars.items():
             levels = levels_hPa if len(name) == 1 else [""]
             if len(levels) == 0:  # a file of others
@@ -215,7 +217,7 @@ def _of_parts(place: str, parts: list[Part], year: int) -> Source:
     """
     first = parts[0]
     grid = first.latitude_deg[first.rows], first.longitude_deg
-    told: Counter = Counter()
+    told = Counter()
     for part in parts:
         here = part.latitude_deg[part.rows], part.longitude_deg
         east = np.diff(here[1], append=here[1][:1]) % 360
@@ -247,7 +249,7 @@ def _read_state(parts: list[Part], hour: int) -> np.ndarray:
     what is missing, differs or is no weather.
     """
     time = np.datetime64(int(hour), "h")
-    planes: dict[str, tuple[np.ndarray, str]] = {}
+    planes = {}
     for part in parts:
         for row in np.flatnonzero(part.times == time):
             with one_fault(part.file):
@@ -255,7 +257,8 @@ def _read_state(parts: list[Part], hour: int) -> np.ndarray:
                     plane = values[part.rows]
                     if channel in planes:
                         first, other = planes[channel]
-                        lesser, plane = np.fmin(first, plane), np.fmax(first, plane)
+                        lesser = np.fmin(first, plane)
+                        plane = np.fmax(first, plane)
                         if not np.array_equal(lesser, plane, equal_nan=True):
                             raise ValueError(
                                 f"two values of {channel} at {utc(hour)}, here and in {other}, "
@@ -278,9 +281,11 @@ def _read_state(parts: list[Part], hour: int) -> np.ndarray:
     for channel in CHANNELS:
         if channel[0] == "r" and channel not in planes:
             level = channel[1:]
-            pressure_Pa = 100 * np.float64(level)
-            facts = weather(f"t{level}"), weather(f"q{level}"), pressure_Pa
-            state.append(relative_humidity_percent(*facts))
+            state.append(
+                relative_humidity_percent(
+                    weather(f"t{level}"), weather(f"q{level}"), 100 * np.float64(level)
+                )
+            )
         else:
             state.append(weather(channel))
     return np.stack(state).astype(np.float32)

@@ -66,9 +66,10 @@ def prepare(source: str, out: Path, years: list[int]) -> list[str]:
         count = len(_note(out, year).hours_since_1970)
         whole = len(hours_of_year(year))
         if count < whole:
-            found = f"{count} of {whole} times; no sample crosses a gap"
-            remedy = f"rm {shlex.quote(f'{out}/{year}.npy')}"
-            remarks.add(f"{year}: {found}; after `{remedy}` it is made anew")
+            remarks.add(
+                f"{year}: {count} of {whole} times; no sample crosses a gap; "
+                f"after `rm {shlex.quote(f'{out}/{year}.npy')}` it is made anew"
+            )
     return sorted(remarks)
 
 
@@ -89,8 +90,9 @@ def _write_year(
     variances = []
     part = path.with_suffix(".part")
     with open(part, "wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f4", "fortran_order": False, "shape": shape}
+        )
         for state, mean, variance in _states(source, pool):
             file.write(state)
             total += state
@@ -101,19 +103,22 @@ def _write_year(
         os.fsync(file.fileno())
     np.save(path.with_name(f"mean-{path.name}"), (total / shape[0]).astype(np.float32))
     values = shape[0] * shape[2] * shape[3]
-    note = Note(
-        source=origin,
-        channels=list(CHANNELS),
-        latitude_deg=source.latitude_deg.tolist(),
-        longitude_deg=source.longitude_deg.tolist(),
-        hours_since_1970=source.hours.tolist(),
-        count=[values] * len(CHANNELS),
-        mean=np.mean(means, axis=0).tolist(),
-        squared_deviations=(
-            values * (np.mean(variances, axis=0) + np.var(means, axis=0))
-        ).tolist(),
+    path.with_suffix(".json").write_bytes(
+        msgspec.json.encode(
+            Note(
+                source=origin,
+                channels=list(CHANNELS),
+                latitude_deg=source.latitude_deg.tolist(),
+                longitude_deg=source.longitude_deg.tolist(),
+                hours_since_1970=source.hours.tolist(),
+                count=[values] * len(CHANNELS),
+                mean=np.mean(means, axis=0).tolist(),
+                squared_deviations=(
+                    values * (np.mean(variances, axis=0) + np.var(means, axis=0))
+                ).tolist(),
+            )
+        )
     )
-    path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
     os.replace(part, path)
 
 
@@ -238,8 +243,8 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
     weights = era5.latitude_weights(np.array(_note(root, parsed[0][0]).latitude_deg))
     usual = (climatology(root, parsed[0]) - mean[:, None, None]) / std[:, None, None]
     facts = [values.astype(np.float32) for values in (mean, std, weights, usual)]
-    scored = (STEP_H, CHANNELS.index("z500"), tuple(range(1, TEST_STEPS + 1)))
-    return [era5.Split(each, *facts, *scored) for each in (training, validation, test)]
+    facts += [STEP_H, CHANNELS.index("z500"), tuple(range(1, TEST_STEPS + 1))]
+    return [era5.Split(each, *facts) for each in (training, validation, test)]
 
 
 def _note(root: Path, year: int) -> Note:

@@ -206,7 +206,8 @@ def require_weather(name: str, plane: np.ndarray, hour: int) -> None:
     plane: (latitude, longitude).
     """
     unit, least, most = quantity(name)
-    low, high = float(plane.min()), float(plane.max())
+    low = float(plane.min())
+    high = float(plane.max())
     other, above, below = OTHER_UNITS.get(name, ("", high, low))
     found = f"{name} is {low:g} to {high:g}"
     zero = plane == 0

@@ -2,8 +2,15 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+
+from energynn.host.files import sha256
+from energynn.host.progress import meter
+
+THREADS = 8
 
 
 def list_files(root: Path, remarks: dict[str, str], folder: str = "") -> Iterator[str]:
@@ -69,3 +76,37 @@ def _kind(entry: os.DirEntry) -> str:
             return "file"
     kind = "link to anything" if entry.is_symlink() else "regular file"
     return f"left out, no {kind}"
+
+
+# ------------------------------------------------------------------------------------- checksums
+
+
+def verify_tree(
+    root: Path, checksums: dict[str, str], algorithm: str = "sha256"
+) -> None:
+    """Check the files below ``root`` (name -> hex digest).
+
+    Raises ValueError naming the first file that is missing or differs.
+    """
+    for name, digest in digests(checksums, partial(of_file, root, algorithm=algorithm)):
+        if digest != checksums[name]:
+            raise ValueError(
+                f"{root}/{name} differs from its {algorithm} {checksums[name]}"
+            )
+
+
+def digests(names: Collection, digest_of: Callable[..., str]) -> Iterator[tuple]:
+    """Compute name (or number) and digest of each, some at the same time, in their order."""
+    advance = meter("checksums", len(names), "files")
+    with ThreadPool(THREADS) as pool:
+        for name, digest in zip(names, pool.imap(digest_of, names), strict=True):
+            advance(1)
+            yield name, digest
+
+
+def of_file(root: Path, name: str, algorithm: str = "sha256") -> str:
+    """Compute the hex digest of a file below ``root``. Raises ValueError if it is missing."""
+    try:
+        return sha256(root / name, algorithm)
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise ValueError(f"{root / name} is missing; copy it again") from error

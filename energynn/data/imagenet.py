@@ -42,7 +42,8 @@ ARCHIVES = {
 TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVES
 KIT_FOLDER = "ILSVRC2012_devkit_t12/data"
 # Tags of TIFF, which tell of other greys: bits of a value, and whether 0 is black, 1, or white.
-BITS, MEANING = 258, 262
+BITS = 258
+MEANING = 262
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # PPM is our own store's, too
 # what our store has; an older one tells the original's size in a comment
 PPM_HEADER = re.compile(rb"P6\n(?:#.*\n)?(\d+) (\d+)\n255\n")
@@ -90,8 +91,9 @@ class Listing:
         """Read the image's bytes as they lie there."""
         if self.offsets is None:
             return (self.place / os.fsdecode(self.names[index])).read_bytes()
-        file = _descriptor(self.place)
-        return os.pread(file, int(self.sizes[index]), int(self.offsets[index]))
+        return os.pread(
+            _descriptor(self.place), int(self.sizes[index]), int(self.offsets[index])
+        )
 
 
 @lru_cache
@@ -226,7 +228,6 @@ def _save(
     path: Path, names: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
 ) -> None:
     """Write a table of images, also if several ranks write it at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as file:
         np.savez(file, names=names, offsets=offsets, sizes=sizes)
 
@@ -337,7 +338,6 @@ def prepare(root: Path, out: Path) -> None:
     than the originals', so a training with them is another experiment. Every call writes all
     anew. Raises ValueError naming an image that cannot be decoded.
     """
-    out.mkdir(parents=True, exist_ok=True)
     for split, listing in zip(SPLITS, list_images(root), strict=True):
         _prepare_split(listing, out / f"{split}.ppm")
 
@@ -353,7 +353,7 @@ def _prepare_split(listing: Listing, path: Path) -> None:
             raise ValueError(f"{listing.broken(index, error)} again") from error
 
     indices = range(len(listing))
-    sizes_B: list[int] = []
+    sizes_B = []
     advance = meter(f"prepare {path.stem}", len(listing), "images")
     with whole(path) as file, ThreadPoolExecutor() as pool:
         for start in indices[::BATCH]:
@@ -415,7 +415,6 @@ def read_ppm(data: bytes) -> np.ndarray | None:
     if header is None:
         return None
     width, height = map(int, header.groups())
-    pixels = np.frombuffer(
+    return np.frombuffer(
         bytearray(data), np.uint8, 3 * width * height, offset=header.end()
-    )
-    return pixels.reshape(height, width, 3)
+    ).reshape(height, width, 3)

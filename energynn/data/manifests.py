@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 from energynn.data import imagenet, photographs
-from energynn.data.digests import verify_tree
-from energynn.data.folders import list_files
+from energynn.data.folders import list_files, verify_tree
 from energynn.experiment.config import FOLDER_NAME, ResNet50Config, RunConfig
 from energynn.host.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
 
@@ -82,10 +81,10 @@ def verify(dataset: str, folder: Path | None = None, every_byte: bool = False) -
     if dataset == "imagenet":
         _verify_imagenet(folder, sums, every_byte)
     elif dataset == "era5":
-        notes = {
-            name: sums[name] for name in sums if every_byte or name.endswith(".json")
-        }
-        verify_tree(folder, notes)
+        verify_tree(
+            folder,
+            {name: sums[name] for name in sums if every_byte or name.endswith(".json")},
+        )
     else:
         if dataset in PHOTOGRAPHS and not folder.is_dir():
             photographs.make_crops(folder)
@@ -148,7 +147,12 @@ def _verify_imagenet(folder: Path, sums: dict[str, str], every_byte: bool) -> No
         )
     if every_byte:
         archives = imagenet.ARCHIVES
-        there = {name: archives[name] for name in archives if (folder / name).is_file()}
-        verify_tree(folder, there, algorithm="md5")
-        files = {name: sums[name] for name in sums if (folder / name).parent.is_dir()}
-        verify_tree(folder, files)
+        verify_tree(
+            folder,
+            {name: archives[name] for name in archives if (folder / name).is_file()},
+            algorithm="md5",
+        )
+        verify_tree(
+            folder,
+            {name: sums[name] for name in sums if (folder / name).parent.is_dir()},
+        )

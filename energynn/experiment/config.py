@@ -178,8 +178,9 @@ class RunConfig(Watch, frozen=True, kw_only=True):
 
     def epoch(self) -> Epoch:
         """Describe an epoch for a forecast; a workload of your own may say more."""
-        training = getattr(self, "training_samples", 0)
-        return Epoch(training, getattr(self, "validation_samples", 0))
+        return Epoch(
+            getattr(self, "training_samples", 0), getattr(self, "validation_samples", 0)
+        )
 
     @property
     def stays_on_device(self) -> bool:
@@ -358,17 +359,19 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
     def epoch(self) -> Epoch:
         forward_steps = 2 if self.stage == "finetune" else 1
         if self.dataset == "era5_ensemble":
-            samples = ENSEMBLE_STATES // forward_steps
-            return Epoch(training_samples=samples, forward_steps=forward_steps)
-        training, validation = SYNTHETIC_STATES, 0
+            return Epoch(
+                training_samples=ENSEMBLE_STATES // forward_steps,
+                forward_steps=forward_steps,
+            )
+        training = SYNTHETIC_STATES
+        validation = 0
         if self.dataset == "era5":
             training = STATES_OF_A_YEAR * len(parse_years(self.training_years))
             validation = STATES_OF_A_YEAR * len(parse_years(self.validation_years))
-        gradient_bytes = self.bytes_of_gradient * self.weights(*ERA5_GRID)
         return Epoch(
             training_samples=training,
             validation_samples=validation,
-            gradient_bytes=gradient_bytes,
+            gradient_bytes=self.bytes_of_gradient * self.weights(*ERA5_GRID),
             forward_steps=forward_steps,
         )
 
@@ -389,7 +392,7 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
 
 def parse_years(text: str) -> list[int]:
     """List the years of a text like "1979-2017,2019". Raises ValueError for anything else."""
-    years: set[int] = set()
+    years = set()
     if re.fullmatch(YEARS, text):
         for part in text.split(","):
             first, _, last = part.partition("-")
@@ -544,8 +547,9 @@ def _validated(config_class: type[RunConfig], given: dict) -> dict:
             # one year, as papermill reads it
             value = str(value)
         try:
-            strict = not isinstance(value, str)
-            values[name] = msgspec.convert(value, known[name], strict=strict)
+            values[name] = msgspec.convert(
+                value, known[name], strict=not isinstance(value, str)
+            )
         except msgspec.ValidationError as error:
             raise ValueError(
                 f"{name}: must have {limits(known[name])}, got {reprlib.repr(value)}"
@@ -712,20 +716,16 @@ def _assigned(namespace: dict) -> tuple[dict, dict]:
     """Return the names that a notebook's cell of parameters assigns, and those of papermill's.
 
     ``In`` has the cells as they were executed, the newest last; a kernel may have executed a
-    notebook before, and cells of its user. Without one every plain variable is a parameter.
+    notebook before, and cells of its user.
     """
-    injected: dict = {}
-    for cell in reversed(namespace.get("In", [])):
+    injected = {}
+    for cell in reversed(namespace["In"]):
         names = _names(cell)
         if cell.startswith(INJECTED):
             injected |= names
         elif "workload" in names:
             return names, injected
-    plain = (str, int, float, list, dict, type(None))
-    hidden = ("_", "In", "Out")  # Jupyter's
-    names = [name for name, value in namespace.items() if isinstance(value, plain)]
-    own = {name: None for name in names if not name.startswith(hidden)}
-    return own, injected
+    return {}, injected
 
 
 def _names(cell: str) -> dict:

@@ -35,8 +35,11 @@ def runs(name: str = "values") -> list[dict]:
             run = {text: row[text] for text in TEXTS}
             run |= {size: int(row[size] or 0) for size in SIZES}
             run["local_batch_size"] = run["global_batch_size"] // run["devices"]
-            about = {"series": row["series"], "copies": row.get("copies", "")}
-            about["repeats"] = int(row["repeats"])
+            about = {
+                "series": row["series"],
+                "copies": row.get("copies", ""),
+                "repeats": int(row["repeats"]),
+            }
             found.setdefault(tuple(run.values()), run | about).update(_quantity(row))
     return list(found.values())
 

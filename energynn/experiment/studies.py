@@ -47,8 +47,13 @@ def smoke(system: str) -> Runs:
     runs.append(images(devices=2, global_batch_size=16))
     for n in (1, 2):
         pretraining = states(devices=n, local_batch_size=1)
-        tuning = dict(stage="finetune", initial_run=config.run_id(pretraining))
-        runs += [pretraining, states(devices=n, local_batch_size=1, **tuning)]
+        tuning = states(
+            devices=n,
+            local_batch_size=1,
+            stage="finetune",
+            initial_run=config.run_id(pretraining),
+        )
+        runs += [pretraining, tuning]
     # as large as the one on two devices
     runs.append(states(devices=1, global_batch_size=2))
     return runs
@@ -82,7 +87,7 @@ def kick_the_tires(system: str) -> Runs:
 GPU_RUN_S = 24
 IMAGES_PER_S = {
     "paper": {32: 1000, 64: 1150, 96: 1200, 128: 1250, 256: 1300, 512: 1300},
-    "fast": {32: 2300, 64: 2400, 96: 2700, 128: 2900, 256: 3200, 512: 3300},
+    "fast": {32: 2300, 64: 2400, 128: 2900, 256: 3200, 512: 3300},
 }
 STATES_PER_S = {"paper": 6.5, "fast": 20}
 
@@ -257,8 +262,14 @@ def large_batch(system: str = "local") -> Runs:
     for seed in range(3):
         for gbs, choices in LARGE_BATCH_EPOCHS.items():
             for epochs in choices:
-                sizes = dict(local_batch_size=16, global_batch_size=gbs, epochs=epochs)
-                runs.append(make(**sizes, seed=seed))
+                runs.append(
+                    make(
+                        local_batch_size=16,
+                        global_batch_size=gbs,
+                        epochs=epochs,
+                        seed=seed,
+                    )
+                )
     return runs
 
 
@@ -378,8 +389,13 @@ def f2(system: str) -> Runs:
     """
     runs = []
     for before in f1(system)[2:]:
-        tuning = dict(stage="finetune", initial_run=config.run_id(before))
-        runs += _fourcastnet(system, (before.devices,), local_batch_size=1, **tuning)
+        runs += _fourcastnet(
+            system,
+            (before.devices,),
+            local_batch_size=1,
+            stage="finetune",
+            initial_run=config.run_id(before),
+        )
     return runs
 
 
@@ -508,8 +524,10 @@ def find(names: list[str], system: str = "local") -> dict[str, Runs]:
         else:
             known = [*STUDIES, *GROUPS]
             near = suggestion(name, known)
-            remedy = f"choose one of {', '.join(known)}, or a file of your own (.py)"
-            raise ValueError(f"study: {name!r} is not known{near}; {remedy}")
+            raise ValueError(
+                f"study: {name!r} is not known{near}; "
+                f"choose one of {', '.join(known)}, or a file of your own (.py)"
+            )
     return found
 
 

@@ -61,23 +61,25 @@ def site(name: str) -> Site:
     path = Path(name) if is_own else folder / f"{name}.toml"
     if not path.is_file():
         known = sorted(path.stem for path in folder.glob("*.toml"))
-        remedy = f"choose one of {', '.join(known)}, or write a file (.toml)"
         raise ValueError(
-            f"system: {name!r} is not known{suggestion(name, known)}; {remedy}"
+            f"system: {name!r} is not known{suggestion(name, known)}; "
+            f"choose one of {', '.join(known)}, or write a file (.toml)"
         )
     own = path if is_own else machine.system_file(system=name)
     with one_fault(own if own.exists() else path):
         values = toml_table(path)
         if not is_own:
-            known, values = values, machine.table(own)
+            known = values
+            values = machine.table(own)
             # a file among the runs may come from others, and brings no commands
             for name in COMMANDS:
                 if values.get(name) != known.get(name):
                     raise ValueError(
                         f"{name} would become a command of a job; write it in systems/NAME.toml"
                     )
-        facts = {"name": path.stem, "file": str(path.resolve())}
-        found = msgspec.convert(values | facts, Site)
+        values["name"] = path.stem
+        values["file"] = str(path.resolve())
+        found = msgspec.convert(values, Site)
         if found.scheduler == "slurm" and not found.devices_per_node:
             raise ValueError(
                 "devices_per_node: is missing; say how many GPUs a node has"

@@ -31,8 +31,10 @@ def expect(run: RunConfig, system: str) -> dict[str, float]:
     devices than forecasts are validated for.
     """
     printed = runs.printed(run.workload, system)
-    sizes = {"epochs": run.epochs, "local_batch_size": run.local_batch_size}
-    recipe = config.PAPER.get(run.workload, {}) | sizes
+    recipe = config.PAPER.get(run.workload, {}) | {
+        "epochs": run.epochs,
+        "local_batch_size": run.local_batch_size,
+    }
     is_alike = recipe.items() <= config.asdict(run).items()
     is_known = is_alike and run.devices <= predict.most_devices(printed.site)
     if not printed.taken or not is_known:
@@ -60,8 +62,10 @@ def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
     rows = []
     for run in asked:
         training = f"{run.workload} {getattr(run, 'stage', '')}"
-        about = {"training": training, "devices": run.devices, "runs": 1}
-        rows.append(about | expect(run, site.file))
+        rows.append(
+            {"training": training, "devices": run.devices, "runs": 1}
+            | expect(run, site.file)
+        )
     costs = pd.DataFrame(rows).groupby(["training", "devices"]).sum(skipna=False)
     costs.loc[("total", ""), :] = costs.sum(skipna=False)
     return costs.drop(columns="longest_h", errors="ignore")
@@ -69,9 +73,10 @@ def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
 
 def in_words(costs: pd.DataFrame) -> str:
     """Show a table of costs to people, and where they are from."""
-    whole = dict.fromkeys(["runs", "published runs"], "{:.0f}".format)
     text = costs.to_string(
-        formatters=whole, float_format="{:,.1f}".format, na_rep="unknown"
+        formatters=dict.fromkeys(["runs", "published runs"], "{:.0f}".format),
+        float_format="{:,.1f}".format,
+        na_rep="unknown",
     )
     origin = ORIGIN if "kWh" in costs else UNKNOWN.format(costs["runs"].iloc[-1])
     return f"{text}\n{origin}"

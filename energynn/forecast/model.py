@@ -75,7 +75,8 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
     repeated = values["repeated"] * work.validated * (work.devices - 1)
     samples = work.trained + values["evaluation"] * (work.evaluated + repeated)
     images = work.epochs * samples * values["tau"]
-    nodes, more = np.log2(work.nodes), work.nodes - 1
+    nodes = np.log2(work.nodes)
+    more = work.nodes - 1
     slower = values["kappa"] * work.is_full + values["kappa_nodes"] * nodes
     slower = slower + values["kappa_storage"] * more
     filled_s = work.filled * values["tau"] * (1 + slower)

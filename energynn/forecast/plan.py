@@ -61,9 +61,11 @@ def grid(fit: Fit, run: RunConfig, size: int | None = None) -> list[RunConfig]:
 
     size: the only local batch.
     """
-    site, fitted = fit.runs.site, fit.runs.work.local_batch_size
+    site = fit.runs.site
+    fitted = fit.runs.work.local_batch_size
     most = predict.most_planned(fit, run)
-    least, greatest = fitted.min(), fitted.max()
+    least = fitted.min()
+    greatest = fitted.max()
     sizes = [2**power for power in range(20) if least <= 2**power <= greatest]
     sizes = [size] if size else sizes or [int(fitted[0])]
     samples = fit.runs.epoch(run).training_samples
@@ -71,8 +73,14 @@ def grid(fit: Fit, run: RunConfig, size: int | None = None) -> list[RunConfig]:
     for devices, size in itertools.product(range(1, most + 1), sizes):
         batch = devices * size * run.accumulation_steps
         if devices % min(devices, site.devices_per_node) == 0 and batch <= samples:
-            changed = {"local_batch_size": size, "global_batch_size": batch}
-            found.append(config.replace(run, devices=devices, **changed))
+            found.append(
+                config.replace(
+                    run,
+                    devices=devices,
+                    local_batch_size=size,
+                    global_batch_size=batch,
+                )
+            )
     if not found:
         raise ValueError(f"local_batch_size: choose at most the {samples} samples")
     return found
@@ -110,7 +118,8 @@ def make(
         )
     # without powers, energies are not known, and not judged
     best = _unbeaten(able[list(UNITS)].dropna(axis="columns")).sort_values("time_h")
-    pareto, choices = np.array(best.index), _choices(able.loc[best.index])
+    pareto = np.array(best.index)
+    choices = _choices(able.loc[best.index])
     return Plan(fit, asked, work, values, limits, pareto, choices, power_share, factors)
 
 

@@ -25,8 +25,8 @@ def ratios(share: float) -> pd.DataFrame:
             f"power_limit: {share:g} is no share of the GPUs' greatest limit that is known of; "
             f"give {LEAST:g} to 1"
         )
-    table = pd.read_csv(manifests.verify("others") / "zeus_power.csv")
-    table = table.sort_values("power_limit_W")
+    path = manifests.verify("others") / "zeus_power.csv"
+    table = pd.read_csv(path).sort_values("power_limit_W")
     rows = []
     for group, curve in table.groupby(["gpu", "network", "batch_size"]):
         shares = curve["power_limit_W"] / curve["power_limit_W"].max()

@@ -42,16 +42,23 @@ def quantities(
     of the GPUs, of the greatest. factors: of ``factors_of``, which add CO2_g and price.
     """
     site = fit.runs.site
-    devices, of_node = work.devices[:, None], work.devices_of_node[:, None]
+    devices = work.devices[:, None]
+    of_node = work.devices_of_node[:, None]
     of_device = fits.forecast(fit, work)
     power_W = of_device["power_W"][:, :1]
     time_h = of_device["time_s"] / SECOND_PER_HOUR
     energy_kWh = of_device["energy_J"] * devices / JOULE_PER_KWH
-    result = {"time_h": time_h, "gpu_hours": time_h * devices, "energy_kWh": energy_kWh}
-    result["charged_hours"] = time_h * site.devices_per_node * work.nodes[:, None]
+    result = {
+        "time_h": time_h,
+        "gpu_hours": time_h * devices,
+        "energy_kWh": energy_kWh,
+        "charged_hours": time_h * site.devices_per_node * work.nodes[:, None],
+    }
     threads_W = site.cpu_thread_W * (work.workers[:, None] + 1)
-    of_part_W = {"cpu": (site.cpu_W or np.nan) / of_node + threads_W}
-    of_part_W["ram"] = (site.ram_W or np.nan) / of_node
+    of_part_W = {
+        "cpu": (site.cpu_W or np.nan) / of_node + threads_W,
+        "ram": (site.ram_W or np.nan) / of_node,
+    }
     of_part_W["gpu"] = power_W - sum(of_part_W.values())
     if fit.runs.scope == "gpu":
         of_part_W = {"cpu": np.nan, "ram": np.nan, "gpu": power_W}
@@ -143,7 +150,7 @@ def rows(
         raise ValueError(
             f"workload: the fit is of {fit.runs.workload}; fit {others.pop()}"
         )
-    same = {"seed": 0, "repeat": 0, "system": fit.runs.site.name}
+    system = fit.runs.site.name
     provenance = (
         f"estimated by a model fitted to {len(fit.runs)} {fit.runs.provenance} runs"
         f"{runs.SCOPES[fit.runs.scope]}"
@@ -152,7 +159,8 @@ def rows(
         changes = power_limit.factors(power_share).ravel()
         provenance += power_limit.WORDS.format(power_share, *changes)
     result = []
-    for run in dict.fromkeys(config.replace(run, **same) for run in asked):
+    alike = [config.replace(run, seed=0, repeat=0, system=system) for run in asked]
+    for run in dict.fromkeys(alike):
         check_devices(fit.runs.site, run.devices)
         work = fit.runs.works([run])
         if run.local_batch_size and not work.updates[0]:
@@ -161,9 +169,12 @@ def rows(
                 "smaller one"
             )
         row = {name: getattr(run, name) for name in OF_RUN}
-        row |= {"workload": fit.runs.workload, "run_id": config.run_id(run)}
-        samples = fit.runs.epoch(run).training_samples
-        row |= {"samples": samples, "provenance": provenance}
+        row |= {
+            "workload": fit.runs.workload,
+            "run_id": config.run_id(run),
+            "samples": fit.runs.epoch(run).training_samples,
+            "provenance": provenance,
+        }
         for name, values in quantities(fit, work, power_share, factors).items():
             known = np.where(np.isfinite(values[0]), values[0], None)
             row[name] = dict(zip(ENDS, known, strict=True))
@@ -177,9 +188,12 @@ def rows(
 
 def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
     """Say in words what of one configuration lies beyond the fitted runs."""
-    lines, seen = [], fit.runs.work
+    lines = []
+    seen = fit.runs.work
     for name in ("devices", "nodes", "local_batch_size", "trained"):
-        value, least, most = work[name][0], seen[name].min(), seen[name].max()
+        value = work[name][0]
+        least = seen[name].min()
+        most = seen[name].max()
         # Time is linear in samples, which tell as far again as they differ.
         far = 1.01 * most / least if name == "trained" else 1
         if not least / far <= value <= most * far:
@@ -232,7 +246,8 @@ def held_out(
     ``named`` alone, if given. Then these few, each from the others, as ``fits.from_others`` has
     it. Raises ValueError where there is none.
     """
-    recipes, found, each = defaultdict(list), [], []
+    recipes = defaultdict(list)
+    found, each = [], []
     for record in runs.valid(runs_dir, site):
         if runs.trained(record) == named or not named:
             recipes[runs.trained(record), runs.recipe(record)].append(record)

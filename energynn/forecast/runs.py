@@ -117,9 +117,10 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
         """Describe an epoch; ``samples`` stand in where only the data tell how many there are."""
         epoch = run.epoch()
         training = epoch.training_samples or self.samples[0]
-        validation = epoch.validation_samples or self.samples[1]
         return dataclasses.replace(
-            epoch, training_samples=training, validation_samples=validation
+            epoch,
+            training_samples=training,
+            validation_samples=epoch.validation_samples or self.samples[1],
         )
 
     def works(self, asked: list[RunConfig]) -> np.recarray:
@@ -208,13 +209,16 @@ def published(workload: str, system: str) -> Runs:
 def printed(workload: str, system: str) -> Runs:
     """Read the published runs on a system; there may be none."""
     site = systems.site(system)
-    asked = workload, site.published_as
-    taken = [
-        _of_study(row, site)
-        for row in published_values.costs()
-        if (row["workload"], row["device_name"]) == asked
-    ]
-    return Runs(workload, site, taken, provenance="published")
+    return Runs(
+        workload,
+        site,
+        [
+            _of_study(row, site)
+            for row in published_values.costs()
+            if row["workload"] == workload and row["device_name"] == site.published_as
+        ],
+        provenance="published",
+    )
 
 
 def _of_full_length(seen: Runs) -> Runs:
@@ -259,8 +263,7 @@ def checked(runs_dir: Path, workload: str, site: Site, parameters: dict) -> Runs
         )
 
     def is_asked_for(record: records.Record) -> bool:
-        found = {name: str(told(record).get(name)) for name in parameters}
-        return found == parameters
+        return {name: str(told(record).get(name)) for name in parameters} == parameters
 
     chosen = list(filter(is_asked_for, valid(runs_dir, site)))
     return own(chosen, workload, site, workload)
@@ -356,18 +359,23 @@ def _config(record: records.Record, named: str) -> RunConfig:
     plain = record.config
     if "command" in plain:
         sizes = ("epochs", "local_batch_size", "training_samples", "gradient_bytes")
-        known = {name: told(record).get(name) for name in sizes}
-        return config.make(command.__name__, devices=record.devices, **known)
-    device = "gpu" if record.device_kind == "gpu" else "cpu"
-    alike = {"device": device, "seed": 0, "repeat": 0}
+        return config.make(
+            command.__name__,
+            devices=record.devices,
+            **{name: told(record).get(name) for name in sizes},
+        )
     kept = {name: plain[name] for name in plain if name not in config.WATCH}
-    return config.from_dict(kept | alike, named)
+    kept["device"] = "gpu" if record.device_kind == "gpu" else "cpu"
+    kept["seed"] = 0
+    kept["repeat"] = 0
+    return config.from_dict(kept, named)
 
 
 def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Taken:
     """Take the geometric mean of repeats."""
     times_s = [record.training_time_s for record in group]
-    time_s, spread = float(stats.gmean(times_s)), max(times_s) / min(times_s) - 1
+    time_s = float(stats.gmean(times_s))
+    spread = max(times_s) / min(times_s) - 1
     power_W = None
     if scope:
         powers_W = [getattr(record, f"mean_power_{scope}_W") for record in group]

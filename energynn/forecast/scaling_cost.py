@@ -30,7 +30,8 @@ def stated_energy_kWh(devices: int) -> np.ndarray:
 
     It prints the CPUs' energy and their share of the total, both rounded.
     """
-    run, ends = _printed("R1", devices), np.array([-1, 1])
+    run = _printed("R1", devices)
+    ends = np.array([-1, 1])
     cpu_kWh = run["energy_cpu_kWh"] + ends * run["energy_cpu_kWh_half"]
     return (
         cpu_kWh
@@ -62,8 +63,11 @@ def added_energy_percent(fit: Fit) -> dict[str, np.ndarray | str]:
     }
     added = {name: 100 * (ratio - 1) for name, ratio in ratios.items()}
     share = 100 * told["energy_cpu_kWh"][0, 0] / few_kWh[0]
-    shown = *chain(*added.values()), *stated_energy_kWh(4), few_kWh[0], share
-    return added | {
-        "works": works,
-        "in_words": IN_WORDS.format(*shown, **_printed("R1", 4)),
-    }
+    in_words = IN_WORDS.format(
+        *chain(*added.values()),
+        *stated_energy_kWh(4),
+        few_kWh[0],
+        share,
+        **_printed("R1", 4),
+    )
+    return added | {"works": works, "in_words": in_words}

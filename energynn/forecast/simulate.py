@@ -36,7 +36,8 @@ def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
 
 
 def _write(fit: Fit, run: RunConfig, out: Path) -> Path:
-    folder, of_node = config.folder(run, out), fit.runs.site.devices_per_node
+    folder = config.folder(run, out)
+    of_node = fit.runs.site.devices_per_node
     if folder.exists():
         raise ValueError(f"{folder}: is there; choose another --out")
     time_s, powers_W = _drawn(fit, run)
@@ -47,14 +48,14 @@ def _write(fit: Fit, run: RunConfig, out: Path) -> Path:
         for part in powers_W.index
     ]
     counts = _counts(fit, run)
-    folder.mkdir(parents=True)
     write_json(folder / "run.json", _intent(fit, run))
     for node, before in enumerate(range(0, run.devices, of_node)):
         # counters, one for all GPUs of a node, which are alike
         node_W = min(of_node, run.devices - before) * powers_W.to_numpy()
         readings = np.outer(times_s, node_W).tolist()
-        host = f"node{node:03}"
-        write_host(folder, node, host, sensors, times_ns, readings, **counts)
+        write_host(
+            folder, node, f"node{node:03}", sensors, times_ns, readings, **counts
+        )
     records.build(folder, "finished", "")
     return folder
 
@@ -74,15 +75,9 @@ def _drawn(fit: Fit, run: RunConfig) -> tuple[float, pd.Series]:
 
 
 def _intent(fit: Fit, run: RunConfig) -> dict:
-    plain, site = config.asdict(run), fit.runs.site
+    plain = config.asdict(run)
+    site = fit.runs.site
     number = site.devices_per_node
-    machine = {
-        "hostname": "simulated",
-        "cpu": "simulated",
-        "cores": number,
-        "gpus": [{}] * number if site.gpu else [],
-        "sockets": site.sockets_per_node,
-    }
     return {
         "run_id": config.run_id(run),
         "workload": run.workload,
@@ -95,7 +90,13 @@ def _intent(fit: Fit, run: RunConfig) -> dict:
         "device_name": f"{site.gpu or 'core'} of {site.name}, simulated",
         "devices": run.devices,
         "method": METHOD,
-        "machine": machine,
+        "machine": {
+            "hostname": "simulated",
+            "cpu": "simulated",
+            "cores": number,
+            "gpus": [{}] * number if site.gpu else [],
+            "sockets": site.sockets_per_node,
+        },
     }
 
 

@@ -20,8 +20,10 @@ def predicted(rows: list[dict]) -> str:
     """Show the forecasts, and the causes of the time of the last: shares with ranges."""
     last = rows[-1]
     shares = pd.DataFrame(last["time_share_percent"]).T.round().astype(int)
-    heading = f"share of each cause in the time on {last['devices']} GPUs in %"
-    return f"{table(rows)}\n\n{heading}\n{shares}"
+    return (
+        f"{table(rows)}\n\n"
+        f"share of each cause in the time on {last['devices']} GPUs in %\n{shares}"
+    )
 
 
 def beside_facts(rows: list[dict]) -> str:
@@ -139,7 +141,8 @@ def table(rows: list[dict]) -> str:
 
     Charged hours are shown where they are not the GPU hours.
     """
-    plain, marks = [], {}
+    plain = []
+    marks = {}
     for row in rows:
         first = {"": row["choice"]} if "choice" in row else {"samples": row["samples"]}
         line = first | {"GPUs": row["devices"], "LBS": row["local_batch_size"]}
@@ -156,8 +159,14 @@ def table(rows: list[dict]) -> str:
     shown = pd.DataFrame(plain)
     shown = shown.loc[:, ~shown.isin([0, ""]).all()].to_string(index=False)
     legend = [f"{letter}  {words}" for words, letter in marks.items()]
-    foot = f"of {rows[0]['epochs']} epochs; intervals at 90 %; {rows[0]['provenance']}"
-    return "\n".join([shown, "", *legend, foot])
+    return "\n".join(
+        [
+            shown,
+            "",
+            *legend,
+            f"of {rows[0]['epochs']} epochs; intervals at 90 %; {rows[0]['provenance']}",
+        ]
+    )
 
 
 def span(ends: dict[str, float | None]) -> str:

@@ -56,9 +56,11 @@ def _require_name(path: Path) -> None:
 def whole(path: Path) -> Iterator[BinaryIO]:
     """Open a binary file to write, of which others see the old or the new one, never a part.
 
-    Raises ValueError where something else has its name: a device that is replaced is gone for all.
+    Its folder is made. Raises ValueError where something else has its name: a device that is
+    replaced is gone for all.
     """
     _require_name(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "w+b") as file:
@@ -110,10 +112,10 @@ def default_runs_dir() -> Path:
     return Path(os.environ.get("ENERGYNN_RUNS") or "runs")
 
 
-def sha256(path: Path | str) -> str:
-    """Hash a file: hex SHA-256."""
+def sha256(path: Path | str, algorithm: str = "sha256") -> str:
+    """Hash a file: hex SHA-256, or MD5."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def utc_now() -> str:
@@ -164,7 +166,7 @@ def _flock(file: TextIO, kind: int, wait: bool) -> bool:
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
-        remedy = "mount it with locks (Lustre: -o flock), or put the runs elsewhere"
         raise ValueError(
-            f"{file.name}: its file system has no locks; {remedy}"
+            f"{file.name}: its file system has no locks; "
+            "mount it with locks (Lustre: -o flock), or put the runs elsewhere"
         ) from error

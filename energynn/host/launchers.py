@@ -187,7 +187,8 @@ def mpi_start(ranks: int) -> list[str]:
 
     Open MPI has to be told that ranks may share and choose cores.
     """
-    mpirun, options = find_mpi(), ["-l"]
+    mpirun = find_mpi()
+    options = ["-l"]
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True)
     if "Open MPI" in version.stdout:
         options = ["--oversubscribe", "--bind-to", "none", "--tag-output"]

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -40,8 +41,10 @@ def own_environment() -> dict[str, str]:
     entries = [os.path.abspath(entry) for entry in named if entry]
     if IS_CHECKOUT:  # of this one, not of another that is named, too
         entries.insert(0, str(PACKAGE.parent))
-    modules = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(entries))}
-    return os.environ | modules | {"PYTHONSAFEPATH": "1"}
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(entries)),
+        "PYTHONSAFEPATH": "1",
+    }
 
 
 def end_with_parent(
@@ -81,13 +84,14 @@ def _end_with_forker() -> None:
 
 def marked(folder: Path) -> list[psutil.Process]:
     """List the living processes but this that work for a folder, whoever their parent is now."""
-    of_folder = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
-            is_ours = process.environ().get(MARK_VARIABLE) == str(folder)
-            if is_ours and process.pid != os.getpid():
-                of_folder.append(process)
-    return of_folder
+    mark = (MARK_VARIABLE, str(folder))
+    return [
+        process
+        for process in psutil.process_iter(["environ"])
+        # None: another user's
+        if process.pid != os.getpid()
+        and mark in (process.info["environ"] or {}).items()
+    ]
 
 
 def adopt_orphans() -> set[int]:
@@ -110,12 +114,15 @@ def wait_for(child: subprocess.Popen, known: set[int]) -> int:
 
 def descendants(known: set[int]) -> list[psutil.Process]:
     """List the living processes below this one, but those that it knows."""
-    living = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has ended
-            if process.pid not in known and process.status() != psutil.STATUS_ZOMBIE:
-                living.append(process)
-    return living
+    children = psutil.Process().children(recursive=True)
+    return [each for each in children if each.pid not in known and lives(each)]
+
+
+def lives(process: psutil.Process) -> bool:
+    """Tell whether a process goes on; a zombie, or another of its number, does not."""
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def end_marked(folder: Path) -> None:
@@ -141,10 +148,12 @@ def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
     Raises ValueError where that process crashes or takes ``patience_s``; not for what the file
     holds. ``read`` is a function of a module.
     """
-    program = f"import sys; sys.path = {list(map(str, sys.path))}\n"
-    program += f"from {read.__module__} import {read.__name__} as read\n"
-    program += "from energynn.host import processes\n"
-    program += f"processes.try_to_read(read, {str(path)!r}, {os.getpid()})"
+    program = (
+        f"import sys; sys.path = {list(map(str, sys.path))}\n"
+        f"from {read.__module__} import {read.__name__} as read\n"
+        "from energynn.host import processes\n"
+        f"processes.try_to_read(read, {str(path)!r}, {os.getpid()})"
+    )
     try:
         subprocess.run(
             [*OWN_PYTHON, "-c", program],
@@ -154,8 +163,10 @@ def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
             env=own_environment(),
         )
     except subprocess.SubprocessError as error:
-        fault = "a process that read it crashed or found no end"
-        raise ValueError(f"{path}: is damaged ({fault}); copy it again") from error
+        raise ValueError(
+            f"{path}: is damaged (a process that read it crashed or found no end); "
+            "copy it again"
+        ) from error
 
 
 def try_to_read(read: Callable, path: str, parent: int) -> None:
@@ -177,11 +188,10 @@ def is_alive(name: str) -> bool:
     place, _, number = name.rpartition(" ")
     if place != _place():
         return True
-    try:
-        return psutil.Process(int(number)).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return lives(psutil.Process(int(number)))
+    return False
 
 
 def _place() -> str:
-    return f"{os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
+    return f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"

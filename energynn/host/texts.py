@@ -23,8 +23,11 @@ def each(value, change: Callable[[str], str]):
 
 def unicode(text: str) -> str:
     r"""What every program can read: bytes that are no text, as names may have, as ``\xf6``."""
-    data = NO_BYTE.sub("?", text).encode(errors="surrogateescape")
-    return data.decode(errors="backslashreplace")
+    return (
+        NO_BYTE.sub("?", text)
+        .encode(errors="surrogateescape")
+        .decode(errors="backslashreplace")
+    )
 
 
 def printable(text: str, kept: str = "") -> str:

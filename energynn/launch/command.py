@@ -6,10 +6,10 @@ host starts the sampler there, and rank 0 writes the record.
 
 import contextlib
 import os
+import platform
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -48,7 +48,7 @@ def measure(
     command is started.
     """
     rank, size = rank_and_size()
-    children: list[subprocess.Popen] = []
+    children = []
     stopped = supervise.hear_signals(children)
     run_dir = _run_dir(command, out, size)
     if rank == 0:
@@ -73,18 +73,23 @@ def measure(
         if size > 1:
             _say(f"  as rank 0 of {size} ({launcher()}); all of them have to end")
     else:
-        where = f"rank 0 in {run_dir}; is --out on a shared disk?"
-        until(lambda: is_locked(run_dir / "run.json"), where)
+        until(
+            lambda: is_locked(run_dir / "run.json"),
+            f"rank 0 in {run_dir}; is --out on a shared disk?",
+        )
     folder = segments(run_dir)[-1]
     stop_sampler, _ = start_sampler(folder, size, stopped, supervise.take_host)
     try:
         events = Events(folder, rank)
-        seen = devices.visible(records.read_intent(run_dir))
-        host, pid = os.uname().nodename, os.getpid()
-        events.mark("rank_start", rank=rank, host=host, pid=pid, **seen)
-        stdout = sys.stderr if quiet else None
+        events.mark(
+            "rank_start",
+            rank=rank,
+            host=platform.node(),
+            pid=os.getpid(),
+            **devices.visible(records.read_intent(run_dir)),
+        )
         exit_status, word, reason = _run(
-            command, folder, events, children, stopped, stdout
+            command, folder, events, children, stopped, sys.stderr if quiet else None
         )
         stop_sampler()
         # when all ranks have ended, no sampler writes any more
@@ -185,15 +190,23 @@ def _run(
     # CUDA's numbers are NVML's
     environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     events.mark("training_start")
-    # close_fds: MPI's launchers hand open files to their ranks.
-    options = {"stdout": stdout, "close_fds": False}
     known = processes.adopt_orphans()
     try:
-        child = supervise.start(command, folder, environment, signal.SIGTERM, **options)
+        child = supervise.start(
+            command,
+            folder,
+            environment,
+            signal.SIGTERM,
+            stdout=stdout,
+            close_fds=False,  # MPI's launchers hand open files to their ranks
+        )
     except OSError as error:
         events.mark("training_end", exit_status=CANNOT_START)
-        fault = f"the command cannot be started: {error.strerror}"
-        return CANNOT_START, "failed", fault
+        return (
+            CANNOT_START,
+            "failed",
+            f"the command cannot be started: {error.strerror}",
+        )
     children.append(child)
     for number in stopped:  # they came before there was a process to pass them on to
         child.send_signal(number)
@@ -222,7 +235,8 @@ def _verdict(
     stopped: list[int],
 ) -> tuple[str, str]:
     """Wait for the ends of all ranks; return status and reason of the whole."""
-    quiet_s, patience_s = 0.0, 0.0 if stopped else READY_S
+    quiet_s = 0.0
+    patience_s = 0.0 if stopped else READY_S
     while (
         len(events_of_kind(read_events(folder), "rank_end")) < size
         and quiet_s <= patience_s

@@ -48,8 +48,12 @@ def examine(devices: int = 2) -> list[Finding]:
     if BAD not in [finding.state for finding in findings]:
         # a silent driver would not answer here
         findings += _gpu_findings()
-    packages = [_package_finding("torch"), _package_finding("perun", PERUN_VERSION)]
-    return [*findings, *packages, _mpi_finding(devices)]
+    return [
+        *findings,
+        _package_finding("torch"),
+        _package_finding("perun", PERUN_VERSION),
+        _mpi_finding(devices),
+    ]
 
 
 def exit_status(findings: list[Finding]) -> int:
@@ -69,8 +73,7 @@ def _sensor_findings() -> list[Finding]:
     """Sample this host for a moment: which sensors would count, and what speaks against them."""
     path = machine.system_file()
     system = machine.load(path)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    inventory = find(system, visible)
+    inventory = find(system, os.environ.get("CUDA_VISIBLE_DEVICES"))
     with tempfile.TemporaryDirectory() as folder:
         sampler = sensors.Sampler(
             Path(folder) / "samples-doctor.jsonl", inventory, PERIOD_S
@@ -95,8 +98,12 @@ def _sensor_findings() -> list[Finding]:
 
 def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
     if sensor.kind == "busy":
-        said = "no counter that works; its energy will be estimated from busy time"
-        return Finding("CPU", WEAK, said, sensor.notes["measured_by"])
+        return Finding(
+            "CPU",
+            WEAK,
+            "no counter that works; its energy will be estimated from busy time",
+            sensor.notes["measured_by"],
+        )
     use = "counts" if sensor.primary else "cross-check"
     facts = [f"{sensor.id}: {sensor.kind}", sensor.provenance, use]
     if sensor.kind == "power":
@@ -106,7 +113,8 @@ def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
 
 
 def _gpu_findings() -> list[Finding]:
-    findings, gpus = [], machine.gpus()
+    findings = []
+    gpus = machine.gpus()
     of_split = WEAK if any("fault" not in gpu for gpu in gpus) else BAD
     for gpu in gpus:
         fault = gpu.get("fault", "")
@@ -133,16 +141,21 @@ def _mpi_finding(devices: int) -> Finding:
     try:
         start = launchers.mpi_start(devices)
         command = [*start, *OWN_PYTHON, "-c", MPI_RANK]
-        environment = launchers.mpi_environment()
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, env=environment
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=launchers.mpi_environment(),
         )
     except (ValueError, subprocess.TimeoutExpired) as error:
         return Finding("MPI", BAD, *str(error).split("; ", 1))
     said = " ".join([*start, *done.stdout.split()])
     if done.stdout.count(f"world of {devices}\n") == devices:
         return Finding("MPI", GOOD, said)
-    remedy = (
-        "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you use"
+    return Finding(
+        "MPI",
+        BAD,
+        said,
+        "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you use",
     )
-    return Finding("MPI", BAD, said, remedy)

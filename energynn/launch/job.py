@@ -36,12 +36,14 @@ def main(run_dir: Path) -> int:
         _newest_checkpoint(run_dir),
     )
     status.write(run_dir, name, start)
-    signals, ended = supervise.hear_signals(), threading.Event()
+    signals = supervise.hear_signals()
+    ended = threading.Event()
     threading.Thread(
         target=_pass_on, args=(run_dir, signals, ended), daemon=True
     ).start()
-    parameters = json_table(run_dir / "job" / "parameters.json")
-    _, last_line = local.execute(parameters, run_dir)
+    _, last_line = local.execute(
+        json_table(run_dir / "job" / "parameters.json"), run_dir
+    )
     ended.set()
     start.exit_status, start.outcome = _judge(run_dir, start, signals, last_line)
     start.ended_at = files.utc_now()
@@ -52,8 +54,10 @@ def main(run_dir: Path) -> int:
         try:
             slurm.queue_again(slurm.this_task())
         except ValueError as error:
-            remedy = "`energynn submit` goes on from its checkpoint"
-            tell(f"energynn: {run_dir.name}: not queued again ({error}); {remedy}")
+            tell(
+                f"energynn: {run_dir.name}: not queued again ({error}); "
+                "`energynn submit` goes on from its checkpoint"
+            )
     return start.exit_status
 
 
@@ -82,8 +86,10 @@ def _judge(
         for each in status.read_starts(run_dir)
     )
     if failures >= MOST_FAILURES:
-        starts = f"{MOST_FAILURES} starts in a row came to no new checkpoint"
-        return 1, f"failed: {starts}, the last with: {reason}"
+        return 1, (
+            f"failed: {MOST_FAILURES} starts in a row came to no new checkpoint, "
+            f"the last with: {reason}"
+        )
     if signal.SIGUSR1 in signals:
         return CAN_GO_ON, "asked to stop"
     return CAN_GO_ON, f"failed: {reason}"

@@ -46,9 +46,11 @@ def run_study(
     if warm_up and len(missing) == len(runs):
         tell("\n--- to warm up: the first run, which does not count")
         with tempfile.TemporaryDirectory() as name:
-            elsewhere = configuration.folder(runs[0], Path(name))
-            execute(configuration.asdict(runs[0]), elsewhere)
-    failed, made = [], []
+            execute(
+                configuration.asdict(runs[0]), configuration.folder(runs[0], Path(name))
+            )
+    failed = []
+    made = []
     for number, run in enumerate(missing, 1):
         elapsed_s = time.monotonic() - begun
         run_dir = configuration.folder(run, runs_dir)
@@ -57,8 +59,7 @@ def run_study(
             failed.append(f"{run_dir.name}: left out for lack of time")
             continue
         tell(f"\n--- run {number} of {len(missing)}: {run_dir.name}")
-        parameters = configuration.asdict(run) | (labels or {})
-        status, last_line = execute(parameters, run_dir)
+        status, last_line = execute(configuration.asdict(run) | (labels or {}), run_dir)
         made.append(time.monotonic() - begun - elapsed_s)
         record = records.read(run_dir)
         if record:
@@ -78,10 +79,18 @@ def _command(parameters: dict, run_dir: Path) -> list[str]:
     """Write the command that executes the launch notebook for a run, in the run's folder."""
     runs_dir = str(run_dir.parent.parent)
     if importlib.util.find_spec("papermill"):
-        executed = run_dir / "notebook.ipynb"
-        words = ["papermill", str(NOTEBOOK), str(executed), "--cwd", str(REPOSITORY)]
-        words += ["--no-progress-bar", "--log-level", "WARNING", "--parameters_yaml"]
-        words.append(json.dumps(parameters | {"runs_dir": runs_dir}))
+        words = [
+            "papermill",
+            str(NOTEBOOK),
+            str(run_dir / "notebook.ipynb"),
+            "--cwd",
+            str(REPOSITORY),
+            "--no-progress-bar",
+            "--log-level",
+            "WARNING",
+            "--parameters_yaml",
+            json.dumps(parameters | {"runs_dir": runs_dir}),
+        ]
     else:  # a machine with a torch of its own and little else
         words = ["energynn.cli", "run", "--runs-dir", runs_dir]
         for name, value in parameters.items():
@@ -97,7 +106,8 @@ def execute(parameters: dict, run_dir: Path) -> tuple[int, str]:
     A notebook is executed by this Python, whatever kernels are installed.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    last_line, in_traceback = "", False
+    last_line = ""
+    in_traceback = False
     with tempfile.TemporaryDirectory(prefix="energynn-") as folder:
         child = subprocess.Popen(
             _command(parameters, run_dir),
@@ -126,12 +136,22 @@ def execute(parameters: dict, run_dir: Path) -> tuple[int, str]:
 
 def _kernel(folder: Path) -> dict[str, str]:
     """Write a kernel "python3" that is this Python; returns the variable that puts it first."""
-    words = [*OWN_PYTHON, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    words += ["--InteractiveShellApp.ignore_cwd=True"]
-    kernel = {"argv": words, "display_name": "Python 3 (ipykernel)"}
-    path = folder / "kernels" / "python3" / "kernel.json"
-    path.parent.mkdir(parents=True)
-    write_json(path, kernel | {"language": "python"})
+    words = [
+        *OWN_PYTHON,
+        "-m",
+        "ipykernel_launcher",
+        "-f",
+        "{connection_file}",
+        "--InteractiveShellApp.ignore_cwd=True",
+    ]
+    write_json(
+        folder / "kernels" / "python3" / "kernel.json",
+        {
+            "argv": words,
+            "display_name": "Python 3 (ipykernel)",
+            "language": "python",
+        },
+    )
     places = filter(None, [str(folder), os.environ.get("JUPYTER_PATH")])
     return {"JUPYTER_PATH": os.pathsep.join(places)}
 

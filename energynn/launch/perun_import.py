@@ -17,34 +17,32 @@ from energynn.host.processes import require_an_end
 from energynn.host.reading import one_fault
 from energynn.measure.energy import COMPONENTS
 from energynn.measure.perun_adapter import (
+    KINDS,
     READ_WITHIN_S,
     PerunRun,
     PerunSensor,
     read_runs,
 )
-from energynn.measure.samples import Channel, write_host
+from energynn.measure.samples import write_host
 
 ROUND_NS = 10**15  # 11 days from one round to the next: they do not overlap
-KINDS = {"J": "energy", "W": "power"}
 METHOD = (
     "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept "
     "one; else the trapezoidal integral of power. Zero, negative and missing readings are gaps."
 )
 
 
-def import_file(
-    path: Path, runs_dir: Path, faults: list[str] | None = None
-) -> list[Path]:
+def import_file(path: Path, runs_dir: Path, faults: list[str]) -> list[Path]:
     """Write a run folder ``imported/<application>-<run>-<digest>`` for every run in a perun file.
 
     Returns the folders. Each has its record; rounds of a run are its segments. Importing a file
     again changes nothing. faults: takes a line for each run that is not whole. Raises ValueError
     for what is no perun file, and where no run is whole.
     """
-    faults = [] if faults is None else faults
     require_an_end(read_runs, path, READ_WITHIN_S)
     runs = read_runs(path, faults)
-    digest, folders = sha256(path), []
+    digest = sha256(path)
+    folders = []
     for run in runs:
         try:
             folders.append(_import_run(path, digest, run, runs_dir))
@@ -72,43 +70,37 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
         sensors = [
             each
             for each in run.sensors
-            if each.component in COMPONENTS and each.unit in KINDS
+            if each.channel.component in COMPONENTS
+            and each.channel.kind in KINDS.values()
         ]
         # every round of a run has the same
-        parts = {(each.host, each.name): each.component for each in sensors}
-        hosts, components = {host for host, _ in parts}, list(parts.values())
-        source = {"source": path.name, "source_sha256": digest}
-        intent = {
-            "run_id": folder.name,
-            "workload": "perun import",
-            "system": "imported",
-            "started_at": run.started,
-            "perun_run": run.whole_name,
-            "config": source | {"application": run.application, "run": run.name},
-            "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
-            "devices": components.count("gpu") or 1,
-            "method": METHOD,
-        }
-        write_json(unfinished / "run.json", intent)
+        parts = {(each.host, each.channel.id): each.channel for each in sensors}
+        hosts = {host for host, _ in parts}
+        components = [channel.component for channel in parts.values()]
+        write_json(
+            unfinished / "run.json",
+            {
+                "run_id": folder.name,
+                "workload": "perun import",
+                "system": "imported",
+                "started_at": run.started,
+                "perun_run": run.whole_name,
+                "config": {
+                    "source": path.name,
+                    "source_sha256": digest,
+                    "application": run.application,
+                    "run": run.name,
+                },
+                "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
+                "devices": components.count("gpu") or 1,
+                "method": METHOD,
+            },
+        )
         with one_fault(f"{path}: run {run.whole_name}"):
             _write_hosts(sensors, unfinished)
             records.build(unfinished, "finished", "")
         unfinished.rename(folder)
     return folder
-
-
-def _describe(theirs: PerunSensor) -> Channel:
-    """Describe a sensor of perun's as one of ours, for the header of a samples file."""
-    wraps_at = theirs.valid_max if theirs.unit == "J" else np.inf
-    return Channel(
-        theirs.name,
-        theirs.component,
-        theirs.name,
-        KINDS[theirs.unit],
-        "measured",
-        to_SI=theirs.to_SI,
-        wraps_at=wraps_at if wraps_at < 2**63 else None,  # 64 bits never wrap
-    )
 
 
 def _readings(theirs: PerunSensor) -> list[float | None]:
@@ -117,7 +109,7 @@ def _readings(theirs: PerunSensor) -> list[float | None]:
     perun stores 0 for a failed read. No device that is on draws 0 W, and a counter of microjoules
     that truly stands at 0 is one in 10^11, while a false 0 would be taken for a wrap-around.
     """
-    most = theirs.valid_max if theirs.unit == "J" else np.inf
+    most = theirs.channel.wraps_at or np.inf
     readings = theirs.readings.tolist()  # whole counters, not floats
     return [reading if 0 < reading <= most else None for reading in readings]
 
@@ -143,7 +135,12 @@ def _write_hosts(sensors: list[PerunSensor], folder: Path) -> None:
         place = folder / f"segment-{number + 1}" if number else folder
         place.mkdir(exist_ok=True)
         times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
-        readings = map(list, zip(*map(_readings, own), strict=True))
-        # no two hosts may have one name
-        about = hosts.index(host), quote(host, ""), list(map(_describe, own))
-        write_host(place, *about, times_ns, readings, apart_ns=number * ROUND_NS)
+        write_host(
+            place,
+            hosts.index(host),
+            quote(host, ""),  # no two hosts may have one name
+            [each.channel for each in own],
+            times_ns,
+            map(list, zip(*map(_readings, own), strict=True)),
+            apart_ns=number * ROUND_NS,
+        )

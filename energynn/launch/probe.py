@@ -21,8 +21,11 @@ LONGER = 3  # times that a run is made, each longer, for its power samples
 def target(workload: str, site: Site, parameters: dict) -> RunConfig:
     """Make the run to forecast: one of the preset, with parameters of one's own."""
     is_here = site.scheduler == "local"
-    preset = {"preset": "smoke" if is_here else "paper", "system": site.name}
-    preset["device"] = "cpu" if is_here and not machine.gpus() else "gpu"
+    preset = {
+        "preset": "smoke" if is_here else "paper",
+        "system": site.name,
+        "device": "cpu" if is_here and not machine.gpus() else "gpu",
+    }
     return config.make(workload, **preset | parameters)
 
 
@@ -47,8 +50,7 @@ def upcoming(
     Empty where none is worth it. Raises ValueError for too few minutes.
     """
     if known := seen(run, site, runs_dir):
-        table = next_run.worth(fits.make(known), [run], minutes)
-        found = next_run.best(table)["run"]
+        found = next_run.best(next_run.worth(fits.make(known), [run], minutes))["run"]
         return [found] if found else []
     if 60 * minutes < 2 * next_run.START_S:
         raise ValueError(f"minutes: {minutes:g} are too few for a probe; give more")
@@ -65,7 +67,8 @@ def make_here(
 
     Raises ValueError where one fails, and for too few minutes.
     """
-    made, end_s = [], time.monotonic() + 60 * minutes
+    made = []
+    end_s = time.monotonic() + 60 * minutes
     while probes := upcoming(run, site, runs_dir, minutes):
         made += [_made(probe, runs_dir) for probe in probes]
         minutes = (end_s - time.monotonic()) / 60

@@ -120,8 +120,9 @@ def call(*command: str) -> str:
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        remedy = "see `squeue --me`, then try again"
-        raise ValueError(f"{name}: no answer in {PATIENCE_S} s; {remedy}") from None
+        raise ValueError(
+            f"{name}: no answer in {PATIENCE_S} s; see `squeue --me`, then try again"
+        ) from None
     if done.returncode:
         # a site's own checks may speak on either stream
         said = _one_line(done.stderr or done.stdout) or f"exit status {done.returncode}"

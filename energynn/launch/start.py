@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -58,8 +59,10 @@ def run(
         _let_supervise(run_dir, held.fileno())
     record = records.read(run_dir)
     if not record:
-        remedy = f"`energynn check --recover {runs_dir}` says more"
-        raise RuntimeError(f"{run_dir.name}: the supervisor died; {remedy}")
+        raise RuntimeError(
+            f"{run_dir.name}: the supervisor died; "
+            f"`energynn check --recover {runs_dir}` says more"
+        )
     tell(command.report(record, run_dir))
     reason = f"{run_dir.name}: {record.status}: {record.status_reason}"
     if record.status == "interrupted":
@@ -74,11 +77,16 @@ def _let_supervise(run_dir: Path, lock_file: int) -> None:
 
     lock_file: number of the open lock, which it holds, too: it may outlive us.
     """
-    words = ["energynn.launch.supervise", str(run_dir), str(os.getpid())]
     log = segments(run_dir)[-1] / "log.txt"
     with open(log, "w") as written:
         supervisor = subprocess.Popen(
-            [*processes.OWN_PYTHON, "-m", *words],
+            [
+                *processes.OWN_PYTHON,
+                "-m",
+                "energynn.launch.supervise",
+                str(run_dir),
+                str(os.getpid()),
+            ],
             stdout=written,
             pass_fds=[lock_file],
             env=processes.own_environment(),
@@ -148,14 +156,17 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
 def warnings_of(intent: dict) -> list[str]:
     """Warn about a run that can work; ValueError where another one has this machine."""
     supervise.take_host().close()
-    devices, warnings = intent["devices"], []
+    devices = intent["devices"]
+    warnings = []
     if intent["launcher"] in WITHOUT_PERUN:
         warnings.append("perun or MPI is missing: perun's number will be absent")
     if intent["device_kind"] != "gpu":
         cores = launchers.nodes() * intent["machine"]["cores"]
         if devices * intent["config"]["threads_per_device"] > cores:
-            share = "they share cores, so time and energy mean little"
-            warnings.append(f"{devices} devices on {cores} cores: {share}")
+            warnings.append(
+                f"{devices} devices on {cores} cores: "
+                "they share cores, so time and energy mean little"
+            )
     return warnings
 
 
@@ -176,8 +187,7 @@ def require_room_for_workers(config: RunConfig) -> None:
     ranks = math.ceil(config.devices / launchers.nodes())
     samples = 2 * config.loader_workers * ranks * config.local_batch_size
     need_MB = samples * config.bytes_of_sample / 1e6
-    memory = os.statvfs(SHARED_MEMORY)
-    free_MB = memory.f_bavail * memory.f_frsize / 1e6
+    free_MB = shutil.disk_usage(SHARED_MEMORY).free / 1e6
     if need_MB > free_MB:
         raise ValueError(
             f"loader_workers: their batches may take {need_MB:.1f} MB of {SHARED_MEMORY}, which "
@@ -197,8 +207,8 @@ def begin(intent: dict, run_dir: Path) -> None:
             supervise.next_segment(run_dir)
             # job and GPUs may be others now
             before = records.read_intent(run_dir)
-            begun = {"started_at": before["started_at"]}
-            write_json(run_dir / "run.json", before | intent | begun)
+            intent["started_at"] = before["started_at"]
+            write_json(run_dir / "run.json", before | intent)
             return
         if not (run_dir / "record.json").exists():  # its launcher was killed
             tell(records.recover_one(run_dir))

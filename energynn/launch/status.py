@@ -135,7 +135,9 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
 
 def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     """Return one entry for each run, and notes for the reader."""
-    queue, rows, notes = None, [], []
+    queue = None
+    rows = []
+    notes = []
     submitted = [str(folder) for folder in folders if (folder / "job").exists()]
     with one_fault("the queue is unknown, the rest is from the runs' files", notes):
         queue = slurm.queue(submitted)
@@ -196,8 +198,8 @@ def _state(
     if record or last.outcome:
         return "failed", last.outcome.removeprefix("failed: ") or reason
     if job_id := submission.job_id:
-        remedy = f"`sacct -j {job_id}` and job/log.txt say more"
-        return "stopped", f"its job is gone; {remedy}"
+        said = f"its job is gone; `sacct -j {job_id}` and job/log.txt say more"
+        return "stopped", said
     if (folder / "run.json").exists():
         return "failed", "its launcher died; `energynn check --recover` says more"
     return "not submitted", ""
@@ -232,15 +234,19 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         for name, error in row["metrics"].items()
         if isinstance(error, float)
     ]
-    energy_J, provenance = row["energy_total_J"], row["energy_total_provenance"]
+    energy_J = row["energy_total_J"]
+    provenance = row["energy_total_provenance"]
     energy = f"{energy_words(energy_J)} {provenance}"
     earlier = [
         each["config"]
         for each in rows[1 + rows.index(row) :]
         if each["workload"] == row["workload"]
     ]
-    parts = [row["reason"], row["job"] and f"job {row['job']}"]
-    parts.append(records.differing(config, earlier[:1]))
+    parts = [
+        row["reason"],
+        row["job"] and f"job {row['job']}",
+        records.differing(config, earlier[:1]),
+    ]
     what = config.get("command", row["workload"])
     return [
         row["since"][5:16].replace("T", " "),
@@ -267,13 +273,16 @@ def look(run_dir: Path) -> str:
     status = ["starting", "training", "ending"][bool(starts) + bool(ends)]
     if (run_dir / "record.json").exists():
         status = records.read_record(run_dir).status
-    lines, together = [f"{run_dir.name}: {status}"], np.zeros(2)
+    lines = [f"{run_dir.name}: {status}"]
+    together = np.zeros(2)
     for path in samples_files(folder):
         header = read_header(path)
         if header is None:
             continue
-        host, now_s = header.host, last_ns(path) / 1e9
-        begin_s, end_s = (times.get(host, math.inf) / 1e9 for times in (starts, ends))
+        host = header.host
+        now_s = last_ns(path) / 1e9
+        begin_s = starts.get(host, math.inf) / 1e9
+        end_s = ends.get(host, math.inf) / 1e9
         asked_s = [begin_s, end_s, now_s - 1.0, now_s]
         for one in read_streams(path, header, {}, asked_s)[0]:
             if not one.sensor.primary:
@@ -282,8 +291,7 @@ def look(run_dir: Path) -> str:
             begin_J, end_J, before_J, now_J = one.at(asked_s)
             used = np.array([now_J - before_J, end_J - begin_J])
             together += used
-            name = f"{host}:{one.sensor.id}"
-            lines.append(_line(name, used, one.sensor.provenance))
+            lines.append(_line(f"{host}:{one.sensor.id}", used, one.sensor.provenance))
     lines.append(_line("together", together))
     told = events_of_kind(events, "progress")[-1:]
     return "\n".join([*lines, *(f"  {event['told']}" for event in told)])

@@ -116,8 +116,9 @@ def cluster(system: str, options: list[str] = ()) -> Site:
         raise ValueError(
             f"system: {site.name} is no cluster; `energynn study run NAME` works here"
         )
-    given = msgspec.structs.asdict(site) | {"sbatch": [*site.sbatch, *options]}
-    return msgspec.convert(given, Site)
+    return msgspec.convert(
+        msgspec.structs.asdict(site) | {"sbatch": [*site.sbatch, *options]}, Site
+    )
 
 
 def _nodes(run: RunConfig, site: Site) -> int:
@@ -126,7 +127,7 @@ def _nodes(run: RunConfig, site: Site) -> int:
 
 def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
     """Say which data sets no run could read; what the system's set-up brings may come."""
-    faults: list[str] = []
+    faults = []
     for dataset in sorted({run.dataset for run in runs}):
         variable = manifests.VARIABLES.get(dataset, "")
         with one_fault(dataset, faults):
@@ -148,12 +149,12 @@ def plan(
 
     Raises ValueError where a pre-training is neither made, nor queued, nor among the runs.
     """
-    missing: dict[Path, RunConfig] = {}
+    missing = {}
     for run in runs:
         folder = system_dir / configuration.run_id(run)
         if folder not in queued and not records.is_made(folder):
             missing[folder] = run
-    jobs: dict[tuple, Job] = {}
+    jobs = {}
     for folder, run in missing.items():
         initial = getattr(run, "initial_run", "")
         after = system_dir / initial if initial else None
@@ -163,7 +164,8 @@ def plan(
             raise ValueError(
                 f"initial_run: {initial} is not made yet; submit its study as well"
             )
-        cost, limit_h = costs.expect(run, site.file), site.default_hours
+        cost = costs.expect(run, site.file)
+        limit_h = site.default_hours
         if cost:
             limit_h = MARGIN * cost["longest_h"] + SPARE_H
         # A run that needs longer than the longest job continues in the next.
@@ -241,10 +243,8 @@ def submit(
     submission = Submission(files.utc_now())
     text = script(job, site, name)
     for folder, run in job.runs.items():  # all before the job, which may start at once
-        (folder / "job").mkdir(parents=True, exist_ok=True)
+        files.write_json(folder / "job" / "parameters.json", configuration.asdict(run))
         (folder / "job" / "job.sh").write_text(text)
-        parameters = configuration.asdict(run)
-        files.write_json(folder / "job" / "parameters.json", parameters)
         status.write(folder, "submission", submission)
     options = []
     if job.after:

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import re
 import shlex
 import signal
@@ -51,7 +52,7 @@ def take_host() -> ExitStack:
     """
     until_s = time.monotonic() + (60 if "SLURM_JOB_ID" in os.environ else 0)
     # containers of one machine share its boot id, whatever they call themselves
-    name = os.environ.get(HOST_LOCK) or kernel.boot_id() or os.uname().nodename
+    name = os.environ.get(HOST_LOCK) or kernel.boot_id() or platform.node()
     mark = hashlib.sha256(name.encode()).hexdigest()[:32]
     while (held := _hold_host(f"energynn-measured-run-on-{mark}")) is None:
         if time.monotonic() > until_s:
@@ -158,7 +159,7 @@ def hear_signals(children: list[subprocess.Popen] | None = None) -> list[int]:
 
     They hear a Ctrl-C from the terminal. What was ignored before, as SIGHUP under nohup, still is.
     """
-    stopped: list[int] = []
+    stopped = []
 
     def note(number: int, _frame) -> None:
         stopped.append(number)
@@ -174,15 +175,20 @@ def hear_signals(children: list[subprocess.Popen] | None = None) -> list[int]:
 
 def start(words: list[str], folder: Path, environment: dict, ends_by: int, **pipes):
     """Start a process that ends with this one, by a signal, and bears the mark of a folder."""
-    as_child = partial(processes.end_with_parent, os.getpid(), ends_by)
-    marked = environment | {processes.MARK_VARIABLE: str(folder)}
-    return subprocess.Popen(words, env=marked, preexec_fn=as_child, **pipes)
+    return subprocess.Popen(
+        words,
+        env=environment | {processes.MARK_VARIABLE: str(folder)},
+        preexec_fn=partial(processes.end_with_parent, os.getpid(), ends_by),
+        **pipes,
+    )
 
 
 def no_record(run_dir: Path, error: Exception) -> str:
     """Say that the record of a run could not be written, and what to do."""
-    remedy = f"mend that, then `energynn check --recover {run_dir.parent}`"
-    return f"energynn: {run_dir.name}: no record written ({error}); {remedy}"
+    return (
+        f"energynn: {run_dir.name}: no record written ({error}); "
+        f"mend that, then `energynn check --recover {run_dir.parent}`"
+    )
 
 
 def stop_reason(stopped: list[int]) -> str:
@@ -200,9 +206,14 @@ def make(run_dir: Path, parent: int) -> None:
     _alone = take_host()
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
-    words, environment = ranks_command(folder, intent), rank_environment(intent)
-    pipes = APART | {"stderr": subprocess.STDOUT}
-    ranks = start(words, folder, environment, signal.SIGKILL, **pipes)
+    ranks = start(
+        ranks_command(folder, intent),
+        folder,
+        rank_environment(intent),
+        signal.SIGKILL,
+        stderr=subprocess.STDOUT,
+        **APART,
+    )
     looked_s, reason = time.monotonic(), ""  # why they have to end
     while ranks.poll() is None and not reason:
         reason = stop_reason(stopped)
@@ -222,8 +233,12 @@ def make(run_dir: Path, parent: int) -> None:
     if ranks.poll() is None:
         ranks.terminate()
     processes.end_marked(folder)
-    by = f", {intent['launcher']} with status {ranks.wait()}{_last_line(folder)}"
-    ended = verdict(folder, intent["devices"], reason, by)
+    ended = verdict(
+        folder,
+        intent["devices"],
+        reason,
+        f", {intent['launcher']} with status {ranks.wait()}{_last_line(folder)}",
+    )
     try:
         records.build(run_dir, *ended)
     except OSError as error:
@@ -267,18 +282,31 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
     if intent["launcher"] == "alone":
         return [*processes.OWN_PYTHON, *train]
     if intent["launcher"] == "torchrun":
-        torchrun = ["torch.distributed.run", f"--nproc-per-node={devices}"]
-        return [*processes.OWN_PYTHON, "-m", *torchrun, "--standalone", *train]
+        return [
+            *processes.OWN_PYTHON,
+            "-m",
+            "torch.distributed.run",
+            f"--nproc-per-node={devices}",
+            "--standalone",
+            *train,
+        ]
     ini = folder / "perun.ini"
-    period_s = intent["config"]["perun_sampling_period_s"]
-    perun_adapter.write_configuration(ini, period_s, _gpus_of(intent))
+    perun_adapter.write_configuration(
+        ini, intent["config"]["perun_sampling_period_s"], _gpus_of(intent)
+    )
     ranks = perun_adapter.command(
         launchers.python_of_ranks(), TRAIN_SCRIPT, folder, ini
     )
     if SRUN_VARIABLE in os.environ:
-        srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--label"]
-        options = [f"--ntasks={devices}", *shlex.split(os.environ[SRUN_VARIABLE])]
-        return [*srun, *options, *ranks]
+        return [
+            "srun",
+            "--export=ALL",
+            "--kill-on-bad-exit=1",
+            "--label",
+            f"--ntasks={devices}",
+            *shlex.split(os.environ[SRUN_VARIABLE]),
+            *ranks,
+        ]
     return [*launchers.mpi_start(devices), *ranks]
 
 

@@ -97,7 +97,7 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
     segments = list(map(_segment, trained))
     sensors = [sensor for host in hosts for sensor in host.sensors]
     doubts = [text for host in hosts for text in host.doubts]
-    result: dict = {
+    result = {
         "segments": segments,
         "sensors": sensors,
         "flags": sorted({problem for host in hosts for problem in host.problems}),
@@ -188,13 +188,15 @@ def _read_host(
             one.is_named = _uuid_of(one.sensor) in named - {""}
         host.sensors = energy.entries(trained, limits)
         for entry in host.sensors:
-            entry.segment, entry.host = number, name
+            entry.segment = number
+            entry.host = name
         unread += header.unaccounted
         host.doubts = energy.judge(trained, unread, limits, header.quota_cpus)
         host.phases = list(_phases_of_ranks(name, events, spans, streams))
         starts = events_of_kind(events, "training_start")
         host.start_wall_ns = min(event["t_wall_ns"] for event in starts)
-        host.time_s, host.end_s = trained[0].length_s, trained[0].end_s
+        host.time_s = trained[0].length_s
+        host.end_s = trained[0].end_s
     return host
 
 
@@ -248,8 +250,11 @@ def _idle_W(idle: list[Evidence], when: str) -> dict[str, float]:
     """
     watts = {}
     for component in COMPONENTS:
-        own = [one for one in idle if one.sensor.component == component]
-        own = [one for one in own if one.sensor.primary]
+        own = [
+            one
+            for one in idle
+            if one.sensor.primary and one.sensor.component == component
+        ]
         if own and min(one.readings for one in own) >= FEWEST_IDLE_SAMPLES:
             energy_J = sum(one.energy_J for one in own)
             watts[f"idle_power_{component}_{when}_W"] = energy_J / own[0].length_s
@@ -344,7 +349,8 @@ def power_trace(
             continue
         host = first.header.host
         prefix = f"{host}:" if len(paths) > 1 else ""
-        first_s, last_s = first.t_ns[0] / 1e9, last_ns(path) / 1e9
+        first_s = first.t_ns[0] / 1e9
+        last_s = last_ns(path) / 1e9
         begin_s = starts_ns.get(host, first.t_ns[0]) / 1e9
         step_s = max(period_s, (last_s - first_s) / MOST_STEPS)
         steps = np.ceil((first_s - begin_s) / step_s) + np.arange(

@@ -32,12 +32,12 @@ def add_amd(inventory: Inventory) -> None:
                 sensor.device = str(number - 1)  # whose power is that of both halves
             sensor.notes = {"uuid": uuid, "name": board["product_name"]}
             with suppress(Exception):  # an old amdsmi
-                address = amdsmi.amdsmi_get_gpu_device_bdf(handle)
-                sensor.notes["pci"] = address.lower()
+                sensor.notes["pci"] = amdsmi.amdsmi_get_gpu_device_bdf(handle).lower()
             inventory.sensors.append(sensor)
     except Exception as error:  # whatever a vendor's library throws
-        fault = f"AMD GPUs cannot be read: {type(error).__name__}; see `amd-smi list`"
-        inventory.unaccounted.append(fault)
+        inventory.unaccounted.append(
+            f"AMD GPUs cannot be read: {type(error).__name__}; see `amd-smi list`"
+        )
 
 
 def _power_W(amdsmi, handle) -> int:

@@ -45,15 +45,19 @@ def visible(intent: dict) -> dict[str, list[str]]:
     sensors.leave_out(inventory, intent.get("left_out", []))
     found: set = {one.notes.get("uuid") for one in inventory.sensors}
     is_told = found or value in sensors.NOTHING_VISIBLE
-    vendors = kernel.training_devices().values()
-    if not is_told or None in found or inventory.unaccounted or "AMD" in vendors:
+    if (
+        not is_told
+        or None in found
+        or inventory.unaccounted
+        or "AMD" in kernel.training_devices().values()
+    ):
         return {}
     return {"gpus": sorted(found)}
 
 
 def used(events: list[dict]) -> set[str] | None:
     """Give the UUIDs that the ranks of a host name or may see; None where one tells nothing."""
-    found: set[str] = set()
+    found = set()
     for event in events_of_kind(events, "rank_start"):
         told = [event["gpu_uuid"]] if event.get("gpu_uuid") else event.get("gpus")
         if told is None:
@@ -85,15 +89,18 @@ def differences(parts: list[list]) -> list[str]:
     for host, component in product(hosts, COMPONENTS):
         if component in host.estimated:
             continue
-        number, alike = host.numbers[component], hosts
+        number = host.numbers[component]
+        alike = hosts
         if number and component == "gpu":
             alike = [one for one in hosts if not (one.is_named or host.is_named)]
         elif number:
             alike = [one for one in hosts if one.name == host.name]
         most = max((one.numbers[component] for one in alike), default=0)
         if number < most:
-            where = f"{host.name} in segment {host.segment}"
-            text = f"{where} has {number} {component} sensors, another start or host {most}"
+            text = (
+                f"{host.name} in segment {host.segment} has {number} {component} sensors, "
+                f"another start or host {most}"
+            )
             reasons.append(text)
     return [refusal("D", text) for text in reasons]
 
@@ -104,8 +111,7 @@ def overlaps(parts: list[list], segments: list) -> list[str]:
 
     segments: the ``account.Segment`` of each part.
     """
-    starts = zip(parts, segments, strict=True)
-    for (one, first), (later, second) in pairwise(starts):
+    for (one, first), (later, second) in pairwise(zip(parts, segments, strict=True)):
         ends = {host.boot_id: host.end_s for host in one}
         if "" in ends or any(not host.boot_id for host in later):
             apart_ns = second.start_wall_ns - first.start_wall_ns

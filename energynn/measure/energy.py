@@ -95,8 +95,11 @@ def curve(
     """Make the energy of one sensor from its readings, NaN where one failed; shapes (samples,)."""
     good = np.flatnonzero(np.isfinite(readings))
     if len(good) < 2:
-        good, t_s, readings = np.arange(2), np.zeros(2), np.full(2, np.nan)
-    read_s, values = t_s[good], readings[good] * sensor.to_SI
+        good = np.arange(2)
+        t_s = np.zeros(2)
+        readings = np.full(2, np.nan)
+    read_s = t_s[good]
+    values = readings[good] * sensor.to_SI
     edges_s = np.concatenate([[-np.inf], read_s, [np.inf]])
     is_gap = np.diff(edges_s) > max(2 * period_s, 0.2)
     is_gap[1:-1] |= np.diff(good) > 1
@@ -132,7 +135,8 @@ def update_s(t_s: np.ndarray, values: np.ndarray) -> float | None:
 
 def _integrate(sensor, t_s, watts, period_s, renewed_s):
     """Integrate a power by the trapezoidal rule; before a mean over 1 s lies what was before it."""
-    apart_s, steps_W = np.diff(t_s), np.diff(watts)
+    apart_s = np.diff(t_s)
+    steps_W = np.diff(watts)
     energy_J = np.append(0.0, np.cumsum(apart_s * (watts[1:] + watts[:-1]) / 2))
     late_s = max(period_s, min(renewed_s, LONGEST_UPDATE_S))
     missed_J2 = np.append(
@@ -199,8 +203,7 @@ def impossible(one: Evidence, limits: dict) -> Iterator[str]:
     """Test whether the readings can be those of the device: M, S and P. Else it has no energy."""
     # M: a counter never falls, its wrap aside, and no power is negative.
     if one.falls:
-        text = f"{one.sensor.id} fell or was negative {one.falls} times"
-        yield refusal("M", text)
+        yield refusal("M", f"{one.sensor.id} fell or was negative {one.falls} times")
     if one.sensor.kind != "busy" and one.least <= one.most:
         # a CPU always works; a GPU that says it does not, and that no rank names, may be still
         is_idle = one.sensor.component == "gpu" and one.is_busy is False
@@ -211,8 +214,10 @@ def impossible(one: Evidence, limits: dict) -> Iterator[str]:
 
 def _movement(one: Evidence, limits: dict) -> Iterator[str]:
     """S: what is used draws more than next to nothing in the mean, and its sensor moves."""
-    name, component = one.sensor.id, one.sensor.component
-    least_W, by = limits[f"least_{component}_W"], [f"least_{component}_W"]
+    name = one.sensor.id
+    component = one.sensor.component
+    least_W = limits[f"least_{component}_W"]
+    by = [f"least_{component}_W"]
     if 0 < one.limit_W < limits[f"most_{component}_W"]:
         least_W = max(least_W, limits["least_share"] * one.limit_W)
         by.append("least_share")
@@ -257,12 +262,17 @@ def _power(one: Evidence, limits: dict) -> Iterator[str]:
         if component == "gpu":
             tests = [(one.peak_W, limit_W, by)]
         else:
-            tests += [(one.peak_W, peak_W, "peak_over_limit")]
-            tests += [(one.half_minute_W, limit_W, by)]
+            tests += [
+                (one.peak_W, peak_W, "peak_over_limit"),
+                (one.half_minute_W, limit_W, by),
+            ]
     for shown_W, most_W, by in tests:
         if shown_W > most_W:
-            text = f"{one.sensor.id} showed {shown_W:.3g} W, at most {most_W:.3g} W can be drawn"
-            yield refusal("P", text, by)
+            yield refusal(
+                "P",
+                f"{one.sensor.id} showed {shown_W:.3g} W, at most {most_W:.3g} W can be drawn",
+                by,
+            )
             return
 
 
@@ -271,7 +281,8 @@ def _gaps(one: Evidence, limits: dict, quota_cpus: float | None) -> Iterator[str
 
     A counter loses nothing in a gap, but at the edges of the window, or if it can go round in it.
     """
-    share, longest_s = one.lost_s / one.length_s, one.longest_gap_s
+    share = one.lost_s / one.length_s
+    longest_s = one.longest_gap_s
     most_s = max(limits["gap_s"], 2 * one.period_s)
     by = ["gap_s"]
     if one.is_counter:
@@ -283,9 +294,12 @@ def _gaps(one: Evidence, limits: dict, quota_cpus: float | None) -> Iterator[str
         is_lost = share > limits["gap_share"] or longest_s > most_s
         by.append("gap_share")
     if is_lost:
-        what = f"no readings for {share:.1%} of the time, for {longest_s:.2g} s at most"
-        text = f"{one.sensor.id} has {what}{_remedy(one, quota_cpus)}"
-        yield refusal("G", text, *by)
+        yield refusal(
+            "G",
+            f"{one.sensor.id} has no readings for {share:.1%} of the time, for "
+            f"{longest_s:.2g} s at most{_remedy(one, quota_cpus)}",
+            *by,
+        )
 
 
 def _remedy(one: Evidence, quota_cpus: float | None) -> str:
@@ -315,15 +329,19 @@ def _checks(one: Evidence, found: list[Evidence]) -> list[Evidence]:
 
 def _disagreement(counter: Evidence, power: Evidence, limits: dict) -> Iterator[str]:
     """C: counter and power of a device agree within 5 %, or what that power's lag allows."""
-    counted_J, drawn_J = counter.energy_J, power.energy_J
+    counted_J = counter.energy_J
+    drawn_J = power.energy_J
     lag_s = AVERAGED_S / 2 if _is_averaged(power.sensor) else 1.5 * power.late_s
     lag_J = lag_s * max(counted_J, drawn_J) / counter.length_s
     lag_J = min(lag_J, counter.bound_J + power.bound_J)
     open_J = max(limits["disagreement"] * counted_J, lag_J)
     if abs(drawn_J - counted_J) > open_J:
-        says = f"{drawn_J:.0f} J, not {counted_J:.0f} J"
-        text = f"{power.sensor.id} says {says} as {counter.sensor.id}"
-        yield refusal("C", text, "disagreement")
+        yield refusal(
+            "C",
+            f"{power.sensor.id} says {drawn_J:.0f} J, not {counted_J:.0f} J as "
+            f"{counter.sensor.id}",
+            "disagreement",
+        )
 
 
 def _are_one(one: Evidence, other: Evidence) -> bool:
@@ -346,8 +364,11 @@ def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[SensorEner
     """
     described = []
     for one in found:
-        facts = msgspec.structs.asdict(one.sensor)
-        entry = SensorEnergy(**facts, samples=one.readings, coverage=one.coverage)
+        entry = SensorEnergy(
+            **msgspec.structs.asdict(one.sensor),
+            samples=one.readings,
+            coverage=one.coverage,
+        )
         if one.limit_end_W:
             entry.notes = entry.notes | {"limit_end_W": one.limit_end_W}
         if np.isfinite(one.energy_J) and not any(impossible(one, limits)):

@@ -134,9 +134,11 @@ class Evidence:
 
     def add(self, curve, from_s: float = -np.inf, to_s: float = np.inf) -> None:
         """Add the readings of a curve after ``from_s`` and until ``to_s``; it knows more around."""
-        t_s, self.late_s = curve.t_s, curve.late_s
+        t_s = curve.t_s
+        self.late_s = curve.late_s
         if not len(self.head):
-            self.head, self.first_s = curve.values[:HEAD], t_s[0]
+            self.head = curve.values[:HEAD]
+            self.first_s = t_s[0]
         is_new = (t_s > from_s) & (t_s <= to_s)
         self.is_whole &= not (curve.values % 1).any()
         self.readings += int(
@@ -147,7 +149,8 @@ class Evidence:
         begin_J2, end_J2 = np.interp([begin_s, end_s], t_s, curve.missed_J2)
         self.missed_J2 += float(end_J2 - begin_J2)
         lost_s = np.diff(np.clip(curve.gaps_s, begin_s, end_s)).ravel()
-        gaps_s, lost_s = curve.gaps_s[lost_s > 0], lost_s[lost_s > 0]
+        gaps_s = curve.gaps_s[lost_s > 0]
+        lost_s = lost_s[lost_s > 0]
         within_s = np.clip(gaps_s, self.begin_s, self.end_s)
         is_edge = (within_s != gaps_s).any(axis=1)
         self.lost_s += float(lost_s.sum())
@@ -181,7 +184,9 @@ class Evidence:
 
     def _add_readings(self, curve, near: slice, is_new: np.ndarray) -> None:
         """Add what the tests of movement, monotony and power ask."""
-        t_s, values, amounts = curve.t_s[near], curve.values[near], curve.amounts[near]
+        t_s = curve.t_s[near]
+        values = curve.values[near]
+        amounts = curve.amounts[near]
         self.falls += int((amounts < 0)[is_new[near]].sum())
         begins = np.append(0, np.flatnonzero(np.diff(values)) + 1)
         seconds_s = 1.0

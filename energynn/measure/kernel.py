@@ -45,8 +45,7 @@ def cpu_name() -> str:
 
 def sockets() -> int:
     """Count the processors of this host; 1 where the kernel does not tell."""
-    packages = set(map(text, CPUS.glob("*/topology/physical_package_id")))
-    return len(packages) or 1
+    return len(set(map(text, CPUS.glob("*/topology/physical_package_id")))) or 1
 
 
 def quota_cpus() -> float | None:
@@ -81,7 +80,8 @@ def training_devices() -> dict[str, str]:
     A CPU's own graphics is none of them: its energy is in the package's. What this process may
     not open, as in containers and jobs of batch systems, is left out.
     """
-    found, radeons = {}, []
+    found = {}
+    radeons = []
     for path in sorted(PCI_DEVICES.glob("*")):
         vendor = text(path / "vendor")
         if vendor not in VENDORS or _class(path) not in CLASSES:

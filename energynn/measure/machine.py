@@ -171,7 +171,8 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
 def system_file(runs_dir: Path | None = None, system: str = "local") -> Path:
     """Say which file describes a system; measured commands and windows have that of ``local``."""
     if system == "measured":
-        runs_dir, system = None, "local"
+        runs_dir = None
+        system = "local"
     return (runs_dir or default_runs_dir()).absolute() / system / "system.toml"
 
 

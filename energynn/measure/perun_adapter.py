@@ -25,6 +25,7 @@ from energynn.host.processes import (
 from energynn.host.reading import one_fault, require_file, require_plain_hdf5
 from energynn.measure.kernel import POWERCAP, cpu_name
 from energynn.measure.sampler_process import begin
+from energynn.measure.samples import Channel
 
 PERUN_VERSION = "1.0.0"
 # perun as a program; a Ctrl-C waits for the trainer: perun would join its sampler for ever.
@@ -63,9 +64,11 @@ log_lvl = ERROR
 
 def write_configuration(path: Path, period_s: float, gpus: list[int]) -> None:
     """Write perun's configuration: of the NVIDIA GPUs it counts those with the given numbers."""
-    backends = "" if gpus else "nvml amdsmi"
-    used = "|".join(map(str, gpus))
-    text = CONFIGURATION.format(period_s=period_s, backends=backends, used=used)
+    text = CONFIGURATION.format(
+        period_s=period_s,
+        backends="" if gpus else "nvml amdsmi",
+        used="|".join(map(str, gpus)),
+    )
     path.write_text(text)
 
 
@@ -81,9 +84,22 @@ def command(
     hook = Path(__file__).with_name("perun_hook.py")
     # perun's parser interpolates
     out = os.path.relpath(run_dir / "perun").replace("%", "%%")
-    perun = [*python, "-P", "-c", PERUN, "-c", str(configuration), "monitor"]
-    options = ["--data_out", out, "--live-callback-files", str(hook)]
-    return [*perun, *options, "--", str(script), str(run_dir)]
+    return [
+        *python,
+        "-P",
+        "-c",
+        PERUN,
+        "-c",
+        str(configuration),
+        "monitor",
+        "--data_out",
+        out,
+        "--live-callback-files",
+        str(hook),
+        "--",
+        str(script),
+        str(run_dir),
+    ]
 
 
 def environment(given: dict[str, str]) -> dict[str, str]:
@@ -146,6 +162,7 @@ def _end_all_ranks(kind, error, trace) -> None:
 READ_WITHIN_S = 120  # the largest file that is accepted takes seconds
 # of one file: about a week of twelve sensors on six hosts at perun's 1 s
 MOST_VALUES = 50_000_000
+KINDS = {"J": "energy", "W": "power"}
 RESULTS = {
     "RUNTIME": "perun_time_s",
     "ENERGY": "energy_perun_total_J",
@@ -158,20 +175,16 @@ RESULTS = {
 class PerunSensor(NamedTuple):
     """What one sensor of one host read in one round of a run.
 
-    seconds: (samples,) float32, 0 at the first sample; readings: (samples,), in ``unit`` x
-    ``to_SI``. Of a counter ("J", wraps at ``valid_max``) they are raw: in perun 0.8 what it
-    integrates, from 0.9.1 on kept beside the power that it makes of them.
+    seconds: (samples,) float32, 0 at the first sample; readings: (samples,). Those of a counter are
+    raw: in perun 0.8 what it integrates, from 0.9.1 on kept beside the power that it makes of them.
+    channel: as the header of a samples file describes it, the kind of what is no energy its unit.
     """
 
     round: str
     host: str
-    component: str
-    name: str
+    channel: Channel
     seconds: np.ndarray
     readings: np.ndarray
-    unit: str
-    to_SI: float
-    valid_max: float
 
 
 class PerunRun(NamedTuple):
@@ -201,7 +214,8 @@ def read_runs(path: Path, faults: list[str] | None = None) -> list[PerunRun]:
     """
     import h5py
 
-    runs, faults = [], [] if faults is None else faults
+    runs = []
+    faults = [] if faults is None else faults
     is_in_use = False
     with contextlib.suppress(ValueError):  # without locks HDF5 has none either
         is_in_use = is_locked(path)
@@ -223,26 +237,39 @@ def read_runs(path: Path, faults: list[str] | None = None) -> list[PerunRun]:
 
 
 def _read_run(application: str, name: str, run) -> PerunRun:
-    sensors, metrics = [], run["metrics"]
+    sensors = []
+    metrics = run["metrics"]
 
     def add_sensor(path: str, raw) -> None:
         *place, last = path.split("/")  # of round, host, component and sensor
         if last != "raw_data" or place[::2] != ["nodes"] * 4:
             return
-        times, series = raw["timesteps"], raw.get("alt_values", raw["values"])
+        times = raw["timesteps"]
+        series = raw.get("alt_values", raw["values"])
         seconds = times[:].astype("float32") * np.float32(times.attrs["mag"])
         if not len(seconds) or len(series) != len(seconds):
             raise ValueError(f"{raw.name}: its times and values do not match")
-        facts = series.attrs
-        to_SI, valid_max = float(facts["mag"]), float(facts.get("valid_max", np.inf))
-        shown = series[:], facts["unit"], to_SI, valid_max
-        sensors.append(PerunSensor._make([*place[1::2], seconds, *shown]))
+        round_, host, component, name = place[1::2]
+        unit = series.attrs["unit"]
+        most = float(series.attrs.get("valid_max", np.inf))
+        channel = Channel(
+            name,
+            component,
+            name,
+            KINDS.get(unit, unit),
+            "measured",
+            to_SI=float(series.attrs["mag"]),
+        )
+        if unit == "J" and most < 2**63:  # 64 bits never wrap
+            channel.wraps_at = most
+        sensors.append(PerunSensor(round_, host, channel, seconds, series[:]))
 
     run.visititems(add_sensor)
     known = RESULTS.keys() & metrics.keys()
     results = {RESULTS[each]: float(metrics[each].attrs["sum"]) for each in known}
-    started = str(run.attrs.get("execution_dt", ""))
-    return PerunRun(application, name, started, results, sensors)
+    return PerunRun(
+        application, name, str(run.attrs.get("execution_dt", "")), results, sensors
+    )
 
 
 def read_results(

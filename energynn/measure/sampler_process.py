@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import select
 import signal
 import subprocess
@@ -34,7 +35,7 @@ def start_sampler(
     host has ended, or a signal is in ``stopped``.
     ``take_host``: called once on each host before its sampler; what it returns is kept.
     """
-    host = os.uname().nodename
+    host = platform.node()
     ranks = folder / f".ranks-{host}"
     ours = lock(ranks, shared=True, wait=True)
     assert ours  # who waits has it
@@ -105,7 +106,7 @@ def begin(folder: Path, ranks: int) -> sensors.Sampler:
     intent = json_table(path if path.exists() else folder.parent / "run.json")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if ranks == 1 else None
     inventory = find(intent, visible)
-    path = folder / f"samples-{os.uname().nodename}.jsonl"
+    path = folder / f"samples-{platform.node()}.jsonl"
     sampler = sensors.Sampler(path, inventory, intent["config"]["sampling_period_s"])
     sampler.start()
     for line in inventory.problems + inventory.unaccounted:

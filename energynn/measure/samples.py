@@ -123,12 +123,14 @@ def read_header(path: Path) -> Header | None:
     require_file(path)
     with open(path, "rb") as file:
         first = file.readline(LONGEST_LINE_B)
-    is_whole = first.endswith(b"\n")
-    return msgspec.json.decode(first, type=Header) if is_whole else None
+    return msgspec.json.decode(first, type=Header) if first.endswith(b"\n") else None
 
 
 def _read_piece(lines: Iterator[bytes], header: Header) -> Samples:
-    times_ns, rows, states, problems = [], [], [], []
+    times_ns = []
+    rows = []
+    states = []
+    problems = []
     for line in lines:
         with suppress(ValueError):
             if line.startswith(b'{"problem"'):
@@ -143,8 +145,9 @@ def _read_piece(lines: Iterator[bytes], header: Header) -> Samples:
         if len(rows) == PIECE:
             break
     readings = np.array(rows, dtype=float).reshape(len(rows), len(header.sensors))
-    t_ns = np.array(times_ns, dtype=np.int64)
-    return Samples(header, t_ns, readings, problems, states)
+    return Samples(
+        header, np.array(times_ns, dtype=np.int64), readings, problems, states
+    )
 
 
 def last_ns(path: Path) -> int:
@@ -186,15 +189,22 @@ def write_host(
         {"t": t, "w": apart_ns + t, "v": values}
         for t, values in zip(times_ns, readings, strict=True)
     ]
-    events: list[dict] = []
+    events = []
     for event, at in (("rank_start", 0), ("training_start", 0), ("training_end", -1)):
-        clocks = {"t_mono_ns": times_ns[at], "t_wall_ns": apart_ns + times_ns[at]}
-        events.append({"event": event, "host": host} | clocks)
+        events.append(
+            {
+                "event": event,
+                "host": host,
+                "t_mono_ns": times_ns[at],
+                "t_wall_ns": apart_ns + times_ns[at],
+            }
+        )
     events[-1] |= at_end
     files = (f"samples-{host}", [header, *samples]), (f"events-rank{rank}", events)
     for name, lines in files:
-        content = msgspec.json.Encoder().encode_lines(lines)
-        (folder / f"{name}.jsonl").write_bytes(content)
+        (folder / f"{name}.jsonl").write_bytes(
+            msgspec.json.Encoder().encode_lines(lines)
+        )
 
 
 def has_begun(folder: Path, host: str) -> bool:
@@ -214,8 +224,17 @@ class Events:
 
     def mark(self, event: str, **fields) -> None:
         """Write an event, so that it is in the file even if the process is killed."""
-        clocks = {"t_mono_ns": time.monotonic_ns(), "t_wall_ns": time.time_ns()}
-        self.file.write(json.dumps(clocks | {"event": event} | fields) + "\n")
+        self.file.write(
+            json.dumps(
+                {
+                    "t_mono_ns": time.monotonic_ns(),
+                    "t_wall_ns": time.time_ns(),
+                    "event": event,
+                }
+                | fields
+            )
+            + "\n"
+        )
 
     def be_idle(self, when: str, seconds: float) -> None:
         """Do nothing for a while, so that idle power is measured."""
@@ -291,14 +310,15 @@ def read_phases(folder: Path) -> dict[int, tuple]:
     """
     phases = {}
     for rank, path in _files_of_ranks(folder, "phases"):
-        names: list[str] = []
+        names = []
         parts = [np.zeros((3, 0), dtype=np.int64)]
         for line in _lines_of(path):
             if "names" in line:
                 names = line["names"]
             elif "length_us" in line:
-                columns = [line["phase"], line["gap_us"], line["length_us"]]
-                kind, gap_us, length_us = np.array(columns, dtype=np.int64)
+                kind, gap_us, length_us = np.array(
+                    [line["phase"], line["gap_us"], line["length_us"]], dtype=np.int64
+                )
                 end_ns = line["t"] + 1000 * np.cumsum(gap_us + length_us)
                 parts.append(np.stack([kind, end_ns - 1000 * length_us, end_ns]))
         if names:
@@ -308,8 +328,10 @@ def read_phases(folder: Path) -> dict[int, tuple]:
 
 def segments(run_dir: Path) -> list[Path]:
     """List the folders of each start of a run: the run's own, then segment-2, segment-3 ..."""
-    later = run_dir.glob("segment-[0-9]*")
     return [
         run_dir,
-        *sorted(later, key=lambda path: int(path.name.removeprefix("segment-"))),
+        *sorted(
+            run_dir.glob("segment-[0-9]*"),
+            key=lambda path: int(path.name.removeprefix("segment-")),
+        ),
     ]

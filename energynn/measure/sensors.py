@@ -2,9 +2,9 @@
 
 import math
 import os
+import platform
 import random
 import re
-import socket
 import sys
 import threading
 import time
@@ -114,7 +114,8 @@ def count_modules_once(inventory: Inventory, watts: dict[str, float]) -> None:
             continue
         counter = sensor.id.replace("power", "energy")
         if watts.get(counter, 0.0) > MODULE_SHARE * watts.get(sensor.id, np.inf):
-            fault, what = "is the whole module's; the GPU's power is read", [counter]
+            fault = "is the whole module's; the GPU's power is read"
+            what = [counter]
         else:
             fault = f"is left out: {sensor.id} may be the whole module's"
             what = [one.id for one in inventory.sensors if one.component == "cpu"]
@@ -135,13 +136,20 @@ def rapl_sensors() -> list[Sensor]:
     sensors = []
     # intel-rapl-mmio shows the same counters again
     for zone in sorted(kernel.POWERCAP.glob("intel-rapl:*")):
-        read = partial(_read_file, zone / "energy_uj")
-        facts = zone.name, "cpu", zone.name, "energy", provenance, 1e-6
-        sensor = Sensor(*facts, read=read)
+        sensor = Sensor(
+            zone.name,
+            "cpu",
+            zone.name,
+            "energy",
+            provenance,
+            1e-6,
+            read=partial(_read_file, zone / "energy_uj"),
+        )
         try:
             component = _describe_zone(sensor, zone)
         except (OSError, ValueError, OverflowError) as error:  # whatever stands there
-            component, sensor.read = "cpu", partial(_fail, error)
+            component = "cpu"
+            sensor.read = partial(_fail, error)
         if component:
             sensors.append(sensor)
     return sensors
@@ -157,8 +165,10 @@ def _describe_zone(sensor: Sensor, zone: Path) -> str | None:
     limits_uW = map(kernel.text, zone.glob("constraint_*_limit_uw"))
     limits_W = [int(text) / 1e6 for text in limits_uW if text.isdecimal()]
     package = zone.name.split(":")[1]
-    sensor.id, sensor.component = f"{component}_{package}_{name}", component
-    sensor.device, sensor.wraps_at = package, wraps_at
+    sensor.id = f"{component}_{package}_{name}"
+    sensor.component = component
+    sensor.device = package
+    sensor.wraps_at = wraps_at
     sensor.notes = {"limit_W": max(limits_W)} if any(limits_W) else {}
     return component
 
@@ -178,16 +188,17 @@ def grace_sensors() -> list[Sensor]:
         label = kernel.text(path)
         if label.startswith("CPU Power Socket"):
             meter = path.with_name(path.name.replace("oem_info", "average"))
-            sensor = Sensor(
-                label,
-                "cpu",
-                label,
-                "power",
-                "measured",
-                read=partial(_read_file, meter),
-                to_SI=1e-6,
+            sensors.append(
+                Sensor(
+                    label,
+                    "cpu",
+                    label,
+                    "power",
+                    "measured",
+                    read=partial(_read_file, meter),
+                    to_SI=1e-6,
+                )
             )
-            sensors.append(sensor)
     return sensors
 
 
@@ -200,7 +211,6 @@ def _read_file(path: Path) -> int:
 
 def cpu_estimate(model: dict) -> Sensor:
     """Estimate all CPU cores of this host by a linear model of busy time: never a measurement."""
-    model = {**model, "cores": os.cpu_count()}
     return Sensor(
         "cpu_estimate",
         "cpu",
@@ -208,7 +218,7 @@ def cpu_estimate(model: dict) -> Sensor:
         "busy",
         "estimated",
         read=busy_core_seconds,
-        model=model,
+        model=model | {"cores": os.cpu_count()},
         notes={"measured_by": kernel.way_to_cpu_counters()},
     )
 
@@ -247,8 +257,9 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
         return
     vendors = kernel.training_devices()
     there = [address for address, vendor in vendors.items() if vendor == "NVIDIA"]
-    fault, pynvml = "NVML does not list it", None
-    notes: list[dict] = []
+    fault = "NVML does not list it"
+    pynvml = None
+    notes = []
     try:
         pynvml, notes = list_gpus()
     except Exception as error:  # no library, no driver, no permission
@@ -296,7 +307,7 @@ def list_gpus():
     pynvml.nvmlInit()
     gpus = []
     for index in range(pynvml.nvmlDeviceGetCount()):
-        notes: dict = {"name": "unknown GPU"}
+        notes = {"name": "unknown GPU"}
         with suppress(Exception):  # a lost GPU says nothing, a laptop's knows no limit
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             notes["uuid"] = pynvml.nvmlDeviceGetUUID(gpu)
@@ -372,8 +383,11 @@ class Sampler:
     FIRST_S, LAST_S = 20.0, 5.0  # patience with a sensor, at the start and at the end
 
     def __init__(self, path: Path, inventory: Inventory, period_s: float):
-        self.path, self.inventory, self.period_s = path, inventory, period_s
-        self.stopping, self.has_begun = threading.Event(), threading.Event()
+        self.path = path
+        self.inventory = inventory
+        self.period_s = period_s
+        self.stopping = threading.Event()
+        self.has_begun = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.asked = ""  # the sensor that is being read; a driver may never answer
         self.faults: dict[str, str] = {}  # by sensor, the first in words
@@ -387,8 +401,10 @@ class Sampler:
         """
         self.thread.start()
         if not self.has_begun.wait(self.FIRST_S):
-            fault = f"{self.asked} does not answer for {self.FIRST_S:.0f} s"
-            raise TimeoutError(f"{fault}; look at its driver, or leave the device out")
+            raise TimeoutError(
+                f"{self.asked} does not answer for {self.FIRST_S:.0f} s; look at its driver, "
+                "or leave the device out"
+            )
 
     def stop(self) -> None:
         """Sample until every sensor had time to show the end, and once more."""
@@ -400,27 +416,28 @@ class Sampler:
         try:
             self._loop()
         except OSError as error:
-            fault = f"no more samples of this host ({error.strerror})"
             print(
-                f"energynn: {fault}; free some space and measure again", file=sys.stderr
+                f"energynn: no more samples of this host ({error.strerror}); free some space "
+                "and measure again",
+                file=sys.stderr,
             )
 
     def _loop(self) -> None:
         self._watch()
         choose(self.inventory, self.faults)
-        channels = msgspec.convert(
-            self.inventory.sensors, list[Channel], from_attributes=True
+        self._write(
+            Header(
+                platform.node(),
+                self.period_s,
+                msgspec.convert(
+                    self.inventory.sensors, list[Channel], from_attributes=True
+                ),
+                kernel.boot_id(),
+                kernel.quota_cpus(),
+                self.inventory.problems,
+                self.inventory.unaccounted,
+            )
         )
-        header = Header(
-            socket.gethostname(),
-            self.period_s,
-            channels,
-            kernel.boot_id(),
-            kernel.quota_cpus(),
-            self.inventory.problems,
-            self.inventory.unaccounted,
-        )
-        self._write(header)
         self.faults.clear()
         pause_s = 0.0
         while not self.stopping.wait(pause_s):
@@ -432,12 +449,13 @@ class Sampler:
             next_s = began_s + self.period_s * random.uniform(0.75, 1.25)
             pause_s = max(0.0, next_s - time.monotonic())
         self._sample()
-        self._tell(at_end=True)
+        self.looked_s = -math.inf
+        self._tell()
 
-    def _tell(self, at_end: bool = False) -> None:
-        """Write limits and whether devices are busy: every ``LOOKED_S``, and at the end."""
+    def _tell(self) -> None:
+        """Write limits and whether devices are busy, every ``LOOKED_S``."""
         now_s = time.monotonic()
-        if now_s - self.looked_s < LOOKED_S and not at_end:
+        if now_s - self.looked_s < LOOKED_S:
             return
         self.looked_s = now_s
         states = {one.id: one.tell() for one in self.inventory.sensors if one.tell}
@@ -446,8 +464,9 @@ class Sampler:
 
     def _watch(self) -> None:
         """Note how often each sensor changes, and the faults of those that tell nothing."""
-        times_s, rows = [], []
-        watts: dict[str, float] = {}
+        times_s = []
+        rows = []
+        watts = {}
         end_s = time.monotonic() + WATCH_S
         while time.monotonic() < end_s:
             rows.append(self._read_all())
@@ -472,7 +491,8 @@ class Sampler:
 
     def _sample(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""
-        before_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+        before_ns = time.monotonic_ns()
+        wall_ns = time.time_ns()
         known = set(self.faults)
         values = self._read_all()
         middle_ns = (before_ns + time.monotonic_ns()) // 2

@@ -26,7 +26,8 @@ class Stream:
 
     def __init__(self, sensor: Channel, period_s: float, windows_s, asked_s, make):
         self.sensor = self._sensor = sensor
-        self.period_s, self.make = period_s, make
+        self.period_s = period_s
+        self.make = make
         self.found = {
             name: Evidence(sensor, begin_s, end_s, period_s)
             for name, (begin_s, end_s) in windows_s.items()
@@ -35,7 +36,8 @@ class Stream:
         self.asked_J = np.full(len(self.asked_s), np.nan)
         self.first_s = np.inf
         self._read = np.zeros((2, 0))  # times in s, and readings
-        self._done_s, self._done_J = -np.inf, 0.0
+        self._done_s = -np.inf
+        self._done_J = 0.0
 
     def take(self, t_s: np.ndarray, readings: np.ndarray) -> None:
         """Take further readings, NaN where one failed; shapes (samples,)."""
@@ -53,14 +55,17 @@ class Stream:
         one = self.make(self._sensor, *self._read, self.period_s)
         # what the first piece tells of the sensor holds for all
         self._sensor = one.sensor
-        self.first_s, self.last_s = min(self.first_s, one.t_s[0]), one.t_s[-1]
+        self.first_s = min(self.first_s, one.t_s[0])
+        self.last_s = one.t_s[-1]
         for found in self.found.values():
             found.add(one, self._done_s, until_s)
         before_J = self._done_J - one.at(self._done_s)
-        edges_s = self._done_s, until_s
-        these = slice(*np.searchsorted(self.asked_s, edges_s, side="right"))
+        these = slice(
+            *np.searchsorted(self.asked_s, (self._done_s, until_s), side="right")
+        )
         self.asked_J[these] = before_J + one.at(self.asked_s[these])
-        self._done_s, self._done_J = until_s, before_J + one.at(until_s)
+        self._done_s = until_s
+        self._done_J = before_J + one.at(until_s)
 
     def at(self, t_s) -> np.ndarray:
         """Energy in J at instants that were asked for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import copy
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -21,7 +22,7 @@ import numpy as np
 import psutil
 
 from energynn.host.files import write_json
-from energynn.host.processes import MARK_VARIABLE
+from energynn.host.processes import MARK_VARIABLE, lives
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import start_sampler, until
 from energynn.measure.samples import Header, last_ns, pieces
@@ -71,7 +72,9 @@ class Window:
         synchronize: bool = True,
         model: Any = None,
     ):
-        self.name, self.no_gpu, self.synchronize = name, no_gpu, synchronize
+        self.name = name
+        self.no_gpu = no_gpu
+        self.synchronize = synchronize
         self._block: Block | None = None
         if model is not None:
             file = f"{SIZE_FILE}.{gradient_bytes(model)}"
@@ -180,13 +183,6 @@ class Sampler:
     path: Path
     system: dict
 
-    @property
-    def is_alive(self) -> bool:
-        with suppress(psutil.Error):
-            is_zombie = self.process.status() == psutil.STATUS_ZOMBIE
-            return self.process.is_running() and not is_zombie
-        return False
-
     def has_sampled(self, end_ns: int) -> bool:
         """Tell whether each sensor has had time to show what was at an instant."""
         if not self.file.exists():  # it goes with a parent
@@ -202,7 +198,7 @@ _samplers: dict[bool, Sampler] = {}  # with and without GPUs
 def _sampler(no_gpu: bool) -> Sampler:
     """Return the sampler of this process; another one where it has died, or ended with a parent."""
     with _lock:
-        if no_gpu not in _samplers or not _samplers[no_gpu].is_alive:
+        if no_gpu not in _samplers or not lives(_samplers[no_gpu].process):
             _samplers[no_gpu] = _start_sampler(no_gpu)
         return _samplers[no_gpu]
 
@@ -211,14 +207,21 @@ def _start_sampler(no_gpu: bool) -> Sampler:
     path = machine.system_file()
     system = machine.load(path)
     folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
-    intent = {"uses_gpus": not no_gpu, "config": {"sampling_period_s": PERIOD_S}}
-    write_json(folder / "run.json", system | intent)
+    write_json(
+        folder / "run.json",
+        system
+        | {
+            "uses_gpus": not no_gpu,
+            "config": {"sampling_period_s": PERIOD_S},
+        },
+    )
     stop_sampler, number = start_sampler(folder, 1, [0])  # waits for no other rank
     atexit.register(_end, os.getpid(), folder, stop_sampler)
     time.sleep(FIRST_S)
-    file = folder / f"samples-{os.uname().nodename}.jsonl"
-    header = next(pieces(file)).header
-    return Sampler(file, header, psutil.Process(number), path, system)
+    file = folder / f"samples-{platform.node()}.jsonl"
+    return Sampler(
+        file, next(pieces(file)).header, psutil.Process(number), path, system
+    )
 
 
 def _end(process: int, folder: Path, stop_sampler: Callable) -> None:
@@ -247,7 +250,7 @@ class Block:
     def energies(self) -> dict:
         sampler = self.sampler
         until(
-            lambda: sampler.has_sampled(self.end_ns) or not sampler.is_alive,
+            lambda: sampler.has_sampled(self.end_ns) or not lives(sampler.process),
             f"samples in {sampler.file}; the sampler does not answer",
             PERIOD_S,
         )
@@ -255,20 +258,18 @@ class Block:
             died = "D: the sampler died before the end; the next window starts another"
             return {"doubts": [died], "remedy": []}
         window_s = self.start_ns / 1e9, self.end_ns / 1e9
-        make = partial(_curve_on_beat, window_s)
         streams, _ = read_streams(
             sampler.file,
             sampler.header,
             {"block": window_s},
             begin_B=self.begin_B,
-            make=make,
+            make=partial(_curve_on_beat, window_s),
         )
         found = [stream.found["block"] for stream in streams]
         limits = energy.THRESHOLDS | sampler.system["thresholds"]
         doubts = energy.judge(found, sampler.header.unaccounted, limits)
         doubts = [text.replace("--no-gpu", "no_gpu=True") for text in doubts]
-        totals = energy.totals(energy.entries(found, limits), self.time_s)
-        return totals | {
+        return energy.totals(energy.entries(found, limits), self.time_s) | {
             "doubts": doubts,
             "remedy": machine.remedy(doubts, sampler.path),
         }
@@ -289,7 +290,8 @@ def _curve_on_beat(window_s: tuple[float, float], *readings) -> energy.Curve:
     is_slow = beat_s >= LEAST_BEAT * one.period_s and near.sum() >= FEWEST_BEATS
     if one.sensor.kind != "energy" or not is_slow:
         return one
-    near_s, half_s = at_s[near], (one.t_s[new] - at_s)[near]
+    near_s = at_s[near]
+    half_s = (one.t_s[new] - at_s)[near]
     beats_s = beat_s * BEATS
     turns = np.exp(2j * np.pi * near_s / beats_s[:, None]).mean(axis=1)
     best = abs(turns).argmax()

@@ -61,9 +61,8 @@ def test_any_value_of_any_parameter_is_within_its_limits_or_refused_by_name(
     name = data.draw(st.sampled_from([name for name in kinds if name != "workload"]))
     limits = msgspec.json.schema(kinds[name])
     try:
-        made = config.make(
-            **config.from_notebook({"workload": workload, name: value, "_": 1})
-        )
+        cell = {"In": [f"workload, {name} = 'here'"], "workload": workload, name: value}
+        made = config.make(**config.from_notebook(cell))
     except ValueError as error:
         text = str(error)
         assert "\n" not in text and len(text) < 300

@@ -59,7 +59,7 @@ def written(tmp_path):
 
 def imported(path):
     """The records of a file's runs, the folder of the first, and its samples."""
-    folders = perun_import.import_file(path, path.parent / "runs")
+    folders = perun_import.import_file(path, path.parent / "runs", [])
     assert records.check(path.parent / "runs") == []
     found = [records.read(folder) for folder in folders]
     return (
@@ -203,6 +203,7 @@ def test_a_damaged_file_with_which_hdf5_never_ends_is_refused(
         perun_import.import_file,
         tmp_path / "perun.hdf5",
         tmp_path / "runs",
+        [],
     )
     assert not (tmp_path / "runs").exists()
 
@@ -211,7 +212,7 @@ def test_a_damaged_file_with_which_hdf5_never_ends_is_refused(
     not HOREKA.exists(), reason="the study's file does not lie beside this checkout"
 )
 def test_the_studys_own_file(tmp_path):
-    (folder,) = perun_import.import_file(HOREKA, tmp_path)
+    (folder,) = perun_import.import_file(HOREKA, tmp_path, [])
     record = records.read(folder)
     assert record.energy_perun_total_J == pytest.approx(407_972, abs=1)
     assert record.energy_perun_gpu_J == pytest.approx(122_854.64)
@@ -247,7 +248,7 @@ def test_whole_runs_are_imported_and_others_named(tmp_path):
 def test_a_file_in_use_is_tried_again(written, tmp_path):
     path = written()
     with files.lock(path), pytest.raises(ValueError, match="in use .* try again"):
-        perun_import.import_file(path, tmp_path / "runs")
+        perun_import.import_file(path, tmp_path / "runs", [])
     assert len(imported(path)[0]) == 1
 
 
@@ -261,6 +262,6 @@ def test_an_import_that_is_cut_off_leaves_no_folder(written, tmp_path, monkeypat
             "copyfile",
             Mock(side_effect=OSError("No space left")),
         )
-        perun_import.import_file(path, tmp_path / "runs")
+        perun_import.import_file(path, tmp_path / "runs", [])
     assert list((tmp_path / "runs" / "imported").iterdir()) == []
     assert not imported(path)[1].name.startswith(".")
