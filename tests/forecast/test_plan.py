@@ -21,7 +21,7 @@ from energynn.forecast import (
     wording,
 )
 from energynn.host.files import REPOSITORY
-from tests.forecast import worlds
+from tests.forecast import clusters, worlds
 from tests.forecast.conftest import grid, holds, study_run
 from tests.processes import answer, refused, said
 
@@ -114,10 +114,10 @@ def test_a_chance_is_that_of_the_interval_and_at_most_that_of_the_truth():
     """In worlds what is told as likely is kept as often at least; as unlikely, not."""
     told, kept = [], []
     for seed in range(10):
-        world = worlds.draw(seed, "nothing")
-        fit = fits.make(world.seen)
-        times = fits.forecast(fit, world.asked.work)["time_s"]
-        for ends, time_s in zip(times, world.asked.time_s, strict=True):
+        world = clusters.draw(clusters.nothing, seed, 1)
+        fit, asked = fits.make(world["fitted"]), world["L"]
+        times = fits.forecast(fit, asked.work)["time_s"]
+        for ends, time_s in zip(times, asked.time_s, strict=True):
             limits = np.append(ends[1:], [ends[:2].mean(), ends[::2].mean()])
             told.append([fits.chance_percent(fit, ends, most) for most in limits])
             kept.append(100 * (time_s <= limits))
@@ -196,7 +196,7 @@ def test_what_is_said_is_of_the_question(tmp_path, fitted):
     assert same["price"] == pytest.approx(told["price"])
 
 
-def test_own_runs_that_add_up_gradients_are_forecast_from_those_that_do_not(a100):
+def test_own_runs_that_add_up_gradients_are_forecast_from_those_that_do_not():
     """Measured on a core: each local batch takes as long, whether or not the weights change.
 
     A global batch that no fitted run had is marked, as its epochs are assumed.

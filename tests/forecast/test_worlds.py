@@ -3,7 +3,6 @@
 import secrets
 from functools import partial
 
-import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,15 +14,12 @@ from tests.forecast import clusters, worlds
 from tests.forecast.conftest import inside, off_percent
 
 
-@pytest.mark.parametrize("hidden", worlds.HIDDEN)
+@pytest.mark.parametrize("kind", [clusters.nothing, *clusters.GROUPS["what hides"]])
 @pytest.mark.parametrize("number", [25, pytest.param(200, marks=pytest.mark.nightly)])
-def test_intervals_hold_the_truth(hidden, number):
+def test_intervals_hold_the_truth(kind, number):
     """Also where updates and all-reduces hide, which the model does not have."""
-    drawn = [worlds.draw(seed, hidden) for seed in range(number)]
-    held = np.concatenate(
-        [inside(fits.make(of.seen), of.asked) for of in drawn], axis=1
-    )
-    assert (held.mean(axis=1) >= 0.85).all()
+    told = pd.concat([clusters.judged(kind, seed, 1) for seed in range(number)])
+    assert (told.groupby("quantity")["inside"].mean() >= 0.85).all()
 
 
 def is_refused(seen) -> bool:
@@ -34,15 +30,30 @@ def is_refused(seen) -> bool:
     return False
 
 
+def on_1_to_256_gpus(is_small=False, **more) -> list:
+    """Short and long runs; is_small: the long ones have smaller batches on more GPUs."""
+    make, configs = partial(config.make, "resnet50", preset="paper"), []
+    for n in (1, 2, 4, 8, 16, 64, 256):
+        for images in (5004, 80064):
+            size = max(16, 256 // n) if is_small and images > 5004 else 256
+            samples = dict(training_samples=images * n, validation_samples=195 * n)
+            configs.append(make(devices=n, local_batch_size=size, **samples, **more))
+    return configs
+
+
 @pytest.mark.parametrize("number", [10, pytest.param(100, marks=pytest.mark.nightly)])
 def test_the_check_spares_good_runs_and_finds_odd_ones(number):
     """Of five and eight configurations on several nodes, and of all of one node."""
     spared, found = [], []
     for seed in range(number):
-        chance, world = np.random.default_rng(seed), worlds.draw(seed, "nothing")
-        taken = list(chance.permutation([*world.seen.taken, *world.asked.taken]))
-        parts = (world.seen.taken, taken[:5], taken[:8])
-        for seen in (msgspec.structs.replace(world.seen, taken=part) for part in parts):
+        chance = np.random.default_rng(seed)
+        site, values, workers, *_ = clusters.cluster(seed)
+        configs = on_1_to_256_gpus(is_small=True, loader_workers=workers)
+        plain = worlds.taken("resnet50", site, configs, values)
+        every = clusters.truth_of(clusters.nothing, values, plain, chance)
+        order = chance.permutation(len(every))
+        for part in (every.work.nodes == 1, order < 5, order < 8):
+            seen = every.only(part)
             scatter = np.exp(0.01 * chance.standard_normal(len(seen)))
             spared.append(not is_refused(seen))
             found.append(is_refused(worlds.unlike_the_model(seen, scatter)))
@@ -51,13 +62,8 @@ def test_the_check_spares_good_runs_and_finds_odd_ones(number):
 
 @pytest.fixture(scope="module")
 def cluster(a100):
-    """Parameters of the study's cluster, and runs there on 1 to 256 GPUs."""
-    make, configs = partial(config.make, "resnet50", preset="paper"), []
-    for n in (1, 2, 4, 8, 16, 64, 256):
-        for images in (5004, 80064):
-            samples = dict(training_samples=images * n, validation_samples=195 * n)
-            configs.append(make(devices=n, local_batch_size=256, **samples))
-    return worlds.CLUSTER, configs
+    """Parameters of the study's cluster, and runs there."""
+    return worlds.CLUSTER, on_1_to_256_gpus()
 
 
 def split(seen, most):
@@ -111,7 +117,7 @@ def test_an_odd_run_is_named_by_the_others_and_no_other_is(published, longer):
 
 def test_healthy_worlds_have_no_odd_run():
     tables = [
-        fits.from_others(fits.make(worlds.draw(seed, "nothing").seen))
+        fits.from_others(fits.make(clusters.draw(clusters.nothing, seed, 1)["fitted"]))
         for seed in range(8)
     ]
     assert np.mean([table["is_odd"].any() for table in tables]) <= 0.25

@@ -33,7 +33,7 @@ def test_the_job_says_whether_others_may_use_its_nodes(
     assert machine.batch_job() == expected
 
 
-def test_energy_of_shared_nodes_is_no_evidence(tmp_path):
+def test_energy_of_shared_nodes_is_no_evidence():
     words = "other jobs could use its nodes; give sbatch --exclusive"
     for job, is_told in (
         ({"is_exclusive": False}, True),

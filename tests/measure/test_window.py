@@ -218,13 +218,13 @@ def test_a_block_ends_when_the_gpus_in_use_have_done_their_work(
     assert (block.time_s > 0.19) == bool(waited)
 
 
-def errors(length_s, beat_s, jitter_s=0.0, draws=60):
+def errors(length_s, beat_s, jitter_s):
     """Median errors of a counter's windows at random phases under a square load: by reading it
     twice, by straight lines between readings, and ours.
     """
     random = np.random.default_rng(1)
     found = []
-    for _ in range(draws):
+    for _ in range(60):
         load = worlds.Load("square", 100.0, 500.0, random.uniform(0.5, 3))
         begin_s = 30 + random.uniform(0, 10)
         edges_s = np.array([begin_s, begin_s + length_s])
