@@ -11,7 +11,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from energynn import records
 from energynn.experiment import config
-from energynn.host import files
+from energynn.host import files, launchers
 from energynn.host.reading import json_table
 from tests import perun_files
 from tests.measure.worlds import sensor
@@ -103,6 +103,24 @@ def signals():
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
+
+
+def variables(text):
+    return dict(word.split("=", 1) for word in text.split())
+
+
+@pytest.fixture
+def around(monkeypatch):
+    """Set the variables of a text, and no other launcher's."""
+    for name in list(os.environ):
+        if launchers.TOLD.fullmatch(name) or name.startswith("SLURM_"):
+            monkeypatch.delenv(name)
+
+    def put(text):
+        for name, value in variables(text).items():
+            monkeypatch.setenv(name, value)
+
+    return put
 
 
 def minimal_record(**fields) -> dict:

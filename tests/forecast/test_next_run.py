@@ -1,7 +1,6 @@
 """What a run is worth before it is made, beside the intervals that are reached when it is made."""
 
 import functools
-import json
 import re
 
 import numpy as np
@@ -13,7 +12,7 @@ from energynn.forecast import fit as fits
 from energynn.forecast import next_run, runs
 from energynn.host.files import REPOSITORY
 from tests.forecast import clusters, worlds
-from tests.processes import answer
+from tests.processes import answer, told
 
 
 def points_off(seen, one, asked) -> np.ndarray:
@@ -100,9 +99,9 @@ def test_answers_say_what_to_do_next(published, tmp_path, most, beginning):
     (line,) = re.findall("^next run: .*", answer("forecast", *words), re.MULTILINE)
     found = rf"next run: {beginning}.*; hours \+-(\S+) -> (\S+) %; kWh"
     now, then = map(float, re.match(found, line).groups())
-    told = json.loads(answer("forecast", *words, "--json"))["next_run"]
-    assert told["in_words"] == line
-    assert told["now"]["hours"] == pytest.approx(now, rel=0.05)
-    assert told["then"]["hours"] == pytest.approx(then, rel=0.05)
+    after = told("forecast", *words)["next_run"]
+    assert after["in_words"] == line
+    assert after["now"]["hours"] == pytest.approx(now, rel=0.05)
+    assert after["then"]["hours"] == pytest.approx(then, rel=0.05)
     plan = f"plan --workload resnet50 --system horeka-a100 --fit {path}"
     assert "\nnext run: " in answer("forecast", *plan.split())

@@ -1,6 +1,5 @@
 """Planning: nothing beats what it shows, limits hold, and what cannot be had is said."""
 
-import json
 import re
 from functools import partial
 
@@ -23,7 +22,7 @@ from energynn.forecast import (
 from energynn.host.files import REPOSITORY
 from tests.forecast import clusters, worlds
 from tests.forecast.conftest import grid, holds, study_run
-from tests.processes import answer, refused, said
+from tests.processes import answer, refused, said, told
 
 
 def keeping(table, limits):
@@ -184,16 +183,16 @@ def test_what_is_said_is_of_the_question(tmp_path, fitted):
     factors = "--price-per-kwh 0.3 --price-per-gpu-hour 1.5 "
     factors += "--gco2-per-kwh 400 --pue 1.3"
     command = [*PREDICT.split(), tmp_path / "fit.json"]
-    (told,) = json.loads(answer(*command, *factors.split(), "--json"))["rows"]
-    shown = json.loads(answer(*PLAN.split(), *factors.split(), "--json"))
+    (row,) = told(*command, *factors.split())["rows"]
+    shown = told(*PLAN.split(), *factors.split())
     (same,) = (of for of in shown["pareto"] if of["devices"] == 4)
     prices = [of["price"]["value"] for of in shown["pareto"]]
     assert shown["choices"]["cheapest"]["price"]["value"] == min(prices)
     for end in predict.ENDS:
-        kWh, hours = told["energy_kWh"][end], told["gpu_hours"][end]
-        assert told["CO2_g"][end] == pytest.approx(400 * 1.3 * kWh)
-        assert told["price"][end] == pytest.approx(0.3 * 1.3 * kWh + 1.5 * hours)
-    assert same["price"] == pytest.approx(told["price"])
+        kWh, hours = row["energy_kWh"][end], row["gpu_hours"][end]
+        assert row["CO2_g"][end] == pytest.approx(400 * 1.3 * kWh)
+        assert row["price"][end] == pytest.approx(0.3 * 1.3 * kWh + 1.5 * hours)
+    assert same["price"] == pytest.approx(row["price"])
 
 
 def test_own_runs_that_add_up_gradients_are_forecast_from_those_that_do_not():

@@ -30,6 +30,7 @@ from tests.processes import (
     processes_of,
     refused,
     wait_until,
+    write_program,
 )
 from tests.run_files import text_of
 
@@ -586,10 +587,6 @@ def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(launchers.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     refused("no MPI found: mpirun is not on PATH", launchers.find_mpi)
-    (tmp_path / "mpirun").write_text("#!/bin/sh\necho HYDRA\n")
-    (tmp_path / "python").write_text(
-        "#!/bin/sh\necho cannot load MPI library >&2; exit 1\n"
-    )
-    for name in ("mpirun", "python"):
-        (tmp_path / name).chmod(0o755)
+    write_program(tmp_path / "mpirun", "echo HYDRA")
+    write_program(tmp_path / "python", "echo cannot load MPI library >&2; exit 1")
     refused("no MPI library found by mpi4py .*cannot load MPI", launchers.find_mpi)
