@@ -15,7 +15,7 @@ from energynn.host import files, launchers
 from energynn.host.reading import json_table
 from tests import perun_files
 from tests.measure.worlds import sensor
-from tests.run_files import nanoseconds, write_lines, write_marks, write_samples
+from tests.run_files import edit, nanoseconds, write_lines, write_marks, write_samples
 
 POWER_W = 120.0
 TRAINING_S = 20.0
@@ -176,7 +176,7 @@ def forge(path, **fields):
     """Change a record and make its own digest right again, as somebody who knows how would."""
     record = json_table(path) | fields
     del record["record_sha256"]
-    files.write_json(path, record | {"record_sha256": config.digest(record)})
+    edit(path, **record, record_sha256=config.digest(record))
 
 
 def write_runs(runs_dir, *systems):

@@ -32,7 +32,7 @@ class PublishedFilter(torch.nn.Module):
         total = h // 2 + 1
         kept = int(total * ours.hard_thresholding_fraction)
         rows, columns = slice(total - kept, total + kept), slice(kept)
-        first, second = torch.zeros((2, 2, *z.shape), dtype=x.dtype)
+        first, second = ([torch.zeros_like(z.real) for _ in range(2)] for _ in range(2))
 
         def layer(real, imaginary, weight, bias, part):
             signs = (1, -1) if part == 0 else (1, 1)
@@ -51,7 +51,7 @@ class PublishedFilter(torch.nn.Module):
         for part in (0, 1):
             second[part][:, rows, columns] = layer(*passed, ours.w2, ours.b2, part)
         z = torch.nn.functional.softshrink(
-            torch.stack([*second], dim=-1), ours.sparsity_threshold
+            torch.stack(second, dim=-1), ours.sparsity_threshold
         )
         z = torch.view_as_complex(z).reshape(n, h, w // 2 + 1, channels)
         return torch.fft.irfft2(z, s=(h, w), dim=(1, 2), norm="ortho") + x
