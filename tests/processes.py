@@ -34,6 +34,12 @@ def printed(*words, **more) -> str:
     return done.stdout
 
 
+def python(program, **more) -> subprocess.Popen:
+    """Start a program of Python that prints."""
+    words = [sys.executable, "-c", program]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **more)
+
+
 def variables_without(*beginnings) -> dict[str, str]:
     """The environment without the variables of these beginnings."""
     return {

@@ -45,6 +45,12 @@ PIPES = dict(
 )
 
 # What a process of Python does for a run that is made, and has a folder.
+IMPORTS = """
+import os, pathlib, sys
+from energynn.experiment import config
+from energynn.host import launchers
+from energynn.launch import start, supervise
+"""
 RUN = "start.run(made, runs_dir)"
 SUPERVISE = """
 run_dir = pathlib.Path(runs_dir) / 'local' / config.run_id(made)
@@ -63,13 +69,9 @@ def papermill(runs_dir, parameters, **options):
 
 
 def python(runs_dir, parameters, program=RUN, **options):
-    begin = "import os, pathlib, sys\nfrom energynn.experiment import config\n"
-    begin += "from energynn.host import launchers\n"
-    begin += (
-        f"from energynn.launch import start, supervise\nruns_dir = {str(runs_dir)!r}\n"
-    )
-    begin += f"made = config.make(**{parameters!r})\n"
-    return subprocess.Popen([sys.executable, "-c", begin + program], **PIPES, **options)
+    begin = f"runs_dir = {str(runs_dir)!r}\nmade = config.make(**{parameters!r})\n"
+    words = [sys.executable, "-c", IMPORTS + begin + program]
+    return subprocess.Popen(words, **PIPES, **options)
 
 
 def only_run(runs_dir):

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -18,7 +17,7 @@ from energynn.measure import energy, machine, samples, stream, window
 from energynn.measure.samples import Channel
 from tests import powercap
 from tests.measure import worlds
-from tests.processes import lives, printed, refused, wait_until, with_gpus
+from tests.processes import lives, printed, python, refused, wait_until, with_gpus
 from tests.run_files import ZERO_NS, write_samples
 
 GPUS_W, CPU_W = (300.0, 200.0), 100.0
@@ -273,9 +272,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.slow
 def test_a_sampler_ends_with_its_process_though_a_fork_of_it_lives():
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True
-    ) as started:
+    with python(KILLED) as started:
         sampler, fork = map(int, started.stdout.readline().split())
         try:
             wait_until(lambda: not lives(sampler))
