@@ -61,9 +61,14 @@ def test_the_check_spares_good_runs_and_finds_odd_ones(number):
 
 
 @pytest.fixture(scope="module")
-def cluster(a100):
-    """Parameters of the study's cluster, and runs there."""
-    return worlds.CLUSTER, on_1_to_256_gpus()
+def of_study(a100):
+    """What runs take on a cluster like the study's, with other parameters."""
+    configs = on_1_to_256_gpus()
+
+    def taken(**values):
+        return worlds.taken("resnet50", a100, configs, worlds.CLUSTER | values)
+
+    return taken
 
 
 def split(seen, most):
@@ -71,11 +76,9 @@ def split(seen, most):
     return seen.only(few), seen.only(~few)
 
 
-def test_a_slow_network_is_not_read_as_storage(a100, cluster):
+def test_a_slow_network_is_not_read_as_storage(of_study):
     """A link that reaches an eighth of what its file says, seen on two nodes."""
-    values, configs = cluster
-    seen = worlds.taken("resnet50", a100, configs, values | {"efficiency": 0.12})
-    few, many = split(seen, 8)
+    few, many = split(of_study(efficiency=0.12), 8)
     fit = fits.make(few)
     assert not {"kappa_storage", "storage"} & {*fit.entered}
     assert off_percent(fit, many).max() < 5 and inside(fit, many).all()
@@ -85,20 +88,17 @@ def test_a_slow_network_is_not_read_as_storage(a100, cluster):
     "term, size, most",
     [("kappa_storage", 0.05, 64), ("start_node", 0.5, 16), ("storage", 40.0, 64)],
 )
-def test_a_term_that_the_runs_ask_for_enters(a100, cluster, term, size, most):
+def test_a_term_that_the_runs_ask_for_enters(of_study, term, size, most):
     """Nodes that slow each other down, passes that start later, and a storage that is at its limit.
 
     A limit is a ceiling: 25,000 samples a second, for 64 GPUs as for 256.
     """
-    values, configs = cluster
-    few, many = split(
-        worlds.taken("resnet50", a100, configs, values | {term: size}), most
-    )
+    few, many = split(of_study(**{term: size}), most)
     fit = fits.make(few)
     assert fit.entered == (term,)
     assert fit.values[term] == pytest.approx(size, rel=0.3)
     assert inside(fit, many).all()
-    plain, _ = split(worlds.taken("resnet50", a100, configs, values), most)
+    plain, _ = split(of_study(), most)
     assert fits.make(plain).entered == ()
 
 
@@ -145,10 +145,9 @@ def test_eight_clusters_drawn_anew_are_covered_as_chance_allows():
             assert (inside[batch] >= stats.binom.ppf(1e-3, 8, sound_part)).all()
 
 
-def test_powers_do_not_move_times(a100, cluster):
+def test_powers_do_not_move_times(of_study):
     """Where the power is not as in the model, the times are forecast as without any power."""
-    values, configs = cluster
-    seen = worlds.taken("resnet50", a100, configs, values)
+    seen = of_study()
     strange = 300 * seen.power_W**2 / 260**2
     few, many = split(worlds.with_results(seen, seen.time_s, strange), 4)
     blind = fits.make(worlds.with_results(few, few.time_s, [None] * len(few)))

@@ -352,7 +352,6 @@ def test_a_quota_is_named_where_readings_are_missing(
         (5, 0.88, True),
         (8, 0.95, False),
         (8, 0.92, True),
-        (8, 0.90, True),
         (8, 1.08, True),
         (20, 0.97, False),
         (20, 0.94, True),

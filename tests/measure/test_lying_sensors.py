@@ -80,11 +80,9 @@ COUNTER = {
     "jump of 700 J": at_half(lambda v, t: v + 700),
     "jump of 10 kJ": at_half(lambda v, t: v + 1e4),
     "drip of 1 W": lambda v, t: v[0] + t,
-    "drip of 2 W": lambda v, t: v[0] + 2 * t,
     "5 J once": lambda v, t: v[0] + 5 * (t > HALF_S),
     "5 J every 2 s": lambda v, t: v[0] + 5 * np.floor(t / 2),
     "1 J every second": lambda v, t: v[0] + np.floor(t),
-    "0.5 J every 0.5 s": lambda v, t: v[0] + 0.5 * np.floor(t / 0.5),
     "one misread": lambda v, t: np.where(np.arange(len(t)) == len(t) // 2, 3.0, v),
 }
 POWER = {
