@@ -22,12 +22,12 @@ from energynn.experiment import config
 from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.measure import machine, sampler_process, sensors
-from energynn.train import afno, fourcastnet, resnet50
+from energynn.train import fourcastnet, resnet50
 from energynn.train.afno import AFNO
 from energynn.train.phases import PhaseTimer
 from tests.jpegs import as_jpegs, usual_images
 from tests.peers import table
-from tests.saved_bytes import every_activation_kept
+from tests.published_afno import PublishedFilter, every_activation_kept
 from tests.train.conftest import ALONE, alone_in_the_world
 
 PAIRS = 7
@@ -65,13 +65,11 @@ def training_step() -> Callable:
     return step
 
 
-def seconds_of(
-    function, times: int, clock: Callable[[], float] = time.perf_counter
-) -> float:
-    begun = clock()
+def seconds_of(function, times: int) -> float:
+    begun = time.perf_counter()
     for _ in range(times):
         function()
-    return clock() - begun
+    return time.perf_counter() - begun
 
 
 def tell(what: str, pair: int, pairs: int, ratio: float) -> None:
@@ -114,48 +112,6 @@ def measuring_costs() -> list[dict]:
 
 
 # --------------------------------------------------------------------------- the training steps
-
-
-class PublishedFilter(torch.nn.Module):
-    """The filter of one of our blocks with the published code's operations (networks/afnonet.py,
-    AFNO2D).
-    """
-
-    def __init__(self, ours: afno.FourierFilter):
-        super().__init__()
-        self.ours = ours
-
-    def forward(self, x):
-        (n, h, w, channels), ours = x.shape, self.ours
-        blocks, size = ours.w1.shape[1:3]
-        z = torch.fft.rfft2(x.float(), dim=(1, 2), norm="ortho").reshape(
-            n, h, w // 2 + 1, blocks, size
-        )
-        # those that pass
-        rows, columns = slice(0, h), slice(0, min(h // 2 + 1, w // 2 + 1))
-        first, second = ([torch.zeros(z.shape) for _ in range(2)] for _ in range(2))
-
-        def layer(real, imaginary, weight, bias, part):
-            signs = (1, -1) if part == 0 else (1, 1)
-            products = [torch.einsum("...bi,bio->...bo", real, weight[part])]
-            products.append(
-                torch.einsum("...bi,bio->...bo", imaginary, weight[1 - part])
-            )
-            return signs[0] * products[0] + signs[1] * products[1] + bias[part]
-
-        z = z[:, rows, columns]
-        for part in (0, 1):
-            first[part][:, rows, columns] = torch.relu(
-                layer(z.real, z.imag, ours.w1, ours.b1, part)
-            )
-        passed = [part[:, rows, columns] for part in first]
-        for part in (0, 1):
-            second[part][:, rows, columns] = layer(*passed, ours.w2, ours.b2, part)
-        z = torch.nn.functional.softshrink(
-            torch.stack(second, dim=-1), ours.sparsity_threshold
-        )
-        z = torch.view_as_complex(z).reshape(n, h, w // 2 + 1, channels)
-        return torch.fft.irfft2(z, s=(h, w), dim=(1, 2), norm="ortho").to(x.dtype) + x
 
 
 def with_published_operations(model: AFNO) -> AFNO:

@@ -11,11 +11,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 from energynn import records
 from energynn.experiment import config
-from energynn.host import files
+from energynn.host import files, launchers
 from energynn.host.reading import json_table
 from tests import perun_files
 from tests.measure.worlds import sensor
-from tests.run_files import nanoseconds, write_lines, write_marks, write_samples
+from tests.run_files import edit, nanoseconds, write_lines, write_marks, write_samples
 
 POWER_W = 120.0
 TRAINING_S = 20.0
@@ -105,6 +105,24 @@ def signals():
         signal.signal(number, handler)
 
 
+def variables(text):
+    return dict(word.split("=", 1) for word in text.split())
+
+
+@pytest.fixture
+def around(monkeypatch):
+    """Set the variables of a text, and no other launcher's."""
+    for name in list(os.environ):
+        if launchers.TOLD.fullmatch(name) or name.startswith("SLURM_"):
+            monkeypatch.delenv(name)
+
+    def put(text):
+        for name, value in variables(text).items():
+            monkeypatch.setenv(name, value)
+
+    return put
+
+
 def minimal_record(**fields) -> dict:
     """A record with every field that each must have, empty but for those given."""
     record = records.Record(
@@ -158,7 +176,7 @@ def forge(path, **fields):
     """Change a record and make its own digest right again, as somebody who knows how would."""
     record = json_table(path) | fields
     del record["record_sha256"]
-    files.write_json(path, record | {"record_sha256": config.digest(record)})
+    edit(path, **record, record_sha256=config.digest(record))
 
 
 def write_runs(runs_dir, *systems):

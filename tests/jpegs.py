@@ -17,7 +17,6 @@ def as_jpegs(
     count: int,
     size: tuple[int, int],
     seed: int = 0,
-    quality: int = 98,
 ) -> list[bytes]:
     """``count`` parts of each photograph scaled to ``size`` (width, height), as JPEG; at 500 x
     375 about 100 kB.
@@ -37,7 +36,7 @@ def as_jpegs(
                 size, Image.Resampling.LANCZOS, (left, top, left + width, top + height)
             )
             data = io.BytesIO()
-            part.save(data, "JPEG", quality=quality)
+            part.save(data, "JPEG", quality=98)
             files.append(data.getvalue())
     return files
 

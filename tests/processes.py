@@ -34,6 +34,12 @@ def printed(*words, **more) -> str:
     return done.stdout
 
 
+def python(program, **more) -> subprocess.Popen:
+    """Start a program of Python that prints."""
+    words = [sys.executable, "-c", program]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **more)
+
+
 def variables_without(*beginnings) -> dict[str, str]:
     """The environment without the variables of these beginnings."""
     return {
@@ -55,6 +61,12 @@ def with_gpus(gpus, *folders, **more):
     return clean | fake | {"PYTHONPATH": os.pathsep.join(map(str, places))} | more
 
 
+def write_program(path, lines):
+    """Write a shell script that can be executed."""
+    path.write_text(f"#!/bin/sh\n{lines}\n")
+    path.chmod(0o755)
+
+
 def said(*words) -> tuple[int, str, str]:
     """Return exit status, output and errors of a command, within this process."""
     out, errors = io.StringIO(), io.StringIO()
@@ -68,6 +80,11 @@ def answer(*words, status=0) -> str:
     found, out, errors = said(*words)
     assert found == status, out + errors
     return out + errors
+
+
+def told(*words, status=0):
+    """Return what a command, within this process, tells a program."""
+    return json.loads(answer(*words, "--json", status=status))
 
 
 def refused(words, function, *given, **named):

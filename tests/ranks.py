@@ -5,7 +5,6 @@ They find each other as torchrun's ranks do. Ranks that real launchers start hav
 own (train/test_launchers.py).
 """
 
-import contextlib
 import gc
 import multiprocessing
 import multiprocessing.connection
@@ -19,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 from energynn.host.files import REPOSITORY
 
@@ -79,7 +79,9 @@ class Ranks:
         process = FORKS.Process(
             target=_run, args=(self.command, environment, descriptor)
         )
-        with _environment(ENVIRONMENT):  # of the server, which the first fork starts
+        with mock.patch.dict(
+            os.environ, ENVIRONMENT
+        ):  # of the server, which the first fork starts
             process.start()
         return process
 
@@ -106,17 +108,6 @@ class Ranks:
         return subprocess.CompletedProcess(
             self.command, failed[0] if failed else 0, self.output.read()
         )
-
-
-@contextlib.contextmanager
-def _environment(changes: dict[str, str]):
-    before = dict(os.environ)
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _run(command: list[str], environment: dict[str, str], output) -> None:

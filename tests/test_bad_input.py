@@ -13,7 +13,7 @@ from energynn.data import imagenet
 from tests.conftest import write_runs
 from tests.data.test_own_images import picture
 from tests.perun_files import PACKAGE, layout_0_8, write_run
-from tests.processes import answer, said
+from tests.processes import answer, said, write_program
 
 
 @pytest.fixture
@@ -22,9 +22,7 @@ def here(tmp_path, monkeypatch, signals):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}:{os.environ['PATH']}")
     (tmp_path / "programs").mkdir()
-    ghostscript = tmp_path / "programs" / "gs"
-    ghostscript.write_text(f"#!/bin/sh\ntouch {tmp_path}/canary\n")
-    ghostscript.chmod(0o755)
+    write_program(tmp_path / "programs" / "gs", f"touch {tmp_path}/canary")
     return tmp_path  # `measure` passes signals on to its command
 
 

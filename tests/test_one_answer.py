@@ -1,6 +1,5 @@
 """Fields of one name mean one thing, whichever command is asked of a run."""
 
-import json
 import math
 import shutil
 
@@ -9,7 +8,7 @@ import pytest
 
 import energynn
 from energynn.host.files import REPOSITORY
-from tests.processes import answer
+from tests.processes import answer, told
 
 KEPT = REPOSITORY / "runs" / "large-batch"
 
@@ -42,17 +41,14 @@ def is_known(value) -> bool:
 def answers(runs_dir, names, tmp_path):
     """Map source -> run -> what this source says of the run."""
     place = "--runs-dir", runs_dir
-    shown = {run: json.loads(answer("show", run, *place, "--json")) for run in names}
-    rows = json.loads(answer("status", *place, "--json"))["runs"]
-    beside = pd.DataFrame(
-        json.loads(answer("compare", *names, *place, "--json"))["rows"]
-    )
+    rows = told("status", *place)["runs"]
+    beside = pd.DataFrame(told("compare", *names, *place)["rows"])
     answer("export", "--csv", tmp_path / "all.csv", *place)
     answer("export", "--csv", tmp_path / "own.csv", "--own", *place)
     exported = pd.read_csv(tmp_path / "all.csv").set_index("run").loc[names]
     own = pd.read_csv(tmp_path / "own.csv").set_index("run_id")
     return {
-        "show": shown,
+        "show": {run: told("show", run, *place) for run in names},
         "status": {row["run_id"]: row for row in rows},
         "compare": beside.set_index("quantity")[names].to_dict(),
         "export": exported.to_dict("index"),

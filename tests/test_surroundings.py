@@ -13,7 +13,8 @@ from energynn import records
 from energynn.experiment import config
 from energynn.host import files, launchers, processes
 from energynn.launch import start
-from tests.processes import answer, ended, energynn, refused
+from tests.conftest import variables
+from tests.processes import answer, ended, energynn, refused, write_program
 
 # names that our own processes import
 STRANGERS = "random socket msgspec numpy energynn pynvml perun psutil/__init__".split()
@@ -22,24 +23,6 @@ POD += "PMI_RANK=1 PMI_SIZE=3 PMI_FD=9 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SI
 STEP = "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_NODELIST=nowhere"
 ALONE = f"{STEP} SLURM_STEP_NUM_TASKS=1"
 TINY = "workload=fourcastnet embed_dim=32 depth=1 step_period_s=0.02".split()
-
-
-def variables(text):
-    return dict(word.split("=", 1) for word in text.split())
-
-
-@pytest.fixture
-def around(monkeypatch):
-    """Set the variables of a text, and no other launcher's."""
-    for name in list(os.environ):
-        if launchers.TOLD.fullmatch(name) or name.startswith("SLURM_"):
-            monkeypatch.delenv(name)
-
-    def put(text):
-        for name, value in variables(text).items():
-            monkeypatch.setenv(name, value)
-
-    return put
 
 
 @pytest.fixture
@@ -177,8 +160,7 @@ def test_the_reason_has_the_last_line_of_the_launcher(around, tmp_path):
     """srun is a program that cannot go on, after a rank's line."""
     says = "srun: Job 2 step creation temporarily disabled (Requested nodes are busy)"
     lines = f"echo '{says}'; echo '0: epoch 1'; echo; echo ----"
-    (tmp_path / "srun").write_text(f"#!/bin/sh\n{lines}\nexit 1\n")
-    (tmp_path / "srun").chmod(0o755)
+    write_program(tmp_path / "srun", f"{lines}\nexit 1")
     around(f"PATH={tmp_path}:{os.environ['PATH']} ENERGYNN_SRUN=--overlap")
     done = energynn("run", "--runs-dir", tmp_path / "runs", *TINY)
     assert f'srun with status 1, its last line: "{says}"; no epoch' in done.stderr

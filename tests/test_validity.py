@@ -24,9 +24,7 @@ def test_sixty_samples_are_enough(run_dir, samples, is_enough):
     write_lines(path, [header, *both])
     record = built(run_dir)
     assert record.samples_in_training == samples
-    assert (
-        any("power samples" in reason for reason in record.invalid_reasons) != is_enough
-    )
+    assert ("power samples" in str(record.invalid_reasons)) != is_enough
 
 
 def test_a_metric_that_is_no_number_is_no_evidence(run_dir):
@@ -50,7 +48,7 @@ def test_samples_are_steps_times_global_batch_size(run_dir, samples_trained):
         ),
     )
     record = built(run_dir)
-    assert any("samples_trained is not" in reason for reason in record.invalid_reasons)
+    assert "samples_trained is not" in str(record.invalid_reasons)
 
 
 def test_of_an_epoch_that_stands_in_two_segments_the_last_counts(run_dir):
@@ -80,5 +78,5 @@ def test_a_perun_file_that_was_cut_off_costs_no_record(run_dir):
     path.write_bytes(path.read_bytes()[:700])
     record = built(run_dir)
     assert record.energy_cpu_J > 0 and record.energy_perun_total_J is None
-    assert any("cut off while it wrote" in flag for flag in record.flags)
+    assert "cut off while it wrote" in str(record.flags)
     assert "perun's HDF5 is missing or cannot be read" in record.invalid_reasons

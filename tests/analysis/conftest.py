@@ -168,7 +168,6 @@ def write_study(runs_dir: Path, provenance: str = "simulated") -> Path:
 def write_replica(
     runs_dir: Path,
     provenance: str = "measured",
-    repeats: int = 2,
     series: str = "R1 R4 R6 F1",
 ) -> Path:
     """Runs at the study's scale, by formulas of our own: not a copy of its values, and no
@@ -184,9 +183,9 @@ def write_replica(
     }
     for name in series.split():
         powers, plan = plans[name]
-        several = repeats if name[0] == "R" else 1
+        repeats = 2 if name[0] == "R" else 1
         for n in (2**power for power in powers):
-            _write_replica_runs(runs_dir, name, n, *plan(n), several, provenance)
+            _write_replica_runs(runs_dir, name, n, *plan(n), repeats, provenance)
     return runs_dir
 
 

@@ -3,7 +3,6 @@ here.
 """
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +18,10 @@ SPEEDS = {"channels_last": 1.3, "precision": 1.6, "fused_optimizer": 1.05}
 LOADED_PER_S = {"pil-4": 480.0, "pil-12": 1250.0, "fast-12": 2800.0}
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """Power is idle + sample_J samples/s + update_J passes/s + drift + noise; a pass takes t0 +
-    t1 LBS.
-    """
-
-    idle_W: float = 120.0
-    sample_J: float = 0.1
-    update_J: float = 2.0
-    drift_W: float = 5.0  # over the whole study
-    noise: float = 0.01
-    name: str = "NVIDIA H100 80GB HBM3"
+# Power is idle + SAMPLE_J samples/s + UPDATE_J passes/s + drift + noise; a pass takes t0 + t1 LBS.
+IDLE_W, SAMPLE_J, UPDATE_J = 120.0, 0.1, 2.0
+DRIFT_W = 5.0  # over the whole study
+NOISE = 0.01
 
 
 def speed(run: RunConfig) -> float:
@@ -64,12 +55,12 @@ def step_s(run: RunConfig) -> float:
     return max(passes_s(run), loading_s, run.step_period_s)
 
 
-def power_W(run: RunConfig, gpu: Gpu, place: float) -> float:
+def power_W(run: RunConfig, place: float) -> float:
     """Without noise; a state of FourCastNet costs 200 times as much as an image."""
-    sample_J = gpu.sample_J * (1 if run.workload == "resnet50" else 200)
+    sample_J = SAMPLE_J * (1 if run.workload == "resnet50" else 200)
     of_samples_W = sample_J * run.global_batch_size / step_s(run) / speed(run)
-    of_passes_W = gpu.update_J * run.accumulation_steps / step_s(run)
-    return gpu.idle_W + of_samples_W + of_passes_W + gpu.drift_W * place
+    of_passes_W = UPDATE_J * run.accumulation_steps / step_s(run)
+    return IDLE_W + of_samples_W + of_passes_W + DRIFT_W * place
 
 
 def write_grid(
@@ -78,10 +69,10 @@ def write_grid(
     """Records of the runs as that GPU would make them, its energy measured and the CPU's
     estimated.
     """
-    gpu, random = Gpu(), np.random.default_rng(0)
+    random = np.random.default_rng(0)
     for number, run in enumerate(runs):
         place = number / len(runs)
-        watts = power_W(run, gpu, place) * (1 + random.normal(0, gpu.noise))
+        watts = power_W(run, place) * (1 + random.normal(0, NOISE))
         steps = max(1, run.epochs * steps_of(run))
         time_s = steps * step_s(run)
         at_work = passes_s(run) / step_s(run)
@@ -101,7 +92,7 @@ def write_grid(
             energy_cpu_provenance="estimated",
             energy_total_provenance="estimated",
             device_kind="gpu",
-            device_name=gpu.name,
+            device_name="NVIDIA H100 80GB HBM3",
             samples_trained=steps * run.global_batch_size,
             samples_evaluated=0,
             optimizer_steps=steps,

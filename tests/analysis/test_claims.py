@@ -2,7 +2,6 @@
 assumed.
 """
 
-import json
 import re
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from energynn.analysis import claims, observations, published
 from tests.analysis import by_hand
 from tests.analysis.conftest import write_replica, write_study
-from tests.processes import answer
+from tests.processes import answer, told
 from tests.run_files import text_of
 
 ENTRIES, RESTATED = claims.read("claim"), claims.read("restated")
@@ -357,7 +356,7 @@ def test_small_runs_on_a_cpu_are_no_evidence(tmp_path):
 
 def test_the_command_prints_the_ledger(tmp_path):
     words = ["claims", "--data", write_replica(tmp_path, series="R1")]
-    one = json.loads(answer(*words, "--json"))["claims"][0]
+    one = told(*words)["claims"][0]
     assert {"id", "says", "published", "own"} <= set(one)
     assert {"verdict", "value", "low", "high", "units", "at"} <= set(one["published"])
     text = answer(*words)

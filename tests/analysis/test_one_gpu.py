@@ -10,7 +10,7 @@ from energynn.host.files import REPOSITORY
 from energynn.host.reading import json_table
 from tests.analysis import one_gpu
 from tests.analysis.notebook import execute
-from tests.analysis.one_gpu import Gpu, passes_s, step_s, steps_of
+from tests.analysis.one_gpu import passes_s, step_s, steps_of
 
 PAPER, FAST = "ResNet50, paper, gpu-study", "ResNet50, fast, gpu-study"
 
@@ -86,8 +86,7 @@ def test_the_notebook_finds_what_each_choice_saves(study):
     anchor = studies.gpu_grid()[0]
 
     def joules(run):
-        power_W = one_gpu.power_W(run, Gpu(), 0.5)
-        return power_W * step_s(run) / run.global_batch_size
+        return one_gpu.power_W(run, 0.5) * step_s(run) / run.global_batch_size
 
     truths = {
         "precision": replace(anchor, precision="bfloat16"),

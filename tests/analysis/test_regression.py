@@ -10,9 +10,9 @@ from tests.processes import refused
 ORIGIN, AFFINE = "energy_kWh ~ 0 + gpu_hours", "energy_kWh ~ gpu_hours"
 
 
-def observations(slope=0.3, intercept=0.0, noise=0.05, n=12):
+def observations(slope=0.3, intercept=0.0, n=12):
     hours = np.linspace(1, 40, n)
-    scatter = np.random.default_rng(7).normal(0, noise, n)
+    scatter = np.random.default_rng(7).normal(0, 0.05, n)
     return pd.DataFrame(
         {"gpu_hours": hours, "energy_kWh": intercept + slope * hours + scatter}
     )

@@ -16,7 +16,7 @@ from energynn.forecast import wording
 from energynn.host.reading import json_table
 from tests.analysis.conftest import write_run, write_study
 from tests.analysis.notebook import execute
-from tests.processes import answer, refused
+from tests.processes import refused, told
 from tests.run_files import text_of
 
 BROWSERS = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
@@ -227,8 +227,8 @@ def test_picture_table_and_terminal_choose_the_same_runs(planned, built, where):
     workload, _, system = where.split()
     answers = []
     for words, typed in LIMITS.items():
-        command = f"forecast plan --workload {workload} --system {system} --json"
-        choices = json.loads(answer(*command.split(), *words.split()))["choices"]
+        command = f"forecast plan --workload {workload} --system {system}"
+        choices = told(*command.split(), *words.split())["choices"]
         names = ("devices", "local_batch_size", "global_batch_size")
         answers.append({name: sizes_of(row, *names) for name, row in choices.items()})
         chances = [row["chance_percent"] for row in choices.values()]

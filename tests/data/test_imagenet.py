@@ -30,12 +30,12 @@ NAMES, LABELS = zip(*SAMPLES, strict=True)
 SYNSETS = {"n03": 5, "n01": 2, "n02": 4}  # training images
 
 
-def jpeg(seed: int, size=(50, 38), mode="RGB") -> bytes:
+def jpeg(seed: int, mode="RGB") -> bytes:
     data = io.BytesIO()
     pixels = np.random.default_rng(seed).integers(
         0, 256, (4, 5, len(mode)), dtype=np.uint8
     )
-    Image.fromarray(pixels.squeeze(), mode).resize(size).save(data, "JPEG")
+    Image.fromarray(pixels.squeeze(), mode).resize((50, 38)).save(data, "JPEG")
     return data.getvalue()
 
 

@@ -20,9 +20,9 @@ from energynn.forecast import model
 from energynn.forecast.runs import Runs
 from energynn.measure.machine import git_state
 from tests.forecast import worlds
+from tests.forecast.conftest import inside
 
 NOISE = 0.015  # of a run's time and power
-FITTED_SIZES = (512, 256, 128)
 GLOBAL_SIZE = 512
 
 
@@ -294,15 +294,14 @@ def judged(kind, seed: int, nodes: int) -> pd.DataFrame:
     world = draw(kind, seed, nodes)
     fit, rows = fits.make(world["fitted"]), []
     for batch in "LG":
-        asked = world[batch]
-        facts = {"hours": asked.time_s, "kWh": asked.time_s * asked.power_W}
-        told = fits.forecast(fit, asked.work)
-        for quantity, name in (("hours", "time_s"), ("kWh", "energy_J")):
+        told = fits.forecast(fit, world[batch].work)
+        names = {"hours": "time_s", "kWh": "energy_J"}
+        held = dict(zip(names, inside(fit, world[batch]), strict=True))
+        for quantity, name in names.items():
             value, low, high = told[name].T
-            inside = (low < facts[quantity]) & (facts[quantity] < high)
             half = 50 * (high - low) / value
             of = {"batch": batch, "quantity": quantity, "seed": seed, "nodes": nodes}
-            rows.append(pd.DataFrame(of | {"inside": inside, "half": half}))
+            rows.append(pd.DataFrame(of | {"inside": held[quantity], "half": half}))
     return pd.concat(rows, ignore_index=True)
 
 

@@ -17,6 +17,7 @@ from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs, simulate
 from energynn.host.files import REPOSITORY
 from energynn.host.reading import json_table
+from tests import processes
 from tests.forecast.conftest import holds
 from tests.processes import answer
 from tests.run_files import edit
@@ -49,7 +50,7 @@ def forecast(*words, status=0) -> str:
 
 def told(*words) -> dict:
     """What a command prints with --json."""
-    return json.loads(forecast(*words, "--json"))
+    return processes.told("forecast", *" ".join(map(str, words)).split())
 
 
 def refusal(*words) -> str:

@@ -1,10 +1,8 @@
 """What a run is worth before it is made, beside the intervals that are reached when it is made."""
 
 import functools
-import json
 import re
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -13,12 +11,8 @@ from energynn.experiment.systems import Site
 from energynn.forecast import fit as fits
 from energynn.forecast import next_run, runs
 from energynn.host.files import REPOSITORY
-from tests.forecast import worlds
-from tests.processes import answer
-
-
-def together(seen, more):
-    return msgspec.structs.replace(seen, taken=[*seen.taken, *more.taken])
+from tests.forecast import clusters, worlds
+from tests.processes import answer, told
 
 
 def points_off(seen, one, asked) -> np.ndarray:
@@ -27,7 +21,7 @@ def points_off(seen, one, asked) -> np.ndarray:
     question = fit.runs.works(asked)
     foretold = functools.reduce(next_run.after, one.configs, fit)
     told = next_run.half_widths(foretold, question)
-    reached = next_run.half_widths(fits.make(together(seen, one)), question)
+    reached = next_run.half_widths(fits.make(worlds.together(seen, one)), question)
     return reached - told
 
 
@@ -41,12 +35,12 @@ def of_study(published):
         yield published.only(devices <= most), one, asked
 
 
-def of_worlds(seeds, hidden="nothing"):
-    """From runs on one node: one more on the next number of nodes, short or long."""
+def of_worlds(seeds, kind=clusters.nothing):
+    """From runs on one node: one more on the next number of nodes."""
     for seed in seeds:
-        world = worlds.draw(seed, hidden)
-        one = np.arange(len(world.asked)) == seed % 2
-        yield world.seen, world.asked.only(one), world.asked.only(~one).configs
+        few, more, _ = clusters.draw(kind, seed, 1).values()
+        one = np.arange(len(more)) == 0
+        yield few, more.only(one), more.only(~one).configs
 
 
 def of_h200():
@@ -68,10 +62,12 @@ def test_foretold_intervals_are_reached(published):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("hidden, points", [("nothing", 0.5), ("wholly", 1.0)])
-def test_foretold_intervals_are_reached_in_many_worlds(hidden, points):
+@pytest.mark.parametrize(
+    "kind, points", [(clusters.nothing, 0.5), (clusters.wholly, 1.0)]
+)
+def test_foretold_intervals_are_reached_in_many_worlds(kind, points):
     """Also where all-reduces hide, which the model does not have."""
-    off = np.array([points_off(*case) for case in of_worlds(range(60), hidden)])
+    off = np.array([points_off(*case) for case in of_worlds(range(60), kind)])
     assert np.median(np.abs(off)) <= points and np.quantile(np.abs(off), 0.9) <= 4
 
 
@@ -88,7 +84,7 @@ def test_the_cheapest_run_that_tells_is_chosen(published):
     pair = [config.replace(asked[0], devices=2)]
     assert {run.devices for run in next_run.worth(fit, pair)["run"][1:]} == {1, 2}
     made = worlds.taken("resnet50", few.site, [best["run"]], worlds.CLUSTER)
-    again = next_run.worth(fits.make(together(few, made)), asked)
+    again = next_run.worth(fits.make(worlds.together(few, made)), asked)
     assert best["run"] not in set(again["run"])
 
 
@@ -103,9 +99,9 @@ def test_answers_say_what_to_do_next(published, tmp_path, most, beginning):
     (line,) = re.findall("^next run: .*", answer("forecast", *words), re.MULTILINE)
     found = rf"next run: {beginning}.*; hours \+-(\S+) -> (\S+) %; kWh"
     now, then = map(float, re.match(found, line).groups())
-    told = json.loads(answer("forecast", *words, "--json"))["next_run"]
-    assert told["in_words"] == line
-    assert told["now"]["hours"] == pytest.approx(now, rel=0.05)
-    assert told["then"]["hours"] == pytest.approx(then, rel=0.05)
+    after = told("forecast", *words)["next_run"]
+    assert after["in_words"] == line
+    assert after["now"]["hours"] == pytest.approx(now, rel=0.05)
+    assert after["then"]["hours"] == pytest.approx(then, rel=0.05)
     plan = f"plan --workload resnet50 --system horeka-a100 --fit {path}"
     assert "\nnext run: " in answer("forecast", *plan.split())

@@ -1,6 +1,5 @@
 """Planning: nothing beats what it shows, limits hold, and what cannot be had is said."""
 
-import json
 import re
 from functools import partial
 
@@ -21,9 +20,9 @@ from energynn.forecast import (
     wording,
 )
 from energynn.host.files import REPOSITORY
-from tests.forecast import worlds
+from tests.forecast import clusters, worlds
 from tests.forecast.conftest import grid, holds, study_run
-from tests.processes import answer, refused, said
+from tests.processes import answer, refused, said, told
 
 
 def keeping(table, limits):
@@ -114,10 +113,10 @@ def test_a_chance_is_that_of_the_interval_and_at_most_that_of_the_truth():
     """In worlds what is told as likely is kept as often at least; as unlikely, not."""
     told, kept = [], []
     for seed in range(10):
-        world = worlds.draw(seed, "nothing")
-        fit = fits.make(world.seen)
-        times = fits.forecast(fit, world.asked.work)["time_s"]
-        for ends, time_s in zip(times, world.asked.time_s, strict=True):
+        world = clusters.draw(clusters.nothing, seed, 1)
+        fit, asked = fits.make(world["fitted"]), world["L"]
+        times = fits.forecast(fit, asked.work)["time_s"]
+        for ends, time_s in zip(times, asked.time_s, strict=True):
             limits = np.append(ends[1:], [ends[:2].mean(), ends[::2].mean()])
             told.append([fits.chance_percent(fit, ends, most) for most in limits])
             kept.append(100 * (time_s <= limits))
@@ -184,19 +183,19 @@ def test_what_is_said_is_of_the_question(tmp_path, fitted):
     factors = "--price-per-kwh 0.3 --price-per-gpu-hour 1.5 "
     factors += "--gco2-per-kwh 400 --pue 1.3"
     command = [*PREDICT.split(), tmp_path / "fit.json"]
-    (told,) = json.loads(answer(*command, *factors.split(), "--json"))["rows"]
-    shown = json.loads(answer(*PLAN.split(), *factors.split(), "--json"))
+    (row,) = told(*command, *factors.split())["rows"]
+    shown = told(*PLAN.split(), *factors.split())
     (same,) = (of for of in shown["pareto"] if of["devices"] == 4)
     prices = [of["price"]["value"] for of in shown["pareto"]]
     assert shown["choices"]["cheapest"]["price"]["value"] == min(prices)
     for end in predict.ENDS:
-        kWh, hours = told["energy_kWh"][end], told["gpu_hours"][end]
-        assert told["CO2_g"][end] == pytest.approx(400 * 1.3 * kWh)
-        assert told["price"][end] == pytest.approx(0.3 * 1.3 * kWh + 1.5 * hours)
-    assert same["price"] == pytest.approx(told["price"])
+        kWh, hours = row["energy_kWh"][end], row["gpu_hours"][end]
+        assert row["CO2_g"][end] == pytest.approx(400 * 1.3 * kWh)
+        assert row["price"][end] == pytest.approx(0.3 * 1.3 * kWh + 1.5 * hours)
+    assert same["price"] == pytest.approx(row["price"])
 
 
-def test_own_runs_that_add_up_gradients_are_forecast_from_those_that_do_not(a100):
+def test_own_runs_that_add_up_gradients_are_forecast_from_those_that_do_not():
     """Measured on a core: each local batch takes as long, whether or not the weights change.
 
     A global batch that no fitted run had is marked, as its epochs are assumed.

@@ -3,7 +3,6 @@
 import secrets
 from functools import partial
 
-import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,15 +14,12 @@ from tests.forecast import clusters, worlds
 from tests.forecast.conftest import inside, off_percent
 
 
-@pytest.mark.parametrize("hidden", worlds.HIDDEN)
+@pytest.mark.parametrize("kind", [clusters.nothing, *clusters.GROUPS["what hides"]])
 @pytest.mark.parametrize("number", [25, pytest.param(200, marks=pytest.mark.nightly)])
-def test_intervals_hold_the_truth(hidden, number):
+def test_intervals_hold_the_truth(kind, number):
     """Also where updates and all-reduces hide, which the model does not have."""
-    drawn = [worlds.draw(seed, hidden) for seed in range(number)]
-    held = np.concatenate(
-        [inside(fits.make(of.seen), of.asked) for of in drawn], axis=1
-    )
-    assert (held.mean(axis=1) >= 0.85).all()
+    told = pd.concat([clusters.judged(kind, seed, 1) for seed in range(number)])
+    assert (told.groupby("quantity")["inside"].mean() >= 0.85).all()
 
 
 def is_refused(seen) -> bool:
@@ -34,15 +30,30 @@ def is_refused(seen) -> bool:
     return False
 
 
+def on_1_to_256_gpus(is_small=False, **more) -> list:
+    """Short and long runs; is_small: the long ones have smaller batches on more GPUs."""
+    make, configs = partial(config.make, "resnet50", preset="paper"), []
+    for n in (1, 2, 4, 8, 16, 64, 256):
+        for images in (5004, 80064):
+            size = max(16, 256 // n) if is_small and images > 5004 else 256
+            samples = dict(training_samples=images * n, validation_samples=195 * n)
+            configs.append(make(devices=n, local_batch_size=size, **samples, **more))
+    return configs
+
+
 @pytest.mark.parametrize("number", [10, pytest.param(100, marks=pytest.mark.nightly)])
 def test_the_check_spares_good_runs_and_finds_odd_ones(number):
     """Of five and eight configurations on several nodes, and of all of one node."""
     spared, found = [], []
     for seed in range(number):
-        chance, world = np.random.default_rng(seed), worlds.draw(seed, "nothing")
-        taken = list(chance.permutation([*world.seen.taken, *world.asked.taken]))
-        parts = (world.seen.taken, taken[:5], taken[:8])
-        for seen in (msgspec.structs.replace(world.seen, taken=part) for part in parts):
+        chance = np.random.default_rng(seed)
+        site, values, workers, *_ = clusters.cluster(seed)
+        configs = on_1_to_256_gpus(is_small=True, loader_workers=workers)
+        plain = worlds.taken("resnet50", site, configs, values)
+        every = clusters.truth_of(clusters.nothing, values, plain, chance)
+        order = chance.permutation(len(every))
+        for part in (every.work.nodes == 1, order < 5, order < 8):
+            seen = every.only(part)
             scatter = np.exp(0.01 * chance.standard_normal(len(seen)))
             spared.append(not is_refused(seen))
             found.append(is_refused(worlds.unlike_the_model(seen, scatter)))
@@ -50,14 +61,14 @@ def test_the_check_spares_good_runs_and_finds_odd_ones(number):
 
 
 @pytest.fixture(scope="module")
-def cluster(a100):
-    """Parameters of the study's cluster, and runs there on 1 to 256 GPUs."""
-    make, configs = partial(config.make, "resnet50", preset="paper"), []
-    for n in (1, 2, 4, 8, 16, 64, 256):
-        for images in (5004, 80064):
-            samples = dict(training_samples=images * n, validation_samples=195 * n)
-            configs.append(make(devices=n, local_batch_size=256, **samples))
-    return worlds.CLUSTER, configs
+def of_study(a100):
+    """What runs take on a cluster like the study's, with other parameters."""
+    configs = on_1_to_256_gpus()
+
+    def taken(**values):
+        return worlds.taken("resnet50", a100, configs, worlds.CLUSTER | values)
+
+    return taken
 
 
 def split(seen, most):
@@ -65,11 +76,9 @@ def split(seen, most):
     return seen.only(few), seen.only(~few)
 
 
-def test_a_slow_network_is_not_read_as_storage(a100, cluster):
+def test_a_slow_network_is_not_read_as_storage(of_study):
     """A link that reaches an eighth of what its file says, seen on two nodes."""
-    values, configs = cluster
-    seen = worlds.taken("resnet50", a100, configs, values | {"efficiency": 0.12})
-    few, many = split(seen, 8)
+    few, many = split(of_study(efficiency=0.12), 8)
     fit = fits.make(few)
     assert not {"kappa_storage", "storage"} & {*fit.entered}
     assert off_percent(fit, many).max() < 5 and inside(fit, many).all()
@@ -79,20 +88,17 @@ def test_a_slow_network_is_not_read_as_storage(a100, cluster):
     "term, size, most",
     [("kappa_storage", 0.05, 64), ("start_node", 0.5, 16), ("storage", 40.0, 64)],
 )
-def test_a_term_that_the_runs_ask_for_enters(a100, cluster, term, size, most):
+def test_a_term_that_the_runs_ask_for_enters(of_study, term, size, most):
     """Nodes that slow each other down, passes that start later, and a storage that is at its limit.
 
     A limit is a ceiling: 25,000 samples a second, for 64 GPUs as for 256.
     """
-    values, configs = cluster
-    few, many = split(
-        worlds.taken("resnet50", a100, configs, values | {term: size}), most
-    )
+    few, many = split(of_study(**{term: size}), most)
     fit = fits.make(few)
     assert fit.entered == (term,)
     assert fit.values[term] == pytest.approx(size, rel=0.3)
     assert inside(fit, many).all()
-    plain, _ = split(worlds.taken("resnet50", a100, configs, values), most)
+    plain, _ = split(of_study(), most)
     assert fits.make(plain).entered == ()
 
 
@@ -111,7 +117,7 @@ def test_an_odd_run_is_named_by_the_others_and_no_other_is(published, longer):
 
 def test_healthy_worlds_have_no_odd_run():
     tables = [
-        fits.from_others(fits.make(worlds.draw(seed, "nothing").seen))
+        fits.from_others(fits.make(clusters.draw(clusters.nothing, seed, 1)["fitted"]))
         for seed in range(8)
     ]
     assert np.mean([table["is_odd"].any() for table in tables]) <= 0.25
@@ -139,10 +145,9 @@ def test_eight_clusters_drawn_anew_are_covered_as_chance_allows():
             assert (inside[batch] >= stats.binom.ppf(1e-3, 8, sound_part)).all()
 
 
-def test_powers_do_not_move_times(a100, cluster):
+def test_powers_do_not_move_times(of_study):
     """Where the power is not as in the model, the times are forecast as without any power."""
-    values, configs = cluster
-    seen = worlds.taken("resnet50", a100, configs, values)
+    seen = of_study()
     strange = 300 * seen.power_W**2 / 260**2
     few, many = split(worlds.with_results(seen, seen.time_s, strange), 4)
     blind = fits.make(worlds.with_results(few, few.time_s, [None] * len(few)))

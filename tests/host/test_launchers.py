@@ -14,6 +14,7 @@ from energynn.host import launchers
 from energynn.host.files import REPOSITORY
 from energynn.launch import supervise
 from energynn.measure import machine
+from tests.processes import write_program
 
 # mpirun starts a process of its own on each node by srun, and that the ranks
 OF_NODE = "SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_STEP_TASKS_PER_NODE=1(x2) "
@@ -44,25 +45,13 @@ RECORDED = {
 }
 
 
-@pytest.fixture
-def environment(monkeypatch):
-    """An environment without a launcher's variables, to which a test adds its own."""
-    for name in list(os.environ):
-        if name.startswith(
-            ("PMI", "OMPI_", "MPI_", "SLURM_", "ENERGYNN_")
-        ) or name.endswith(("RANK", "WORLD_SIZE")):
-            monkeypatch.delenv(name)
-    return monkeypatch
-
-
 @pytest.mark.parametrize(
     "variables, rank, size, ranks_of_host", RECORDED.values(), ids=RECORDED
 )
 def test_a_launcher_s_variables_tell_rank_size_and_ranks_of_the_host(
-    environment, variables, rank, size, ranks_of_host
+    around, variables, rank, size, ranks_of_host
 ):
-    for word in variables.split():
-        environment.setenv(*word.split("="))
+    around(variables)
     assert launchers.rank() == rank and launchers.rank_and_size() == (rank, size)
     assert (
         launchers.ranks_of_this_host() == ranks_of_host and launchers.started_by_mpi()
@@ -70,19 +59,24 @@ def test_a_launcher_s_variables_tell_rank_size_and_ranks_of_the_host(
 
 
 def test_srun_calls_the_python_of_a_container_and_the_record_names_it(
-    environment, tmp_path
+    around, monkeypatch, tmp_path
 ):
     """Programs named apptainer and srun that only execute what they are given stand for the real
     ones.
     """
-    fake, srun = tmp_path / "apptainer", tmp_path / "srun"
-    fake.write_text('#!/bin/sh\nshift 4\nexec "$@"\n')
-    srun.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/sruns\nshift 3\nexec "$@"\n')
-    for program in (fake, srun):
-        program.chmod(0o755)
-    environment.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    words = [str(fake), "exec", "--nv", "--bind", "/project", sys.executable]
-    environment.setenv(launchers.SRUN_VARIABLE, "--mpi=pmix")
+    write_program(tmp_path / "apptainer", 'shift 4\nexec "$@"')
+    srun = f'echo "$*" >> {tmp_path}/sruns\nshift 3\nexec "$@"'
+    write_program(tmp_path / "srun", srun)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    words = [
+        f"{tmp_path}/apptainer",
+        "exec",
+        "--nv",
+        "--bind",
+        "/project",
+        sys.executable,
+    ]
+    monkeypatch.setenv(launchers.SRUN_VARIABLE, "--mpi=pmix")
     intent = {
         "launcher": "srun",
         "devices": 2,
@@ -91,8 +85,8 @@ def test_srun_calls_the_python_of_a_container_and_the_record_names_it(
     }
     alone = supervise.ranks_command(tmp_path, intent)
     assert alone[alone.index("--mpi=pmix") + 1] == sys.executable
-    environment.setenv("A_DISK", str(tmp_path))
-    environment.setenv(
+    monkeypatch.setenv("A_DISK", str(tmp_path))
+    monkeypatch.setenv(
         launchers.PYTHON_VARIABLE, "$A_DISK/apptainer " + " ".join(words[1:])
     )
     ranks = supervise.ranks_command(tmp_path, intent)

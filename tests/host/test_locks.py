@@ -2,12 +2,10 @@
 
 import errno
 import fcntl
-import subprocess
-import sys
 
 from energynn import records
 from energynn.host import files
-from tests.processes import refused
+from tests.processes import python, refused
 
 
 def holder(path, **how):
@@ -17,8 +15,7 @@ def holder(path, **how):
         f"held = files.lock(pathlib.Path({str(path)!r}), **{how!r})\n"
         "print(held is not None, flush=True); time.sleep(60)"
     )
-    command = [sys.executable, "-c", program]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    started = python(program)
     return started, started.stdout.readline() == "True\n"
 
 

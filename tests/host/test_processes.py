@@ -3,21 +3,14 @@
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 
 from energynn.host import processes
-from tests.processes import lives, refused, wait_until
+from tests.processes import lives, python, refused, wait_until
 
 CHILD = "import os, sys, time; from energynn.host import processes\n{arm}\n"
 CHILD += "print(os.getpid(), flush=True); time.sleep(60)"
-
-
-def python(program, **more):
-    return subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, **more
-    )
 
 
 @pytest.mark.parametrize(
@@ -98,10 +91,6 @@ def never_ends(path):
         signal.pause()
 
 
-def refuses(path):
-    raise ValueError(f"{path}: no file of ours")
-
-
 @pytest.mark.parametrize("read", [crashes, never_ends])
 def test_a_file_that_crashes_its_reader_or_holds_it_for_ever_is_one_line(
     tmp_path, read
@@ -115,11 +104,6 @@ def test_a_file_that_crashes_its_reader_or_holds_it_for_ever_is_one_line(
     )
     for number in tmp_path.iterdir():
         assert not lives(int(number.read_text())), "the reader is left behind"
-
-
-@pytest.mark.parametrize("read", [refuses, repr])
-def test_a_reader_that_ends_is_heard_later(tmp_path, read):
-    processes.require_an_end(read, tmp_path / "file", 60)
 
 
 def test_all_that_works_for_a_folder_is_ended(tmp_path):

@@ -1,6 +1,5 @@
 """One price: what a run costs is one answer, whichever command is asked."""
 
-import json
 import math
 
 import pytest
@@ -9,7 +8,7 @@ from energynn.experiment import config, studies, systems
 from energynn.forecast import costs, predict
 from energynn.forecast import fit as fits
 from energynn.launch import submit
-from tests.processes import answer
+from tests.processes import answer, told
 
 PUBLISHED = ("published runs", "published GPU hours", "published kWh")
 
@@ -22,8 +21,7 @@ def test_every_command_names_one_price(tmp_path, name, system):
     (runs,) = studies.find([name], system).values()
     fit = tmp_path / "fit.json"
     fits.write(fit, fits.published(runs[0].workload, system))
-    told = answer("forecast", "predict", name, "--fit", fit, "--json")
-    rows = json.loads(told)["rows"]
+    rows = told("forecast", "predict", name, "--fit", fit)["rows"]
     repeats, site = len(runs) // len(rows), systems.site(system)
     table = costs.table(runs, site)
     for field, unit in predict.PRICE.items():

@@ -1,6 +1,5 @@
 """What `energynn doctor` says of machines with good, weak and no sensors."""
 
-import json
 import threading
 
 import pytest
@@ -10,7 +9,7 @@ from energynn.host import launchers
 from energynn.launch import doctor, start
 from energynn.measure import machine, sensors
 from tests.measure.test_sensors import no_gpu, nvml, pci, powercap_tree  # noqa: F401
-from tests.processes import answer, refused
+from tests.processes import refused, told
 
 MPI = doctor.Finding("MPI", doctor.GOOD, "taken as given")
 
@@ -22,13 +21,13 @@ def quick(monkeypatch):
 
 
 def of(findings, subject):
-    told = [finding for finding in findings if finding.subject == subject]
-    return " ".join(f"{finding.found} {finding.remedy}" for finding in told)
+    own = [finding for finding in findings if finding.subject == subject]
+    return " ".join(f"{finding.found} {finding.remedy}" for finding in own)
 
 
 def test_a_machine_without_sensors_is_weak_and_says_why():
-    told = json.loads(answer("doctor", "--json", status=1))
-    findings = [doctor.Finding(**finding) for finding in told["findings"]]
+    found = told("doctor", status=1)["findings"]
+    findings = [doctor.Finding(**finding) for finding in found]
     assert "estimated from busy time" in of(findings, "CPU")
     assert "one CPU core" in of(findings, "GPU")
     assert all(len(line) < 80 for line in doctor.report(findings).splitlines())

@@ -30,6 +30,7 @@ from tests.processes import (
     processes_of,
     refused,
     wait_until,
+    write_program,
 )
 from tests.run_files import text_of
 
@@ -44,6 +45,12 @@ PIPES = dict(
 )
 
 # What a process of Python does for a run that is made, and has a folder.
+IMPORTS = """
+import os, pathlib, sys
+from energynn.experiment import config
+from energynn.host import launchers
+from energynn.launch import start, supervise
+"""
 RUN = "start.run(made, runs_dir)"
 SUPERVISE = """
 run_dir = pathlib.Path(runs_dir) / 'local' / config.run_id(made)
@@ -62,13 +69,9 @@ def papermill(runs_dir, parameters, **options):
 
 
 def python(runs_dir, parameters, program=RUN, **options):
-    begin = "import os, pathlib, sys\nfrom energynn.experiment import config\n"
-    begin += "from energynn.host import launchers\n"
-    begin += (
-        f"from energynn.launch import start, supervise\nruns_dir = {str(runs_dir)!r}\n"
-    )
-    begin += f"made = config.make(**{parameters!r})\n"
-    return subprocess.Popen([sys.executable, "-c", begin + program], **PIPES, **options)
+    begin = f"runs_dir = {str(runs_dir)!r}\nmade = config.make(**{parameters!r})\n"
+    words = [sys.executable, "-c", IMPORTS + begin + program]
+    return subprocess.Popen(words, **PIPES, **options)
 
 
 def only_run(runs_dir):
@@ -586,10 +589,6 @@ def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(launchers.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     refused("no MPI found: mpirun is not on PATH", launchers.find_mpi)
-    (tmp_path / "mpirun").write_text("#!/bin/sh\necho HYDRA\n")
-    (tmp_path / "python").write_text(
-        "#!/bin/sh\necho cannot load MPI library >&2; exit 1\n"
-    )
-    for name in ("mpirun", "python"):
-        (tmp_path / name).chmod(0o755)
+    write_program(tmp_path / "mpirun", "echo HYDRA")
+    write_program(tmp_path / "python", "echo cannot load MPI library >&2; exit 1")
     refused("no MPI library found by mpi4py .*cannot load MPI", launchers.find_mpi)

@@ -108,26 +108,6 @@ COUNTER = 200.0 * T
 POWER = 200 + np.sin(T)
 
 
-@pytest.mark.parametrize(
-    "letter, kind, values",
-    [
-        ("S", "energy", np.minimum(COUNTER, 3000)),
-        ("M", "energy", np.where(T > 10, COUNTER - 2000, COUNTER)),
-        ("M", "power", np.where(T == T[100], -1, POWER)),
-        ("G", "power", np.where((T > 10) & (T < 11), np.nan, POWER)),
-    ],
-)
-def test_a_sensor_that_is_doubted_has_an_energy_only_where_readings_are_missing(
-    letter, kind, values
-):
-    """More of each test stands in test_judges.py."""
-    one = curve_of(kind, values)
-    reasons = energy.judge(found([one], 5.0, 25.0))
-    assert letter in {reason[0] for reason in reasons}
-    entry = energy.entries(found([one], 5.0, 25.0))[0]
-    assert (entry.energy_J is not None) == (letter == "G")
-
-
 def test_every_device_is_accounted_for_and_none_twice():
     one, other = (
         curve_of("energy", COUNTER, id="a"),

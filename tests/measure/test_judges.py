@@ -255,7 +255,8 @@ def test_a_counter_loses_nothing_in_a_gap_and_a_power_does(tmp_path, by_s, every
     assert abs(found["energy_total_J"] - true_J) <= found["energy_total_bound_J"]
     assert found["energy_total_bound_J"] < 0.02 * true_J
     power = gpu("power"), load.power_W(t_s) + 0.5
-    assert letters(judge(tmp_path, power, **span)) == {"G"}
+    found = judge(tmp_path, power, **span)
+    assert letters(found) == {"G"} and found["energy_total_J"] > 0
 
 
 @pytest.mark.parametrize(
@@ -351,7 +352,6 @@ def test_a_quota_is_named_where_readings_are_missing(
         (5, 0.88, True),
         (8, 0.95, False),
         (8, 0.92, True),
-        (8, 0.90, True),
         (8, 1.08, True),
         (20, 0.97, False),
         (20, 0.94, True),

@@ -80,11 +80,9 @@ COUNTER = {
     "jump of 700 J": at_half(lambda v, t: v + 700),
     "jump of 10 kJ": at_half(lambda v, t: v + 1e4),
     "drip of 1 W": lambda v, t: v[0] + t,
-    "drip of 2 W": lambda v, t: v[0] + 2 * t,
     "5 J once": lambda v, t: v[0] + 5 * (t > HALF_S),
     "5 J every 2 s": lambda v, t: v[0] + 5 * np.floor(t / 2),
     "1 J every second": lambda v, t: v[0] + np.floor(t),
-    "0.5 J every 0.5 s": lambda v, t: v[0] + 0.5 * np.floor(t / 0.5),
     "one misread": lambda v, t: np.where(np.arange(len(t)) == len(t) // 2, 3.0, v),
 }
 POWER = {
@@ -106,7 +104,6 @@ SUBTLE_COUNTER = {
     ),
 }
 SUBTLE_POWER = {"cut off at 300 W": lambda v, t: np.minimum(v, 300)}
-HEALTHY = {"none": lambda v, t: v}
 COUNTERS = ANY | COUNTER | SUBTLE | SUBTLE_COUNTER
 POWERS = ANY | POWER | SUBTLE | SUBTLE_POWER
 SUBTLE_NAMES = {*SUBTLE, *SUBTLE_COUNTER, *SUBTLE_POWER}
@@ -125,7 +122,7 @@ CASES = [
 ]
 
 
-def is_unknowable(machine, fault, shape):
+def is_unknowable(machine, fault):
     """Tell what nobody can know of one sensor alone, or of whole watts that stay the same."""
     is_frozen = machine == "whole watts" and fault in (
         "frozen from half on",
@@ -139,7 +136,7 @@ def judge(machine, fault, shape, period_s=0.04):
     """Return energies of a machine with a fault, the reasons against them, and the true J."""
     random = np.random.default_rng(zlib.crc32(f"{machine} {fault} {shape}".encode()))
     t = worlds.instants_s(random, 0.0, UNTIL_S, period_s)
-    lie = (HEALTHY | faults_of(machine))[fault]
+    lie = faults_of(machine).get(fault, lambda v, t: v)
     curves = worlds.curves(machine, LOADS[shape], t, random, period_s, fault=lie)
     entries = energy.entries(worlds.found(curves, BEGIN_S, END_S))
     true_J = LOADS[shape].energy_J(END_S) - LOADS[shape].energy_J(BEGIN_S)
@@ -156,8 +153,10 @@ def is_right(totals, true_J):
 @pytest.mark.parametrize("case", CASES, ids=", ".join)
 def test_a_sensor_that_lies_is_doubted_or_within_its_bound(case):
     totals, doubts, true_J = judge(*case)
-    assert doubts or is_right(totals, true_J) or is_unknowable(*case)
+    assert doubts or is_right(totals, true_J) or is_unknowable(*case[:2])
     assert doubts or totals["energy_total_J"] > 0
+    if {doubt[0] for doubt in doubts} & {*"SMP"}:  # not where readings are missing
+        assert "energy_total_J" not in totals
 
 
 @pytest.mark.parametrize("machine, shape", list(product(MACHINES, LOADS)))

@@ -7,6 +7,7 @@ import pytest
 from energynn import records
 from energynn.measure import machine
 from tests.conftest import minimal_record, read_as_record
+from tests.processes import write_program
 
 
 @pytest.mark.parametrize(
@@ -15,14 +16,12 @@ from tests.conftest import minimal_record, read_as_record
 def test_the_job_says_whether_others_may_use_its_nodes(
     tmp_path, monkeypatch, told, is_exclusive
 ):
-    script = tmp_path / "scontrol"
     words = (
         f"OverSubscribe={told}"
         if told
         else "slurm_load_jobs error: Unable to contact slurm controller"
     )
-    script.write_text(f"#!/bin/sh\necho JobId=7 {words} Contiguous=0\n")
-    script.chmod(0o755)
+    write_program(tmp_path / "scontrol", f"echo JobId=7 {words} Contiguous=0")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert machine.batch_job() == {}
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -33,7 +32,7 @@ def test_the_job_says_whether_others_may_use_its_nodes(
     assert machine.batch_job() == expected
 
 
-def test_energy_of_shared_nodes_is_no_evidence(tmp_path):
+def test_energy_of_shared_nodes_is_no_evidence():
     words = "other jobs could use its nodes; give sbatch --exclusive"
     for job, is_told in (
         ({"is_exclusive": False}, True),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energynn.measure.samples import pieces, read_events, read_phases
+from energynn.measure.samples import pieces, read_events
 from tests.measure.worlds import sensor
 from tests.run_files import write_lines
 
@@ -100,16 +100,3 @@ def test_events_follow_the_monotonic_clock_and_infinity_is_none(tmp_path):
     order = [(event["rank"], event["event"]) for event in found]
     assert order == [(0, "e0"), (0, "e1"), (1, "e0"), (1, "e1")]
     assert {event["loss"] for event in found} == {None}
-
-
-def test_phases_follow_each_other(tmp_path):
-    lines = [
-        {"names": ["forward", "backward"]},
-        {"t": 1000, "phase": [0, 1], "gap_us": [1, 0], "length_us": [2, 3]},
-        {"t": 9000, "phase": [1], "gap_us": [0], "length_us": [1]},
-    ]
-    write_lines(tmp_path / "phases-rank3.jsonl", lines)
-    kinds, begin_ns, end_ns, names = read_phases(tmp_path)[3]
-    assert kinds.tolist() == [0, 1, 1] and names == ["forward", "backward"]
-    assert begin_ns.tolist() == [2000, 4000, 9000]
-    assert end_ns.tolist() == [4000, 7000, 10000]

@@ -337,7 +337,7 @@ def driver(tmp_path, address, minor):
     )
 
 
-def test_a_gpu_that_only_others_name_is_unaccounted(tmp_path, monkeypatch, request):
+def test_a_gpu_that_only_others_name_is_unaccounted(tmp_path, request):
     pci(tmp_path, "0000:01:00.0", kind="0x020000")  # NVIDIA's network
     assert look().unaccounted == [], "no GPU"
     pci(tmp_path, "0000:03:00.0")

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -18,7 +17,7 @@ from energynn.measure import energy, machine, samples, stream, window
 from energynn.measure.samples import Channel
 from tests import powercap
 from tests.measure import worlds
-from tests.processes import lives, printed, refused, wait_until, with_gpus
+from tests.processes import lives, printed, python, refused, wait_until, with_gpus
 from tests.run_files import ZERO_NS, write_samples
 
 GPUS_W, CPU_W = (300.0, 200.0), 100.0
@@ -218,13 +217,13 @@ def test_a_block_ends_when_the_gpus_in_use_have_done_their_work(
     assert (block.time_s > 0.19) == bool(waited)
 
 
-def errors(length_s, beat_s, jitter_s=0.0, draws=60):
+def errors(length_s, beat_s, jitter_s):
     """Median errors of a counter's windows at random phases under a square load: by reading it
     twice, by straight lines between readings, and ours.
     """
     random = np.random.default_rng(1)
     found = []
-    for _ in range(draws):
+    for _ in range(60):
         load = worlds.Load("square", 100.0, 500.0, random.uniform(0.5, 3))
         begin_s = 30 + random.uniform(0, 10)
         edges_s = np.array([begin_s, begin_s + length_s])
@@ -273,9 +272,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.slow
 def test_a_sampler_ends_with_its_process_though_a_fork_of_it_lives():
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True
-    ) as started:
+    with python(KILLED) as started:
         sampler, fork = map(int, started.stdout.readline().split())
         try:
             wait_until(lambda: not lives(sampler))

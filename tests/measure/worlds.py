@@ -64,20 +64,6 @@ class Load:
         return (self.high_W - self.half_W) * t + self.half_W * ahead_s
 
 
-def random_load(random, low_W=(60, 150), high_W=(200, 600), **times) -> Load:
-    shape = random.choice(["constant", "sine", "square"], p=[0.3, 0.4, 0.3])
-    low_W = random.uniform(*low_W)
-    idle_W = random.uniform(0.3, 1.0) * low_W
-    return Load(
-        str(shape),
-        low_W,
-        random.uniform(*high_W),
-        random.uniform(0.7, 9.0),
-        idle_W,
-        **times,
-    )
-
-
 def instants_s(random, begin_s: float, seconds: float, period_s: float) -> np.ndarray:
     """When our sampler reads: each a little off its deadline, and sometimes late."""
     index = np.arange(int(seconds / period_s))
@@ -200,8 +186,10 @@ def window(is_aligned, period_s, random):
     """
     begin_s = 1.0 + random.uniform(0.3, 3.0)
     end_s = begin_s + random.uniform(3.0, 10.0)
-    load = random_load(
-        random, **({"begin_s": begin_s, "end_s": end_s} if is_aligned else {})
-    )
+    shape = random.choice(["constant", "sine", "square"], p=[0.3, 0.4, 0.3])
+    low_W = random.uniform(60, 150)
+    idle_W = random.uniform(0.3, 1.0) * low_W
+    powers = low_W, random.uniform(200, 600), random.uniform(0.7, 9.0), idle_W
+    load = Load(str(shape), *powers, *([begin_s, end_s] if is_aligned else []))
     t = instants_s(random, 0.0, end_s + random.uniform(0.3, 3.0), period_s)
     return load, t, begin_s, end_s

@@ -1,5 +1,5 @@
-"""The AFNO against a reference in float64 that is written from the formulas, with NumPy's
-transforms.
+"""The AFNO against a reference in float64 that is written from the formulas, its filters by the
+published code's operations.
 """
 
 import numpy as np
@@ -11,36 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from energynn.train import afno
 from energynn.train.afno import AFNO, FourierFilter
 from tests.processes import refused
-from tests.saved_bytes import bytes_saved_for_backward, every_activation_kept
+from tests.published_afno import (
+    PublishedFilter,
+    bytes_saved_for_backward,
+    every_activation_kept,
+)
 
 SMALL = dict(in_chans=3, out_chans=2, embed_dim=16, depth=2, num_blocks=4)
-
-
-def reference_filter(x, p, name, kept_fraction, threshold):
-    """Mode by mode and block by block; x (N, h, w, E) float64, complex arithmetic spelled out."""
-    n, h, w, channels = x.shape
-    w1, b1, w2, b2 = (
-        p[f"{name}.{key}"][0] + 1j * p[f"{name}.{key}"][1]
-        for key in ("w1", "b1", "w2", "b2")
-    )
-    size = w1.shape[-1]
-    spectrum = np.fft.rfft2(x, axes=(1, 2), norm="ortho")
-    result = np.zeros_like(spectrum)
-    total = h // 2 + 1
-    kept = int(total * kept_fraction)
-    for row in range(h):
-        for column in range(w // 2 + 1):
-            if not (total - kept <= row < total + kept and column < kept):
-                continue
-            for block, start in enumerate(range(0, channels, size)):
-                part = slice(start, start + size)
-                hidden = spectrum[:, row, column, part] @ w1[block] + b1[block]
-                hidden = np.maximum(hidden.real, 0) + 1j * np.maximum(hidden.imag, 0)
-                output = hidden @ w2[block] + b2[block]
-                for axis in (output.real, output.imag):
-                    axis[...] = np.sign(axis) * np.maximum(np.abs(axis) - threshold, 0)
-                result[:, row, column, part] = output
-    return np.fft.irfft2(result, s=(h, w), axes=(1, 2), norm="ortho") + x
 
 
 def layer_norm(x, p, name):
@@ -50,7 +27,7 @@ def layer_norm(x, p, name):
     return normalized * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
-def reference_network(state, p, patch, depth, fraction, threshold):
+def reference_network(state, p, patch, filters):
     n, c, height, width = state.shape
     h, w = height // patch, width // patch
     patches = (
@@ -61,15 +38,10 @@ def reference_network(state, p, patch, depth, fraction, threshold):
     weight = p["patch_embed.proj.weight"]
     x = patches @ weight.reshape(len(weight), -1).T + p["patch_embed.proj.bias"]
     x = x + p["pos_embed"].reshape(1, h, w, -1)
-    for i in range(depth):
+    for i, of_block in enumerate(filters):
         block = f"blocks.{i}"
-        x = x + reference_filter(
-            layer_norm(x, p, f"{block}.norm1"),
-            p,
-            f"{block}.filter",
-            fraction,
-            threshold,
-        )
+        normalized = torch.from_numpy(layer_norm(x, p, f"{block}.norm1"))
+        x = x + of_block(normalized).numpy()
         y = (
             layer_norm(x, p, f"{block}.norm2") @ p[f"{block}.mlp.fc1.weight"].T
             + p[f"{block}.mlp.fc1.bias"]
@@ -105,13 +77,12 @@ def test_network_is_the_formula(grid, patch, fraction):
             # large enough that each part of the formula matters
             parameter += 0.2 * torch.randn_like(parameter)
     state = torch.randn(2, 3, *grid)
-    parameters = {
-        name: value.double().numpy() for name, value in model.state_dict().items()
-    }
-    expected = reference_network(
-        state.double().numpy(), parameters, patch, SMALL["depth"], fraction, 0.05
-    )
     result = model(state).detach().double().numpy()
+    with torch.no_grad():
+        model.double()
+        parameters = {name: value.numpy() for name, value in model.state_dict().items()}
+        filters = [PublishedFilter(block.filter) for block in model.blocks]
+        expected = reference_network(state.double().numpy(), parameters, patch, filters)
     assert result.shape == (2, 2, *grid)
     assert np.abs(result - expected).max() < 2e-5 * np.abs(expected).max()
 
