@@ -42,7 +42,10 @@ def submit(
         bool, typer.Option("--scripts", help="the same, and print all batch scripts")
     ] = False,
     max_gpu_hours: Annotated[
-        float | None, typer.Option(min=0, help="refuse what is expected to cost more")
+        float | None,
+        typer.Option(
+            min=0, help="refuse more [default: of the system's file, else 100]"
+        ),
     ] = None,
     account: Annotated[str, typer.Option(help="who pays, as sbatch takes it")] = "",
     runs_dir: RunsDir = None,

@@ -81,11 +81,14 @@ def unread():
 
 
 def folder_of_runs(runs_dir: Path | None, must_exist: bool = False) -> Path:
-    """The folder that was given, else the default; raises ValueError where it must exist."""
+    """The folder that was given, else the default, which may not be there yet: it holds no run.
+
+    Raises ValueError where one that was given must exist.
+    """
     from energynn.host.files import default_runs_dir
 
     folder = runs_dir or default_runs_dir()
-    if must_exist and not folder.is_dir():
+    if must_exist and folder != Path("runs") and not folder.is_dir():
         raise ValueError(f"runs_dir: {folder} is no folder")
     return folder
 

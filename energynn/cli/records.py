@@ -114,7 +114,7 @@ def check(
     from energynn import records
 
     folder = Path(runs) if runs else folder_of_runs(None, must_exist=True)
-    if not folder.is_dir():
+    if runs and not folder.is_dir():
         folder = find_run(runs, None)
     if reference:
         from energynn.analysis import reference

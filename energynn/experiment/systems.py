@@ -16,6 +16,7 @@ OPTION = r"^(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+=-]*)\
 Option = Annotated[str, Meta(pattern=OPTION)]
 Variable = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
+SCHEDULERS = ("slurm", "local")
 # What becomes part of a batch script.
 COMMANDS = ("setup", "python", "environment", "sbatch", "srun")
 
@@ -25,7 +26,7 @@ class Site(machine.System, forbid_unknown_fields=True, frozen=True, kw_only=True
 
     name: Annotated[str, Meta(pattern=r"^\w[\w.-]{0,99}\Z")]
     file: str
-    scheduler: Annotated[str, Meta(pattern=r"^(slurm|local)\Z")] = "slurm"
+    scheduler: str = "slurm"
     gpu: str = "A100"
     devices_per_node: CountOrNone = 0  # 0: of a local system, as the machine has
     sockets_per_node: Count = 1
@@ -76,6 +77,8 @@ def site(name: str) -> Site:
                     raise ValueError(
                         f"{name} would become a command of a job; write it in systems/NAME.toml"
                     )
+        if values.get("scheduler", "slurm") not in SCHEDULERS:
+            raise ValueError(f"scheduler: write one of {', '.join(SCHEDULERS)}")
         facts = {"name": path.stem, "file": str(path.resolve())}
         found = msgspec.convert(values | facts, Site)
         if found.scheduler == "slurm" and not found.devices_per_node:

@@ -269,7 +269,7 @@ def test_a_system_is_described_by_what_a_forecast_reads(tmp_path):
     path.write_text("nodes = 8\n")
     refused("devices_per_node: is missing; say", read)
     path.write_text('scheduler = "none"\n')
-    refused("slurm.local", read)
+    refused("scheduler: write one of slurm, local", read)
 
 
 def test_runs_of_two_networks_are_no_fit():
