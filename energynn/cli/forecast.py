@@ -28,6 +28,10 @@ Workload = Annotated[
 Named = Annotated[
     str, typer.Option("--workload", metavar="W", help="your own: of --fit, of runs")
 ]
+Studies = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="STUDY...", help="names, or files of your own"),
+]
 Limit = Annotated[float | None, typer.Option(min=1e-9, help="the most of it")]
 Size = Annotated[int | None, typer.Option(min=1)]
 Pue = Annotated[
@@ -41,7 +45,7 @@ Fit = Annotated[
 
 @forecast.command()
 def predict(
-    study: Study = "",
+    names: Studies = None,
     fit: Fit = None,
     p: Parameters = None,
     held_out: Annotated[
@@ -57,7 +61,10 @@ def predict(
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Predict a study's runs, or parameters; with factors also CO2 and price."""
+    """Predict runs of studies, or parameters; with factors also CO2 and price.
+
+    By --fit, or by what is published on the system.
+    """
     from energynn.experiment import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import next_run, predict, wording
@@ -68,15 +75,26 @@ def predict(
         rows = predict.held_out(folder, site, max_devices, workload)
         reply(as_json, {"rows": rows}, wording.beside_facts(rows))
         return
-    if fit is None:
-        raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
-    made = fits.read(fit, workload)
-    asked = predict.asked(made, study, parameters_of(p))
+    if fit is None and not names:
+        raise ValueError(
+            "predict: give --fit FILE, which `energynn forecast fit` writes, or studies and "
+            "--system"
+        )
     factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
-    rows = predict.rows(made, asked, factors=factors)
-    advice = next_run.advice(made, asked)
-    words = f"{wording.predicted(rows)}\n\n{advice['in_words']}"
-    reply(as_json, {"rows": rows, "next_run": advice}, words)
+    advice = {}
+    if fit:
+        made = fits.read(fit, workload)
+        asked, left_out = predict.asked(made, names, parameters_of(p))
+        rows = predict.rows(made, asked, factors=factors)
+        advice = {"next_run": next_run.advice(made, asked)}
+    else:
+        site = systems.site(system)
+        asked, left_out = predict.of_studies(names, site, parameters_of(p))
+        rows = predict.rows_of_published(asked, system, factors)
+    words = [wording.predicted(rows, left_out)]
+    words += [each["in_words"] for each in advice.values()]
+    answer = {"rows": rows, "total": predict.total(rows), "left_out": left_out}
+    reply(as_json, answer | advice, "\n\n".join(words))
 
 
 @forecast.command()
@@ -215,7 +233,8 @@ def simulate(
     from energynn.forecast import predict, simulate
 
     made = fits.read(fit, workload)
-    asked = [run for run in predict.asked(made, study, {}) if run.repeat == 0]
+    found, _ = predict.asked(made, [study], {})
+    asked = [run for run in found if run.repeat == 0]
     folders = simulate.write(made, asked, out)
     reply(
         as_json,

@@ -1,12 +1,13 @@
 """Read the systems that runs are made on: systems/NAME.toml, and over it runs/NAME/system.toml."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from energynn.experiment.config import Count, CountOrNone, Number, suggestion
+from energynn.experiment.config import Count, CountOrNone, Number, RunConfig, suggestion
 from energynn.host.files import shipped
 from energynn.host.reading import one_fault, toml_table
 from energynn.measure import machine
@@ -50,6 +51,25 @@ class Site(machine.System, forbid_unknown_fields=True, frozen=True, kw_only=True
     ram_W: Number = 0.0  # of a node
     gpu_idle_W: Number = 0.0
     published_as: str = ""  # device_name of the published runs made here
+
+
+def that_fit(site: Site, runs: list[RunConfig]) -> tuple[list[RunConfig], str]:
+    """Choose the runs that a system has nodes for, as far as that is known; name those left out.
+
+    Raises ValueError where it has nodes for none.
+    """
+    most = site.nodes * site.devices_per_node or math.inf
+    kept = [run for run in runs if run.devices <= most]
+    if len(kept) == len(runs):
+        return runs, ""
+    sizes = sorted({run.devices for run in runs if run.devices > most})
+    left_out = (
+        f"left out: {len(runs) - len(kept)} run(s) on {', '.join(map(str, sizes))} devices; "
+        f"{site.name} has {most} (nodes, devices_per_node in {site.file})"
+    )
+    if not kept:
+        raise ValueError(left_out)
+    return kept, left_out
 
 
 def site(name: str) -> Site:

@@ -52,7 +52,7 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
             f"{chosen.pop()}: a plan chooses it; use --devices, --local-batch-size or "
             "--max-global-batch-size"
         )
-    (run,) = predict.asked(fit, None, {"devices": 1} | parameters)
+    ((run,), _) = predict.asked(fit, None, {"devices": 1} | parameters)
     return run
 
 

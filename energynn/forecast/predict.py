@@ -1,13 +1,14 @@
 """Forecast configurations with 90 % intervals and causes, and mark what lies outside the fit."""
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from energynn.experiment import config, studies
+from energynn.experiment import config, studies, systems
 from energynn.experiment.config import RunConfig
 from energynn.experiment.systems import Site
 from energynn.forecast import fit as fits
@@ -22,6 +23,8 @@ PRICE = {
     "charged_hours": "charged hours",
     "energy_kWh": "kWh",
 }
+# what repeats and configurations add up to
+ADDED = [*PRICE, "energy_centre_kWh", "CO2_g", "price"]
 ENDS = ("value", "low", "high")
 DRAWS = 2000  # of parameters, for the shares of causes
 OF_RUN = ("system", "devices", "local_batch_size", "global_batch_size", "epochs")
@@ -75,6 +78,7 @@ def factors_of(
     They have no default, as they differ by grid, contract and year.
     """
     factors = [
+        ("energy_centre_kWh", 1.0 if pue > 1 else None, pue, "energy_kWh"),
         ("CO2_g", gco2_per_kwh, pue, "energy_kWh"),
         ("price", price_per_kwh, pue, "energy_kWh"),
         ("price", price_per_gpu_hour, 1.0, "gpu_hours"),
@@ -85,16 +89,31 @@ def factors_of(
 # ----------------------------------------------------------------------------- what is asked for
 
 
-def asked(fit: Fit, study: str | None, parameters: dict) -> list[RunConfig]:
-    """Make the configurations that a person means: a study's, with parameters that change them.
+def asked(
+    fit: Fit, names: list[str] | None, parameters: dict
+) -> tuple[list[RunConfig], str]:
+    """Make the configurations that a person means: studies', with parameters that change them.
 
-    Without a study they change the fitted run with the most samples.
+    Without a study they change the fitted run with the most samples. Returns also what is left out,
+    as ``systems.that_fit`` does.
     """
-    if not study and not parameters:
+    if names:
+        return of_studies(names, fit.runs.site, parameters)
+    if not parameters:
         raise ValueError("predict: say what: a study, or parameters (-p devices=64)")
-    found = [config.replace(fit.runs.longest, devices=1, accumulation_steps=1)]
-    if study:
-        found = itertools.chain(*studies.find([study], fit.runs.site.name).values())
+    longest = config.replace(fit.runs.longest, devices=1, accumulation_steps=1)
+    return _changed([longest], parameters), ""
+
+
+def of_studies(
+    names: list[str], site: Site, parameters: dict
+) -> tuple[list[RunConfig], str]:
+    """Make the runs of studies that a system has nodes for, and say which are left out."""
+    found = itertools.chain(*studies.find(names, site.name).values())
+    return systems.that_fit(site, _changed(found, parameters))
+
+
+def _changed(found: Iterable[RunConfig], parameters: dict) -> list[RunConfig]:
     # The sizes that are given, and the number of devices, make the global batch anew.
     anew = {"global_batch_size": None} if parameters else {}
     if "global_batch_size" in parameters:
@@ -128,13 +147,42 @@ def most_planned(fit: Fit, run: RunConfig) -> int:
 # ------------------------------------------------------------------------------------ the answer
 
 
+def rows_of_published(
+    asked: list[RunConfig], system: str, factors: list[tuple]
+) -> list[dict]:
+    """Forecast runs of any workload by what is published of it on a system, as ``rows`` does."""
+    by_workload = defaultdict(list)
+    for run in asked:
+        by_workload[run.workload].append(run)
+    result = []
+    for workload, runs_of_it in by_workload.items():
+        made = fits.published(workload, system)
+        result += rows(made, runs_of_it, factors=factors)
+    return result
+
+
+def total(rows: list[dict]) -> dict[str, float | None]:
+    """Add up what all runs take, repeats too: each quantity that is additive, where it is known."""
+    sums: dict[str, float | None] = {}
+    for name in ADDED:
+        if name in rows[0]:
+            values = [row[name]["value"] for row in rows]
+            is_known = None not in values
+            sums[name] = (
+                float(np.dot(values, [row["runs"] for row in rows]))
+                if is_known
+                else None
+            )
+    return sums
+
+
 def rows(
     fit: Fit,
     asked: list[RunConfig],
     power_share: float = 1.0,
     factors: list[tuple] = (),
 ) -> list[dict]:
-    """Forecast each configuration, repeats once, as ``predict --json`` shows it.
+    """Forecast each configuration, ``runs`` times asked for, as ``predict --json`` shows it.
 
     power_share and factors: as ``quantities`` takes them.
     Raises ValueError for another workload, too many devices, or too few samples for an update.
@@ -144,15 +192,16 @@ def rows(
             f"workload: the fit is of {fit.runs.workload}; fit {others.pop()}"
         )
     same = {"seed": 0, "repeat": 0, "system": fit.runs.site.name}
-    provenance = (
-        f"estimated by a model fitted to {len(fit.runs)} {fit.runs.provenance} runs"
-        f"{runs.SCOPES[fit.runs.scope]}"
-    )
+    made = f"{len(fit.runs)} {fit.runs.provenance} runs{runs.SCOPES[fit.runs.scope]}"
+    provenance = f"estimated by a model fitted to {made}"
+    if fit.runs.provenance == "published":
+        provenance += f" on {fit.runs.site.published_as}"
     if power_share != 1:
         changes = power_limit.factors(power_share).ravel()
         provenance += power_limit.WORDS.format(power_share, *changes)
     result = []
-    for run in dict.fromkeys(config.replace(run, **same) for run in asked):
+    counts = Counter(config.replace(run, **same) for run in asked)
+    for run, number in counts.items():
         check_devices(fit.runs.site, run.devices)
         work = fit.runs.works([run])
         if run.local_batch_size and not work.updates[0]:
@@ -160,7 +209,7 @@ def rows(
                 "local_batch_size: a device has fewer samples than one update takes; choose a "
                 "smaller one"
             )
-        row = {name: getattr(run, name) for name in OF_RUN}
+        row = {"runs": number} | {name: getattr(run, name) for name in OF_RUN}
         row |= {"workload": fit.runs.workload, "run_id": config.run_id(run)}
         samples = fit.runs.epoch(run).training_samples
         row |= {"samples": samples, "provenance": provenance}

@@ -68,6 +68,9 @@ def submit_runs(
     scripts: and every script. Raises ValueError with the remedy, also where the jobs are expected
     to cost more than ``max_gpu_hours`` (default: the system's).
     """
+    runs, left_out = systems.that_fit(site, runs)
+    if left_out:
+        tell(left_out)
     system_dir = runs_dir.absolute() / site.name
     # running, or with a job that is queued
     folders = [path.parent for path in system_dir.glob("*/job")]

@@ -39,7 +39,7 @@ def grid(fit, **more) -> list:
 
 def foretold(fit, **sizes) -> dict:
     """The forecast of the fitted training, with other sizes."""
-    (row,) = predict.rows(fit, predict.asked(fit, None, sizes))
+    (row,) = predict.rows(fit, predict.asked(fit, None, sizes)[0])
     return row
 
 
