@@ -45,6 +45,8 @@ COLUMNS = [
     "note",
     "training_time_s",
     "device_hours_training",
+    "cpu_time_s",
+    "cpu_time_others_s",
     "energy_gpu_J",
     "energy_cpu_J",
     "energy_ram_J",

@@ -131,6 +131,8 @@ def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_
     record = records.read(made)
     assert record.valid, record.invalid_reasons
     assert record.devices == 2 and record.samples_in_training >= 60
+    assert 0 < record.cpu_time_s < 3 * record.training_time_s
+    assert record.cpu_time_others_s >= 0
     assert list(made.glob("perun/*.hdf5")) and records.check(made) == []
     parts = record.energy_phases
     names = {"data_loading", "forward", "backward", "optimizer", "evaluation", "idle"}
