@@ -374,6 +374,13 @@ def find(run: str | Path, runs_dir: Path) -> Path:
     return found[0]
 
 
+def find_repeats(run: str | Path, runs_dir: Path) -> list[Path]:
+    """Find the folders of all runs of one name; else what ``find`` does."""
+    called = known_runs(runs_dir)
+    named = [each for each in called if called[each].split()[2:] == [str(run)]]
+    return named or [find(run, runs_dir)]
+
+
 def intended(run_dir: Path) -> dict:
     """Read run.json; empty where that cannot be, as before the first start of a batch job."""
     with one_fault(run_dir.name, []):
@@ -388,6 +395,12 @@ def settings(config: dict) -> list[str]:
     scale = configuration.Scale.__struct_fields__
     kept = configuration.filled(config).items()
     return [f"{name} {value}" for name, value in kept if name not in scale]
+
+
+def global_batch(config: dict, devices: int | None) -> int | None:
+    """Tell the samples of an update; of a command by what a person told of it."""
+    local = config.get("local_batch_size")
+    return config.get("global_batch_size", local and local * (devices or 1))
 
 
 def differing(config: dict, others: list[dict]) -> str:
@@ -483,6 +496,8 @@ def remarks(record: Record, runs_dir: Path | None = None) -> list[str]:
         if own.get(name, usual) != usual
     ]
     lines += [f"left out by system.toml: {name}" for name in record.left_out]
+    if len(record.segments) > 1:
+        lines.append(f"{len(record.segments)} starts, which add up")
     lines += filter(None, [of_others(record)])
     used = [sensor.notes for sensor in record.sensors if sensor.primary]
     ways = {notes["measured_by"] for notes in used if "measured_by" in notes}

@@ -61,16 +61,23 @@ def compare(
 
     from energynn.analysis import interface
 
-    table = interface.compare(*[find_run(run, runs_dir) for run in runs])
+    folder = folder_of_runs(runs_dir)
+    table = interface.compare(*runs, runs_dir=folder)
     rows = json.loads(
         table.reset_index().to_json(orient="records", double_precision=15)
     )
     names = [name for name in table if not name.startswith("ratio")]
     numbers = {name: f"run {number}" for number, name in enumerate(names, start=1)}
     lines = [f"{number}  {name}" for name, number in numbers.items()]
-    side_by_side = table.rename(columns=numbers).to_string(
-        float_format="{:.4g}".format, na_rep="", line_width=80, max_colwidth=24
-    )
+    # on a line of 80 columns, as far as it goes
+    width = max(8, (62 - 11 * (table.shape[1] - len(names))) // len(names) - 2)
+
+    def cell(value) -> str:
+        if isinstance(value, float):
+            return f"{value:.4g}".replace("nan", "")
+        return str(value)[:width]
+
+    side_by_side = table.rename(columns=numbers).map(cell).to_string()
     reply(as_json, {"rows": rows}, "\n".join([*lines, side_by_side]))
     return 0
 

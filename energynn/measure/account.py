@@ -129,7 +129,8 @@ def _cpu_times(events: dict[Path, list[dict]]) -> dict[str, float]:
         starts = {
             each["rank"]: each for each in events_of_kind(of_segment, "training_start")
         }
-        own_of, whole_of = Counter(), {}
+        own_of: Counter[str] = Counter()
+        whole_of: dict[str, float] = {}
         for end in events_of_kind(of_segment, "training_end"):
             start = starts.get(end["rank"], {})
             if {"cpu_own_s", "cpu_host_s"} <= start.keys() & end.keys():
