@@ -75,22 +75,13 @@ def predict(
         rows = predict.held_out(folder, site, max_devices, workload)
         reply(as_json, {"rows": rows}, wording.beside_facts(rows))
         return
-    if fit is None and not names:
-        raise ValueError(
-            "predict: give --fit FILE, which `energynn forecast fit` writes, or studies and "
-            "--system"
-        )
+    made = fits.read(fit, workload) if fit else None
+    site = made.runs.site if made else systems.site(system)
+    longest = made.runs.longest if made else None
+    asked, left_out = predict.asked(site, names, parameters_of(p), longest)
     factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
-    advice = {}
-    if fit:
-        made = fits.read(fit, workload)
-        asked, left_out = predict.asked(made, names, parameters_of(p))
-        rows = predict.rows(made, asked, factors=factors)
-        advice = {"next_run": next_run.advice(made, asked)}
-    else:
-        site = systems.site(system)
-        asked, left_out = predict.of_studies(names, site, parameters_of(p))
-        rows = predict.rows_of_published(asked, system, factors)
+    rows = predict.rows_of_all(asked, made, system, factors)
+    advice = {"next_run": next_run.advice(made, asked)} if made else {}
     words = [wording.predicted(rows, left_out)]
     words += [each["in_words"] for each in advice.values()]
     answer = {"rows": rows, "total": predict.total(rows), "left_out": left_out}
@@ -233,7 +224,7 @@ def simulate(
     from energynn.forecast import predict, simulate
 
     made = fits.read(fit, workload)
-    found, _ = predict.asked(made, [study], {})
+    found, _ = predict.asked(made.runs.site, [study], {}, None)
     asked = [run for run in found if run.repeat == 0]
     folders = simulate.write(made, asked, out)
     reply(

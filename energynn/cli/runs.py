@@ -116,12 +116,10 @@ def study_show(name: Study = "smoke") -> int:
         about = studies.STUDIES.get(member)
         table = costs.in_words(costs.of_study(member, runs))
         tell(f"{inspect.getdoc(about) if about else member}\n\n{table}\n")
-        repeats: dict = {}
-        for run in runs:
-            once = config.replace(run, seed=0, repeat=0)
-            repeats.setdefault(once, []).append(config.run_id(run))
-        for ids in repeats.values():
-            tell(f"{ids[0]}{f' and {len(ids) - 1} repeats' if ids[1:] else ''}")
+        firsts = [run for run in runs if not run.repeat] or runs
+        tell("\n".join(map(config.run_id, firsts)))
+        if len(firsts) < len(runs):
+            tell("and their repeats")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -90,35 +89,27 @@ def factors_of(
 
 
 def asked(
-    fit: Fit, names: list[str] | None, parameters: dict
+    site: Site, names: list[str] | None, parameters: dict, longest: RunConfig | None
 ) -> tuple[list[RunConfig], str]:
     """Make the configurations that a person means: studies', with parameters that change them.
 
-    Without a study they change the fitted run with the most samples. Returns also what is left out,
-    as ``systems.that_fit`` does.
+    Without a study they change ``longest``, of a fit. Returns also what is left out, as
+    ``systems.that_fit`` does.
     """
+    if not names and not (longest and parameters):
+        raise ValueError(
+            "predict: say what: studies, or parameters (-p devices=64) with --fit FILE, which "
+            "`energynn forecast fit` writes"
+        )
+    found = longest and [config.replace(longest, devices=1, accumulation_steps=1)]
     if names:
-        return of_studies(names, fit.runs.site, parameters)
-    if not parameters:
-        raise ValueError("predict: say what: a study, or parameters (-p devices=64)")
-    longest = config.replace(fit.runs.longest, devices=1, accumulation_steps=1)
-    return _changed([longest], parameters), ""
-
-
-def of_studies(
-    names: list[str], site: Site, parameters: dict
-) -> tuple[list[RunConfig], str]:
-    """Make the runs of studies that a system has nodes for, and say which are left out."""
-    found = itertools.chain(*studies.find(names, site.name).values())
-    return systems.that_fit(site, _changed(found, parameters))
-
-
-def _changed(found: Iterable[RunConfig], parameters: dict) -> list[RunConfig]:
+        found = itertools.chain(*studies.find(names, site.name).values())
     # The sizes that are given, and the number of devices, make the global batch anew.
     anew = {"global_batch_size": None} if parameters else {}
     if "global_batch_size" in parameters:
         anew = {"local_batch_size": None, "accumulation_steps": None}
-    return [config.make(**config.asdict(run) | anew | parameters) for run in found]
+    made = [config.make(**config.asdict(run) | anew | parameters) for run in found]
+    return systems.that_fit(site, made) if names else (made, "")
 
 
 def most_devices(site: Site) -> int:
@@ -147,32 +138,26 @@ def most_planned(fit: Fit, run: RunConfig) -> int:
 # ------------------------------------------------------------------------------------ the answer
 
 
-def rows_of_published(
-    asked: list[RunConfig], system: str, factors: list[tuple]
+def rows_of_all(
+    asked: list[RunConfig], fit: Fit | None, system: str, factors: list[tuple]
 ) -> list[dict]:
-    """Forecast runs of any workload by what is published of it on a system, as ``rows`` does."""
-    by_workload = defaultdict(list)
+    """Forecast runs as ``rows`` does, without a fit by what is published on the system."""
+    by_workload, result = defaultdict(list), []
     for run in asked:
         by_workload[run.workload].append(run)
-    result = []
-    for workload, runs_of_it in by_workload.items():
-        made = fits.published(workload, system)
-        result += rows(made, runs_of_it, factors=factors)
+    for workload, of_it in by_workload.items():
+        made = fit or fits.published(workload, system)
+        result += rows(made, of_it, factors=factors)
     return result
 
 
 def total(rows: list[dict]) -> dict[str, float | None]:
     """Add up what all runs take, repeats too: each quantity that is additive, where it is known."""
-    sums: dict[str, float | None] = {}
-    for name in ADDED:
-        if name in rows[0]:
-            values = [row[name]["value"] for row in rows]
-            is_known = None not in values
-            sums[name] = (
-                float(np.dot(values, [row["runs"] for row in rows]))
-                if is_known
-                else None
-            )
+    sums = {}
+    for name in filter(rows[0].get, ADDED):
+        values = [row[name]["value"] for row in rows]
+        counts = [row["runs"] for row in rows]
+        sums[name] = None if None in values else float(np.dot(values, counts))
     return sums
 
 

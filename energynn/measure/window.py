@@ -149,64 +149,51 @@ class Phases:
 
     def __init__(self, no_gpu: bool = False, synchronize: bool = True):
         self._window = partial(Window, no_gpu=no_gpu, synchronize=synchronize)
-        self._blocks: list[tuple[str, Block]] = []
+        self._names: list[str] = []
+        self._blocks: list[Block] = []
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         with self._window(name) as one:
-            assert one._block  # it was entered
-            self._blocks.append((name, one._block))
             yield
+        assert one._block  # it was entered
+        self._names.append(name)
+        self._blocks.append(one._block)
 
     @property
     def energies(self) -> dict:
         """Those from the first block to the end of the last, as a window has them."""
-        return self._whole.energies
-
-    @property
-    def _whole(self) -> Block:
         if not self._blocks:
-            raise ValueError("phases: no block was entered")
-        return replace(self._blocks[0][1], end_ns=self._blocks[-1][1].end_ns)
+            raise ValueError("phases: no block has ended")
+        return replace(self._blocks[0], end_ns=self._blocks[-1].end_ns).energies
 
     @property
     def rows(self) -> dict[str, dict[str, float]]:
         """Number of blocks, time in s and energy in J of each name; NaN where it is not known."""
-        whole, rows = self._whole, {}
-        edges_s = (
-            np.array([[one.start_ns, one.end_ns] for _, one in self._blocks]) / 1e9
-        )
-        energy_J = np.full(len(edges_s), np.nan)
-        if "energy_total_J" in whole.energies:
-            file, header, begin_B = (
-                whole.sampler.file,
-                whole.sampler.header,
-                whole.begin_B,
-            )
-            streams, _ = read_streams(file, header, {}, edges_s, begin_B)
+        is_known, first = "energy_total_J" in self.energies, self._blocks[0]
+        edges_s = np.array([[one.start_ns, one.end_ns] for one in self._blocks]) / 1e9
+        each_J = np.full(len(edges_s), np.nan)
+        if is_known:
+            place = first.sampler.file, first.sampler.header
+            streams, _ = read_streams(*place, {}, edges_s, first.begin_B)
             used = [one for one in streams if one.sensor.primary]
-            energy_J = sum(
-                one.at(edges_s[:, 1]) - one.at(edges_s[:, 0]) for one in used
-            )
-        names = np.array([name for name, _ in self._blocks])
-        for name in dict.fromkeys(names.tolist()):
-            these = names == name
-            rows[name] = {
-                "blocks": int(these.sum()),
-                "time_s": float(np.diff(edges_s[these]).sum()),
-                "energy_J": float(energy_J[these].sum()),
-            }
+            each_J = np.sum([np.diff(one.at(edges_s))[:, 0] for one in used], axis=0)
+        rows = {
+            name: {"blocks": 0, "time_s": 0.0, "energy_J": 0.0} for name in self._names
+        }
+        for name, block, energy_J in zip(
+            self._names, self._blocks, each_J, strict=True
+        ):
+            rows[name]["blocks"] += 1
+            rows[name]["time_s"] += block.time_s
+            rows[name]["energy_J"] += float(energy_J)
         return rows
 
     def __str__(self) -> str:
         form = "{:16} {blocks:8} x {time_s:10.2f} s {energy_J:12.2f} J"
         lines = [form.format(name, **row) for name, row in self.rows.items()]
-        provenance = self.energies.get(
-            "energy_total_provenance", "energies are not known"
-        )
-        return "\n  NOT valid: ".join(
-            ["\n".join([*lines, provenance]), *self.energies["doubts"]]
-        )
+        lines.append(self.energies.get("energy_total_provenance", "not known"))
+        return "\n  NOT valid: ".join(["\n".join(lines), *self.energies["doubts"]])
 
 
 phases = Phases

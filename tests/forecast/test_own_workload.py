@@ -332,7 +332,7 @@ def test_where_the_cpus_are_estimated_the_gpus_alone_are_forecast():
     )
     found = two(**powers_W)
     fit = fits.make(mine(*found))
-    asked = predict.asked(fit, None, {"training_samples": 10**6})[0]
+    asked = [plan.base_run(fit, {"training_samples": 10**6})]
     (row,), (less,) = (predict.rows(fit, asked, share) for share in (1.0, 0.6))
     kWh = row["energy_kWh"]["value"]
     assert kWh == pytest.approx(0.25 * row["gpu_hours"]["value"], rel=0.05)

@@ -142,7 +142,7 @@ def test_phases_add_up_by_name_and_a_window_tells_what_it_has_taken_so_far(told)
     assert "simulated" in text and "NOT valid" not in text
     begin_s, energy_J, end_s = told["so far"]
     assert 0.88 * begin_s < energy_J / all_W < 1.12 * end_s
-    refused("no block was entered", str, energynn.phases())
+    refused("no block has ended", str, energynn.phases())
     refused("enter its block first", lambda: energynn.window().energy_J)
 
 
