@@ -98,7 +98,7 @@ def asked(
     """
     if not names and not (longest and parameters):
         raise ValueError(
-            "predict: say what: studies, or parameters (-p devices=64) with --fit FILE, which "
+            "predict: say what: a study, or parameters (-p devices=64) with --fit FILE, which "
             "`energynn forecast fit` writes"
         )
     found = longest and [config.replace(longest, devices=1, accumulation_steps=1)]

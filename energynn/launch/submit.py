@@ -291,6 +291,10 @@ def check(system: str) -> int:
     record = records.read(folder)
     expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node)
     found = {name: getattr(record, name, None) for name in expected}
-    is_right = found == expected
-    print(f"as {site.file} says" if is_right else f"WRONG: {found}, not {expected}")
-    return 0 if is_right else 1
+    wrong = [
+        f"{name} is {found[name]}, not {expected[name]}"
+        for name in expected
+        if found[name] != expected[name]
+    ]
+    print(f"WRONG: {'; '.join(wrong)}" if wrong else f"as {site.file} says")
+    return 1 if wrong else 0
