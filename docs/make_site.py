@@ -63,10 +63,13 @@ INTERFACE = """
 
 ```{eval-rst}
 .. automodule:: energynn.analysis.interface
-   :members: load, trace, compare
+   :members: load, table, trace, compare
 
 .. autoclass:: energynn.measure.window.Window
    :members: time_s, energies, energy_J
+
+.. autoclass:: energynn.measure.window.Phases
+   :members: rows, energies
 ```
 """
 

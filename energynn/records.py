@@ -26,6 +26,8 @@ from energynn.measure.samples import events_of_kind, events_of_segments
 SCHEMA = "energynn-record/3"  # of the earlier one no number is derived again
 # MLPerf's power rules ask for as many before a result counts as measured
 FEWEST_SAMPLES = 60
+# Of the CPU time that was used, and of the CPUs of a host: others below have nearly none.
+LEAST_PART, LEAST_CPUS = 0.1, 0.1
 
 UTC = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z\Z"
 # of a record's fields, those that the files of the run do not tell
@@ -109,6 +111,8 @@ class Record(Intent, kw_only=True):
     power_limit_gpu_W: Quantity = None
     power_limit_gpu_end_W: Quantity = None
     training_time_s: Quantity = None
+    cpu_time_s: Quantity = None
+    cpu_time_others_s: Quantity = None
     perun_time_s: Quantity = None
     device_hours_training: Quantity = None
     device_hours_perun: Quantity = None
@@ -370,6 +374,13 @@ def find(run: str | Path, runs_dir: Path) -> Path:
     return found[0]
 
 
+def find_repeats(run: str | Path, runs_dir: Path) -> list[Path]:
+    """Find the folders of all runs of one name; else what ``find`` does."""
+    called = known_runs(runs_dir)
+    named = [each for each in called if called[each].split()[2:] == [str(run)]]
+    return named or [find(run, runs_dir)]
+
+
 def intended(run_dir: Path) -> dict:
     """Read run.json; empty where that cannot be, as before the first start of a batch job."""
     with one_fault(run_dir.name, []):
@@ -384,6 +395,12 @@ def settings(config: dict) -> list[str]:
     scale = configuration.Scale.__struct_fields__
     kept = configuration.filled(config).items()
     return [f"{name} {value}" for name, value in kept if name not in scale]
+
+
+def global_batch(config: dict, devices: int | None) -> int | None:
+    """Tell the samples of an update; of a command by what a person told of it."""
+    local = config.get("local_batch_size")
+    return config.get("global_batch_size", local and local * (devices or 1))
 
 
 def differing(config: dict, others: list[dict]) -> str:
@@ -479,6 +496,9 @@ def remarks(record: Record, runs_dir: Path | None = None) -> list[str]:
         if own.get(name, usual) != usual
     ]
     lines += [f"left out by system.toml: {name}" for name in record.left_out]
+    if len(record.segments) > 1:
+        lines.append(f"{len(record.segments)} starts, which add up")
+    lines += filter(None, [of_others(record)])
     used = [sensor.notes for sensor in record.sensors if sensor.primary]
     ways = {notes["measured_by"] for notes in used if "measured_by" in notes}
     lines += [f"CPU: estimated; to have it measured, {way}" for way in sorted(ways)]
@@ -486,6 +506,18 @@ def remarks(record: Record, runs_dir: Path | None = None) -> list[str]:
     # what perun has measured cannot be measured again
     doubts = record.doubts if record.system != "imported" else []
     return lines + machine.remedy(doubts, path)
+
+
+def of_others(record: Record) -> str:
+    """Say which part of the busy CPU time was not the run's; "" where that is little."""
+    others_s, own_s = record.cpu_time_others_s or 0.0, record.cpu_time_s or 0.0
+    part, idle_s = (
+        others_s / (own_s + others_s or 1),
+        LEAST_CPUS * (record.training_time_s or 0),
+    )
+    if part < LEAST_PART or others_s < idle_s * (record.nodes or 1):
+        return ""
+    return f"others used {part:.0%} of the CPU time; what they drew is counted"
 
 
 def hold(run_dir: Path, name: str = "run.json"):

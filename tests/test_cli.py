@@ -14,8 +14,8 @@ from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.host.reading import json_table
 from tests.conftest import built, write_perun_hdf5, write_runs
-from tests.processes import ENERGYNN, ended, printed, said
-from tests.run_files import edit
+from tests.processes import ENERGYNN, answer, ended, printed, said
+from tests.run_files import edit, text_of
 
 
 def test_the_version_and_the_list_of_commands():
@@ -33,6 +33,7 @@ def test_the_version_and_the_list_of_commands():
         (["forecast", "plam"], "plan"),
         (["run", "learning_rte=2"], "learning_rate"),
         (["run", "devices"], "NAME=VALUE"),
+        (["run", "name=x"], "give --name x"),
         (["study", "show", "larg-batch"], "large-batch"),
         (["submit", "R1", "--system", "horeka-a10"], "horeka-a100"),
         (["run", "--runs"], "--runs"),
@@ -47,6 +48,26 @@ def test_a_slip_is_one_line_with_the_word_that_was_meant(tmp_path, words, meant)
     status, _, err = said(*words, *where)
     assert status == 2 and meant in err and err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("status", "runs: 0; none; 0 Wh"),
+        ("check", "records below runs: 0"),
+        ("export --csv all.csv", "runs; each says how good"),
+        ("claims", "lbs-speed-up-near-optimal"),
+    ],
+)
+def test_what_the_guide_says_works_in_an_empty_folder(
+    monkeypatch, tmp_path, words, expected
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ENERGYNN_RUNS", raising=False)
+    guide = text_of("docs/measure.md").partition("## Without a checkout")[2]
+    assert f"`{words.split()[0]}`" in guide
+    assert expected in answer(*words.split())
+    assert "is no folder" in answer("status", "--runs-dir", "nothing", status=2)
 
 
 GROUPS = ("study", "data", "forecast")

@@ -50,6 +50,51 @@ def test_trackers_get_energy_power_and_time_of_each_epoch(monkeypatch):
     assert run.log.mock_calls == logged
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("library", ["transformers", "lightning"])
+def test_a_trainer_s_epochs_have_their_energy(tmp_path, monkeypatch, library):
+    """examples/callbacks.py, where these are installed."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    torch, made = pytest.importorskip("torch"), pytest.importorskip(library)
+    callback = getattr(importlib.import_module("callbacks"), f"for_{library}")()
+    rows = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 8
+    network = torch.nn.Linear(2, 1)
+
+    def loss_of(_self, x, labels):
+        return {"loss": ((torch.nn.Module.__call__(network, x) - labels) ** 2).mean()}
+
+    if library == "transformers":
+        model = type("Model", (torch.nn.Module,), {"forward": loss_of})()
+        model.network = network
+        given = made.TrainingArguments(tmp_path, num_train_epochs=2, report_to=[])
+        trainer = made.Trainer(model, given, train_dataset=rows, callbacks=[callback])
+        trainer.train()
+        told = trainer.state.log_history
+    else:
+        logger, told = Mock(spec=made.pytorch.loggers.CSVLogger), []
+        logger.log_metrics = lambda values, step: told.append(values)
+        steps = {
+            "training_step": lambda self, rows, _n: loss_of(self, **rows)["loss"],
+            "configure_optimizers": lambda self: torch.optim.SGD(self.parameters()),
+        }
+        model = type("Model", (made.LightningModule,), steps)()
+        model.network = network
+        quiet = dict(enable_checkpointing=False, enable_progress_bar=False)
+        trainer = made.Trainer(
+            max_epochs=2,
+            logger=logger,
+            callbacks=[callback],
+            accelerator="cpu",
+            **quiet,
+        )
+        trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=4))
+    epochs = [each for each in told if "epoch_time_s" in each]
+    assert len(epochs) == 2
+    for epoch in epochs:
+        (energy_J,) = [epoch[name] for name in epoch if name.startswith("energy_")]
+        assert energy_J > 0 and epoch["epoch_time_s"] > 0
+
+
 def test_a_workload_that_is_no_module_or_has_no_configuration_is_refused():
     for name in ("alexnet", "json", "..x", ""):
         refused(

@@ -122,6 +122,8 @@ def test_status_is_a_line_for_each_run_the_newest_first(
     assert "mine.1 resnet50 2 32 " in first and total.startswith("runs: 2; ")
     assert max(map(len, (head, last, first))) <= 100
     monkeypatch.setenv("COLUMNS", "300")
+    (runs[0] / "segment-2").mkdir()
+    assert " 2 starts" in answer("status")
     wide = answer("status")
     assert "system other; seed 7" in wide and "epochs" not in wide
     assert "mine.1" not in answer("status", "other")
@@ -143,8 +145,12 @@ def test_a_comparison_of_commands_shows_the_arguments_that_differ(runs):
     for folder, batch in zip(runs, (64, 512), strict=True):
         words = f"python a/long/path/to/mine.py --batch {batch} --lr 0.1"
         change(
-            folder, workload="command", run_id=f"run{batch}", config={"command": words}
+            folder,
+            workload="command",
+            run_id=f"run{batch}",
+            config={"command": words, "local_batch_size": 8},
         )
+    assert " 2 16  " in answer("status"), "the batch that a person told"
     assert list(energynn.compare("mine.1", "mine.2").loc["command"][:2]) == [
         "--batch 64",
         "--batch 512",
@@ -153,6 +159,20 @@ def test_a_comparison_of_commands_shows_the_arguments_that_differ(runs):
     assert "--batch 512" in out and "/long/" not in out and "ratio_low" in out
     change(runs[1], energy_total_provenance="estimated")
     assert "ratio_low" not in answer("compare", "mine.1", "mine.2")
+
+
+def test_repeats_are_averaged_by_their_name_and_three_runs_are_one_table(runs):
+    third = write_run_dir(Path("runs"), "third")
+    call(third, "yours")
+    for folder, joules in zip(runs, (100.0, 300.0), strict=True):
+        change(folder, name="mine", run_id=folder.parent.name, energy_total_J=joules)
+    table = energynn.compare("mine", "yours")
+    assert table.loc["energy_total_J", "mine, mean of 2"] == 200
+    assert table.loc["system", "mine, mean of 2"] == "local, other"
+    shown = answer("compare", *runs, third)
+    assert shown.count("energy_total_J") == 1
+    assert max(map(len, shown.splitlines())) <= 80
+    refused("two runs or more", energynn.compare, "mine")
 
 
 def test_one_sentence_says_energy_how_good_time_and_accuracy():

@@ -1,5 +1,6 @@
 """The Python interface: runs as one table, power over time, comparisons."""
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -39,12 +40,20 @@ COLUMNS = [
     "workload",
     "system",
     "devices",
+    "nodes",
+    "local_batch_size",
+    "global_batch_size",
+    "epochs",
+    "repeat",
+    "starts",
     "status",
     "valid",
     "why",
     "note",
     "training_time_s",
     "device_hours_training",
+    "cpu_time_s",
+    "cpu_time_others_s",
     "energy_gpu_J",
     "energy_cpu_J",
     "energy_ram_J",
@@ -99,7 +108,8 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
     of copies the first.
 
     Columns have the names of a record's fields, shorter for the whole (``energy_J``, ``time_s``,
-    ``power_W``). Then metrics, and the parameters in which runs differ. NaN: not known.
+    ``power_W``), and are always there. Then metrics, and the parameters in which runs differ. NaN:
+    not known.
 
         >>> runs = table()
         >>> list(runs.columns[:5])
@@ -120,10 +130,11 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
 
 
 def _row(record: records.Record) -> dict:
-    return msgspec.to_builtins(record) | {
-        "why": records.reason(record),
-        "command": record.config.get("command"),
-    }
+    sizes = ("command", "local_batch_size", "epochs", "repeat")
+    told = {name: record.config.get(name) for name in sizes}
+    told["why"], told["starts"] = records.reason(record), len(record.segments)
+    told["global_batch_size"] = records.global_batch(record.config, record.devices)
+    return msgspec.to_builtins(record) | told
 
 
 def _tabulate(rows: list[dict]) -> pd.DataFrame:
@@ -168,6 +179,14 @@ def export(
     return len(runs)
 
 
+def _together(column: pd.Series):
+    """Take the mean of repeats, of what is no number the values that there are."""
+    if column.dtype.kind in "if":
+        return column.mean()
+    values = column.dropna().unique()
+    return values[0] if len(values) == 1 else ", ".join(map(str, values))
+
+
 def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     """Return mean power in W, dimensions ``sensor`` and ``time`` (s from the training's start).
 
@@ -193,25 +212,36 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     return power.assign_attrs(units="W", long_name="mean power of a step")
 
 
-def compare(*runs: str | Path) -> pd.DataFrame:
+def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     """Put runs side by side: a row for each fact, named as in a record, a column for each run,
     and the ratio of the last to the first.
 
-    ``runs`` are folders, or whatever `energynn show` takes. ``ratio_low`` and ``ratio_high`` bound
+    ``runs`` are folders, or whatever `energynn show` takes; repeats, which share a name, are one
+    column, of their means. ``ratio_low`` and ``ratio_high`` bound
     the ratio of the total energies by the bounds of both; what their sensors have in common is
     not in them, and estimates have none. Raises ValueError for fewer than two runs.
     """
-    found = [records.read_record(records.find(run, default_runs_dir())) for run in runs]
-    if len({record.run_id for record in found}) < max(2, len(runs)):
+    found: dict[Path, str | Path] = {}
+    for run in runs:
+        folders = records.find_repeats(run, Path(runs_dir or default_runs_dir()))
+        found |= {folder: run for folder in folders}
+    made = [records.read_record(folder) for folder in found]
+    numbers, columns = Counter(found.values()), []
+    for record, run in zip(made, found.values(), strict=True):
+        mean = f"{run}, mean of {numbers[run]}"
+        columns.append(mean if numbers[run] > 1 else record.run_id)
+    if len({*columns}) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
+    table = _tabulate(list(map(_row, made))).drop(columns=["started_at", "run_id"])
+    if table["command"].notna().any():
+        configs = [record.config for record in made]
+        table["command"] = [records.differing(one, configs) for one in configs]
     table = (
-        _tabulate(list(map(_row, found)))
-        .set_index("run_id")
-        .T.drop(["started_at", "energy_total_systematic_J"])
+        table.groupby(columns, sort=False)
+        .agg(_together)
+        .T.rename_axis(columns="run_id")
     )
-    if table.loc["command"].notna().any():
-        configs = [record.config for record in found]
-        table.loc["command"] = [records.differing(one, configs) for one in configs]
+    table = table.drop("energy_total_systematic_J")
     numbers = table.drop("valid").apply(pd.to_numeric, errors="coerce").iloc[:, [0, -1]]
     table["ratio"] = numbers.iloc[:, 1] / numbers.iloc[:, 0].replace(0, np.nan)
     if "estimated" not in {*table.loc["energy_total_provenance"]}:

@@ -12,6 +12,7 @@ import pandas as pd
 import vl_convert
 
 from energynn.host.files import REPOSITORY, whole
+from energynn.host.texts import cell
 
 # Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_px is the
 # width of a page of the ACM format.
@@ -242,11 +243,18 @@ def save(
 
 
 def save_spec(spec: dict, name: str, build_dir: str | Path) -> Path:
-    """Write a chart's Vega-Lite specification for the interactive report."""
+    """Write a chart's Vega-Lite specification for the interactive report, and its data as CSV.
+
+    The column ``table`` says which of the chart's tables a row is of.
+    """
     path = Path(build_dir, "figures", f"{name}.json")
     # msgspec writes null for NaN, which a browser would refuse
     with whole(path) as file:
         file.write(msgspec.json.encode(spec, enc_hook=float, order="sorted"))
+    if data := spec.get("datasets"):
+        tables = dict(enumerate(map(pd.DataFrame, data.values())))
+        rows = pd.concat(tables, names=["table"]).droplevel(1).map(cell)
+        rows.to_csv(path.with_suffix(".csv"), errors="backslashreplace")
     return path
 
 

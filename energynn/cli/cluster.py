@@ -42,7 +42,8 @@ def submit(
         bool, Option("--scripts", help="the same, and print all batch scripts")
     ] = False,
     max_gpu_hours: Annotated[
-        float | None, Option(min=0, help="refuse what is expected to cost more")
+        float | None,
+        Option(min=0, help="refuse more [default: of the system's file, else 100]"),
     ] = None,
     account: Annotated[str, Option(help="who pays, as sbatch takes it")] = "",
     runs_dir: RunsDir = RUNS,

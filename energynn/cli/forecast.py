@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from energynn.cli.options import (
     RUNS,
@@ -27,6 +27,9 @@ Workload = Annotated[str, Option(metavar="W", help="resnet50, fourcastnet or you
 Named = Annotated[
     str, Option("--workload", metavar="W", help="your own: of --fit, of runs")
 ]
+Studies = Annotated[
+    list[str], Argument(metavar="STUDY...", help="names, or files of your own")
+]
 Limit = Annotated[float | None, Option(min=1e-9, help="the most of it")]
 Size = Annotated[int | None, Option(min=1)]
 Pue = Annotated[float, Option(min=1, help="kWh of the centre for one of its computers")]
@@ -38,7 +41,7 @@ Fit = Annotated[
 
 @forecast.command()
 def predict(
-    study: Study = "",
+    names: Studies = (),
     fit: Fit = None,
     p: Parameters = (),
     held_out: Annotated[
@@ -54,7 +57,10 @@ def predict(
     as_json: Json = False,
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Predict a study's runs, or parameters; with factors also CO2 and price."""
+    """Predict runs of studies, or parameters; with factors also CO2 and price.
+
+    By --fit, or by what is published on the system.
+    """
     from energynn.experiment import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import next_run, predict, wording
@@ -67,23 +73,17 @@ def predict(
         answer = {"rows": rows, "from_others": each.to_dict("records")}
         reply(as_json, answer, words)
         return
-    if fit is None:
-        raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
-    made = fits.read(fit, workload)
-    asked = predict.asked(made, study, parameters_of(p))
-    rows = predict.rows(
-        made,
-        asked,
-        factors=predict.factors_of(
-            gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue
-        ),
-    )
-    advice = next_run.advice(made, asked)
-    reply(
-        as_json,
-        {"rows": rows, "next_run": advice},
-        f"{wording.predicted(rows)}\n\n{advice['in_words']}",
-    )
+    made = fits.read(fit, workload) if fit else None
+    site = made.runs.site if made else systems.site(system)
+    longest = made.runs.longest if made else None
+    asked, left_out = predict.asked(site, names, parameters_of(p), longest)
+    factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
+    rows = predict.rows_of_all(asked, made, system, factors)
+    advice = {"next_run": next_run.advice(made, asked)} if made else {}
+    words = [wording.predicted(rows, left_out)]
+    words += [each["in_words"] for each in advice.values()]
+    answer = {"rows": rows, "total": predict.total(rows), "left_out": left_out}
+    reply(as_json, answer | advice, "\n\n".join(words))
 
 
 @forecast.command()
@@ -230,7 +230,8 @@ def simulate(
     from energynn.forecast import predict, simulate
 
     made = fits.read(fit, workload)
-    asked = [run for run in predict.asked(made, study, {}) if run.repeat == 0]
+    found, _ = predict.asked(made.runs.site, [study], {}, None)
+    asked = [run for run in found if run.repeat == 0]
     folders = simulate.write(made, asked, out)
     reply(
         as_json,

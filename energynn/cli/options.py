@@ -69,8 +69,11 @@ def unread():
 
 
 def existing(runs_dir: Path) -> Path:
-    """Return a folder of runs; raises ValueError where it is none."""
-    if not runs_dir.is_dir():
+    """Return a folder of runs; the default need not be there, as it holds no run then.
+
+    Raises ValueError where another is no folder.
+    """
+    if runs_dir != RUNS and not runs_dir.is_dir():
         raise ValueError(f"runs_dir: {runs_dir} is no folder")
     return runs_dir
 

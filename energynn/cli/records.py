@@ -56,19 +56,24 @@ def compare(
     """Put runs side by side: times, energies, metrics, and the parameters that differ."""
     import json
 
-    from energynn import records
     from energynn.analysis import interface
 
-    table = interface.compare(*[records.find(run, runs_dir) for run in runs])
+    table = interface.compare(*runs, runs_dir=runs_dir)
     rows = json.loads(
         table.reset_index().to_json(orient="records", double_precision=15)
     )
     names = [name for name in table if not name.startswith("ratio")]
     numbers = {name: f"run {number}" for number, name in enumerate(names, start=1)}
     lines = [f"{number}  {name}" for name, number in numbers.items()]
-    side_by_side = table.rename(columns=numbers).to_string(
-        float_format="{:.4g}".format, na_rep="", line_width=80, max_colwidth=24
-    )
+    # on a line of 80 columns, as far as it goes
+    width = max(8, (62 - 11 * (table.shape[1] - len(names))) // len(names) - 2)
+
+    def cell(value) -> str:
+        if isinstance(value, float):
+            return f"{value:.4g}".replace("nan", "")
+        return str(value)[:width]
+
+    side_by_side = table.rename(columns=numbers).map(cell).to_string()
     reply(as_json, {"rows": rows}, "\n".join([*lines, side_by_side]))
 
 
@@ -106,7 +111,7 @@ def check(
     from energynn.host.files import default_runs_dir
 
     folder = Path(runs) if runs else existing(default_runs_dir())
-    if not folder.is_dir():
+    if runs and not folder.is_dir():
         folder = records.find(runs, default_runs_dir())
     if reference:
         from energynn.analysis import reference

@@ -113,7 +113,10 @@ def study_show(name: Study = "smoke") -> None:
         about = studies.STUDIES.get(member)
         table = costs.in_words(costs.of_study(member, runs))
         tell(f"{inspect.getdoc(about) if about else member}\n\n{table}\n")
-        tell("\n".join(map(config.run_id, runs)))
+        firsts = [run for run in runs if not run.repeat] or runs
+        tell("\n".join(map(config.run_id, firsts)))
+        if len(firsts) < len(runs):
+            tell("and their repeats")
 
 
 def measure(

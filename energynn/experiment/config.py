@@ -538,6 +538,10 @@ def _validated(config_class: type[RunConfig], given: dict) -> dict:
     known = types(config_class)
     values = {}
     for name, value in given.items():
+        if name in OF_NOTEBOOK and name not in known:
+            raise ValueError(
+                f"{name}: is no parameter; give --{name.replace('_', '-')} {value}"
+            )
         if name not in known:
             raise ValueError(
                 f"{name}: not a parameter of {config_class.__name__}{suggestion(name, known)}; "

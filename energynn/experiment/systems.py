@@ -1,12 +1,13 @@
 """Read the systems that runs are made on: systems/NAME.toml, and over it runs/NAME/system.toml."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from energynn.experiment.config import Count, CountOrNone, Number, suggestion
+from energynn.experiment.config import Count, CountOrNone, Number, RunConfig, suggestion
 from energynn.host.files import shipped
 from energynn.host.reading import one_fault, toml_table
 from energynn.measure import machine
@@ -16,6 +17,7 @@ OPTION = r"^(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+=-]*)\
 Option = Annotated[str, Meta(pattern=OPTION)]
 Variable = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
+SCHEDULERS = ("slurm", "local")
 # What becomes part of a batch script.
 COMMANDS = ("setup", "python", "environment", "sbatch", "srun")
 
@@ -25,7 +27,7 @@ class Site(machine.System, forbid_unknown_fields=True, frozen=True, kw_only=True
 
     name: Annotated[str, Meta(pattern=r"^\w[\w.-]{0,99}\Z")]
     file: str
-    scheduler: Annotated[str, Meta(pattern=r"^(slurm|local)\Z")] = "slurm"
+    scheduler: str = "slurm"
     gpu: str = "A100"
     devices_per_node: CountOrNone = 0  # 0: of a local system, as the machine has
     sockets_per_node: Count = 1
@@ -49,6 +51,25 @@ class Site(machine.System, forbid_unknown_fields=True, frozen=True, kw_only=True
     ram_W: Number = 0.0  # of a node
     gpu_idle_W: Number = 0.0
     published_as: str = ""  # device_name of the published runs made here
+
+
+def that_fit(site: Site, runs: list[RunConfig]) -> tuple[list[RunConfig], str]:
+    """Choose the runs that a system has nodes for, as far as that is known; name those left out.
+
+    Raises ValueError where it has nodes for none.
+    """
+    most = site.nodes * site.devices_per_node or math.inf
+    kept = [run for run in runs if run.devices <= most]
+    if len(kept) == len(runs):
+        return runs, ""
+    sizes = sorted({run.devices for run in runs if run.devices > most})
+    left_out = (
+        f"left out: {len(runs) - len(kept)} run(s) on {', '.join(map(str, sizes))} devices; "
+        f"{site.name} has {most} (nodes, devices_per_node in {site.file})"
+    )
+    if not kept:
+        raise ValueError(left_out)
+    return kept, left_out
 
 
 def site(name: str) -> Site:
@@ -77,9 +98,10 @@ def site(name: str) -> Site:
                     raise ValueError(
                         f"{name} would become a command of a job; write it in systems/NAME.toml"
                     )
-        values["name"] = path.stem
-        values["file"] = str(path.resolve())
-        found = msgspec.convert(values, Site)
+        if values.get("scheduler", "slurm") not in SCHEDULERS:
+            raise ValueError(f"scheduler: write one of {', '.join(SCHEDULERS)}")
+        facts = {"name": path.stem, "file": str(path.resolve())}
+        found = msgspec.convert(values | facts, Site)
         if found.scheduler == "slurm" and not found.devices_per_node:
             raise ValueError(
                 "devices_per_node: is missing; say how many GPUs a node has"

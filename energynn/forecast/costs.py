@@ -13,7 +13,7 @@ from energynn.forecast import predict, runs
 from energynn.measure.energy import SECOND_PER_HOUR
 
 ORIGIN = (
-    "forecast by the model that is fitted to the published runs of this system (`energynn forecast "
+    "forecast by the model that is fitted to the published runs on {} (`energynn forecast "
     "predict` has intervals); charged hours are GPU hours of whole nodes"
 )
 UNKNOWN = (
@@ -68,6 +68,7 @@ def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
         )
     costs = pd.DataFrame(rows).groupby(["training", "devices"]).sum(skipna=False)
     costs.loc[("total", ""), :] = costs.sum(skipna=False)
+    costs.attrs["published_as"] = site.published_as
     return costs.drop(columns="longest_h", errors="ignore")
 
 
@@ -78,7 +79,9 @@ def in_words(costs: pd.DataFrame) -> str:
         float_format="{:,.1f}".format,
         na_rep="unknown",
     )
-    origin = ORIGIN if "kWh" in costs else UNKNOWN.format(costs["runs"].iloc[-1])
+    origin = UNKNOWN.format(costs["runs"].iloc[-1])
+    if "kWh" in costs:
+        origin = ORIGIN.format(costs.attrs["published_as"])
     return f"{text}\n{origin}"
 
 

@@ -52,7 +52,8 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
             f"{chosen.pop()}: a plan chooses it; use --devices, --local-batch-size or "
             "--max-global-batch-size"
         )
-    (run,) = predict.asked(fit, None, {"devices": 1} | parameters)
+    seen, one = fit.runs, {"devices": 1}
+    ((run,), _) = predict.asked(seen.site, None, one | parameters, seen.longest)
     return run
 
 

@@ -1,13 +1,13 @@
 """Forecast configurations with 90 % intervals and causes, and mark what lies outside the fit."""
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from energynn.experiment import config, studies
+from energynn.experiment import config, studies, systems
 from energynn.experiment.config import RunConfig
 from energynn.experiment.systems import Site
 from energynn.forecast import fit as fits
@@ -22,6 +22,8 @@ PRICE = {
     "charged_hours": "charged hours",
     "energy_kWh": "kWh",
 }
+# what repeats and configurations add up to
+ADDED = [*PRICE, "energy_centre_kWh", "CO2_g", "price"]
 ENDS = ("value", "low", "high")
 DRAWS = 2000  # of parameters, for the shares of causes
 OF_RUN = ("system", "devices", "local_batch_size", "global_batch_size", "epochs")
@@ -82,6 +84,7 @@ def factors_of(
     They have no default, as they differ by grid, contract and year.
     """
     factors = [
+        ("energy_centre_kWh", 1.0 if pue > 1 else None, pue, "energy_kWh"),
         ("CO2_g", gco2_per_kwh, pue, "energy_kWh"),
         ("price", price_per_kwh, pue, "energy_kWh"),
         ("price", price_per_gpu_hour, 1.0, "gpu_hours"),
@@ -92,21 +95,28 @@ def factors_of(
 # ----------------------------------------------------------------------------- what is asked for
 
 
-def asked(fit: Fit, study: str | None, parameters: dict) -> list[RunConfig]:
-    """Make the configurations that a person means: a study's, with parameters that change them.
+def asked(
+    site: Site, names: list[str] | None, parameters: dict, longest: RunConfig | None
+) -> tuple[list[RunConfig], str]:
+    """Make the configurations that a person means: studies', with parameters that change them.
 
-    Without a study they change the fitted run with the most samples.
+    Without a study they change ``longest``, of a fit. Returns also what is left out, as
+    ``systems.that_fit`` does.
     """
-    if not study and not parameters:
-        raise ValueError("predict: say what: a study, or parameters (-p devices=64)")
-    found = [config.replace(fit.runs.longest, devices=1, accumulation_steps=1)]
-    if study:
-        found = itertools.chain(*studies.find([study], fit.runs.site.name).values())
+    if not names and not (longest and parameters):
+        raise ValueError(
+            "predict: say what: a study, or parameters (-p devices=64) with --fit FILE, which "
+            "`energynn forecast fit` writes"
+        )
+    found = longest and [config.replace(longest, devices=1, accumulation_steps=1)]
+    if names:
+        found = itertools.chain(*studies.find(names, site.name).values())
     # The sizes that are given, and the number of devices, make the global batch anew.
     anew = {"global_batch_size": None} if parameters else {}
     if "global_batch_size" in parameters:
         anew = {"local_batch_size": None, "accumulation_steps": None}
-    return [config.make(**config.asdict(run) | anew | parameters) for run in found]
+    made = [config.make(**config.asdict(run) | anew | parameters) for run in found]
+    return systems.that_fit(site, made) if names else (made, "")
 
 
 def most_devices(site: Site) -> int:
@@ -135,13 +145,36 @@ def most_planned(fit: Fit, run: RunConfig) -> int:
 # ------------------------------------------------------------------------------------ the answer
 
 
+def rows_of_all(
+    asked: list[RunConfig], fit: Fit | None, system: str, factors: list[tuple]
+) -> list[dict]:
+    """Forecast runs as ``rows`` does, without a fit by what is published on the system."""
+    by_workload, result = defaultdict(list), []
+    for run in asked:
+        by_workload[run.workload].append(run)
+    for workload, of_it in by_workload.items():
+        made = fit or fits.published(workload, system)
+        result += rows(made, of_it, factors=factors)
+    return result
+
+
+def total(rows: list[dict]) -> dict[str, float | None]:
+    """Add up what all runs take, repeats too: each quantity that is additive, where it is known."""
+    sums = {}
+    for name in filter(rows[0].get, ADDED):
+        values = [row[name]["value"] for row in rows]
+        counts = [row["runs"] for row in rows]
+        sums[name] = None if None in values else float(np.dot(values, counts))
+    return sums
+
+
 def rows(
     fit: Fit,
     asked: list[RunConfig],
     power_share: float = 1.0,
     factors: list[tuple] = (),
 ) -> list[dict]:
-    """Forecast each configuration, repeats once, as ``predict --json`` shows it.
+    """Forecast each configuration, ``runs`` times asked for, as ``predict --json`` shows it.
 
     power_share and factors: as ``quantities`` takes them.
     Raises ValueError for another workload, too many devices, or too few samples for an update.
@@ -150,17 +183,17 @@ def rows(
         raise ValueError(
             f"workload: the fit is of {fit.runs.workload}; fit {others.pop()}"
         )
-    system = fit.runs.site.name
-    provenance = (
-        f"estimated by a model fitted to {len(fit.runs)} {fit.runs.provenance} runs"
-        f"{runs.SCOPES[fit.runs.scope]}"
-    )
+    same = {"seed": 0, "repeat": 0, "system": fit.runs.site.name}
+    made = f"{len(fit.runs)} {fit.runs.provenance} runs{runs.SCOPES[fit.runs.scope]}"
+    provenance = f"estimated by a model fitted to {made}"
+    if fit.runs.provenance == "published":
+        provenance += f" on {fit.runs.site.published_as}"
     if power_share != 1:
         changes = power_limit.factors(power_share).ravel()
         provenance += power_limit.WORDS.format(power_share, *changes)
     result = []
-    alike = [config.replace(run, seed=0, repeat=0, system=system) for run in asked]
-    for run in dict.fromkeys(alike):
+    counts = Counter(config.replace(run, **same) for run in asked)
+    for run, number in counts.items():
         check_devices(fit.runs.site, run.devices)
         work = fit.runs.works([run])
         if run.local_batch_size and not work.updates[0]:
@@ -168,13 +201,10 @@ def rows(
                 "local_batch_size: a device has fewer samples than one update takes; choose a "
                 "smaller one"
             )
-        row = {name: getattr(run, name) for name in OF_RUN}
-        row |= {
-            "workload": fit.runs.workload,
-            "run_id": config.run_id(run),
-            "samples": fit.runs.epoch(run).training_samples,
-            "provenance": provenance,
-        }
+        row = {"runs": number} | {name: getattr(run, name) for name in OF_RUN}
+        row |= {"workload": fit.runs.workload, "run_id": config.run_id(run)}
+        samples = fit.runs.epoch(run).training_samples
+        row |= {"samples": samples, "provenance": provenance}
         for name, values in quantities(fit, work, power_share, factors).items():
             known = np.where(np.isfinite(values[0]), values[0], None)
             row[name] = dict(zip(ENDS, known, strict=True))

@@ -13,17 +13,25 @@ from energynn.forecast.fit import Fit
 from energynn.forecast.plan import Plan
 from energynn.forecast.predict import ENDS, UNITS
 
-SHOWN = UNITS | {"CO2_g": "g CO2", "price": "price"}
+SHOWN = UNITS | {
+    "energy_centre_kWh": "kWh of the centre",
+    "CO2_g": "g CO2",
+    "price": "price",
+}
 
 
-def predicted(rows: list[dict]) -> str:
-    """Show the forecasts, and the causes of the time of the last: shares with ranges."""
+def predicted(rows: list[dict], left_out: str = "") -> str:
+    """Show the forecasts, their total, and what the last one's time goes to: shares with ranges."""
     last = rows[-1]
     shares = pd.DataFrame(last["time_share_percent"]).T.round().astype(int)
-    return (
-        f"{table(rows)}\n\n"
-        f"share of each cause in the time on {last['devices']} GPUs in %\n{shares}"
-    )
+    heading = f"share of each cause in the time on {last['devices']} GPUs in %"
+    parts = [table(rows), left_out, f"{heading}\n{shares}"]
+    if (number_of_runs := sum(row["runs"] for row in rows)) > 1:
+        names = predict.PRICE | SHOWN
+        sums = {name: each for name, each in predict.total(rows).items() if each}
+        words = [f"{number(each)} {names[name]}" for name, each in sums.items()]
+        parts.insert(1, f"all {number_of_runs} runs: {', '.join(words)}")
+    return "\n\n".join(filter(None, parts))
 
 
 def beside_facts(rows: list[dict]) -> str:
@@ -141,11 +149,13 @@ def table(rows: list[dict]) -> str:
 
     Charged hours are shown where they are not the GPU hours.
     """
-    plain = []
-    marks = {}
+    plain, marks = [], {}
+    is_repeated = any(row["runs"] > 1 for row in rows)
     for row in rows:
         first = {"": row["choice"]} if "choice" in row else {"samples": row["samples"]}
         line = first | {"GPUs": row["devices"], "LBS": row["local_batch_size"]}
+        if is_repeated:
+            line = {"": row["workload"], "runs": row["runs"]} | line
         line["GBS"] = row["global_batch_size"]
         line |= {unit: span(row[name]) for name, unit in SHOWN.items() if name in row}
         for name, chance in row.get("chance_percent", {}).items():
@@ -159,14 +169,10 @@ def table(rows: list[dict]) -> str:
     shown = pd.DataFrame(plain)
     shown = shown.loc[:, ~shown.isin([0, ""]).all()].to_string(index=False)
     legend = [f"{letter}  {words}" for words, letter in marks.items()]
-    return "\n".join(
-        [
-            shown,
-            "",
-            *legend,
-            f"of {rows[0]['epochs']} epochs; intervals at 90 %; {rows[0]['provenance']}",
-        ]
-    )
+    epochs = " or ".join(sorted({str(row["epochs"]) for row in rows}))
+    made = " and ".join(dict.fromkeys(row["provenance"] for row in rows))
+    foot = f"of {epochs} epochs; intervals at 90 %; {made}"
+    return "\n".join([shown, "", *legend, foot])
 
 
 def span(ends: dict[str, float | None]) -> str:

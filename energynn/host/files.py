@@ -95,6 +95,11 @@ def checkpoint_folder(run_dir: Path) -> Path:
     return folder.resolve() / f"{run_dir.name}-{digest[:8]}"
 
 
+def has_checkpoint(run_dir: Path) -> bool:
+    """Tell whether a run that is started again goes on, instead of beginning anew."""
+    return any(checkpoint_folder(run_dir).glob("*.sha256"))
+
+
 def write_json(path: Path, value) -> None:
     """Write a JSON file, whole or not at all."""
     with whole(path) as file:

@@ -23,7 +23,7 @@ PYTHON_VARIABLE = "ENERGYNN_PYTHON"
 WITHOUT_PERUN = ("alone", "torchrun", "simulated")
 # 75: exit status of a run that was interrupted and can go on
 CAN_GO_ON = os.EX_TEMPFAIL
-AFTER_A_LOSS = "its own last lines, or its host's log, say why; the run goes on from its checkpoint"
+AFTER_A_LOSS = "its own last lines, or its host's log, say why"
 
 
 # -------------------------------------------------------------------------- what a rank is told

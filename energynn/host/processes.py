@@ -125,6 +125,18 @@ def lives(process: psutil.Process) -> bool:
     return False
 
 
+def cpu_times() -> dict[str, float]:
+    """Return seconds of CPU time so far: of this process and all below it, and of this host."""
+    this, own_s = psutil.Process(), 0.0
+    for process in [this, *this.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            # and of its children that have ended
+            own_s += sum(process.cpu_times()[:4])
+    host = psutil.cpu_times()
+    busy = host.user + host.nice + host.system + host.irq + host.softirq
+    return {"cpu_own_s": own_s, "cpu_host_s": busy}
+
+
 def end_marked(folder: Path) -> None:
     """End all processes that work for a folder, as ``end_all`` does."""
     end_all(lambda: marked(folder))

@@ -15,7 +15,7 @@ from energynn.data import manifests
 from energynn.experiment import config as configuration
 from energynn.experiment.config import RunConfig
 from energynn.host import launchers, processes
-from energynn.host.files import REPOSITORY, checkpoint_folder, is_locked, write_json
+from energynn.host.files import REPOSITORY, has_checkpoint, is_locked, write_json
 from energynn.host.launchers import WITHOUT_PERUN
 from energynn.host.progress import tell
 from energynn.launch import command, supervise
@@ -203,7 +203,7 @@ def begin(intent: dict, run_dir: Path) -> None:
     all of them. One that is moved has a record before.
     """
     if (run_dir / "run.json").exists():
-        if list(checkpoint_folder(run_dir).glob("*.sha256")):
+        if has_checkpoint(run_dir):
             supervise.next_segment(run_dir)
             # job and GPUs may be others now
             before = records.read_intent(run_dir)

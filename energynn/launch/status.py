@@ -166,6 +166,8 @@ def _row(folder: Path, queue: dict[str, slurm.Queued] | None) -> dict:
         "state": state,
         "reason": reason,
         "since": facts["started_at"] or submission.submitted_at,
+        "starts": len(segments(folder)),
+        "others": records.of_others(record) if record else "",
         "job": submission.job_id,
     }
     return texts.each(row, texts.printable)
@@ -242,18 +244,16 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         for each in rows[1 + rows.index(row) :]
         if each["workload"] == row["workload"]
     ]
-    parts = [
-        row["reason"],
-        row["job"] and f"job {row['job']}",
-        records.differing(config, earlier[:1]),
-    ]
+    parts = [row["reason"], row["job"] and f"job {row['job']}"]
+    parts += [f"{row['starts']} starts" if row["starts"] > 1 else "", row["others"]]
+    parts.append(records.differing(config, earlier[:1]))
     what = config.get("command", row["workload"])
     return [
         row["since"][5:16].replace("T", " "),
         (row["name"] or row["run_id"][-14:])[:20],
         " ".join(Path(word).name for word in what.split())[:16],
         str(row["devices"] or ""),
-        str(config.get("global_batch_size", "")),
+        str(records.global_batch(config, row["devices"]) or ""),
         "".join(errors[:1]),
         energy if energy_J else "",
         row["state"],

@@ -68,6 +68,9 @@ def submit_runs(
     scripts: and every script. Raises ValueError with the remedy, also where the jobs are expected
     to cost more than ``max_gpu_hours`` (default: the system's).
     """
+    runs, left_out = systems.that_fit(site, runs)
+    if left_out:
+        tell(left_out)
     system_dir = runs_dir.absolute() / site.name
     # running, or with a job that is queued
     folders = [path.parent for path in system_dir.glob("*/job")]
@@ -288,6 +291,10 @@ def check(system: str) -> int:
     record = records.read(folder)
     expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node)
     found = {name: getattr(record, name, None) for name in expected}
-    is_right = found == expected
-    print(f"as {site.file} says" if is_right else f"WRONG: {found}, not {expected}")
-    return 0 if is_right else 1
+    wrong = [
+        f"{name} is {found[name]}, not {expected[name]}"
+        for name in expected
+        if found[name] != expected[name]
+    ]
+    print(f"WRONG: {'; '.join(wrong)}" if wrong else f"as {site.file} says")
+    return 1 if wrong else 0

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from energynn import records
 from energynn.host import launchers, processes
-from energynn.host.files import PACKAGE, utc_now
+from energynn.host.files import PACKAGE, has_checkpoint, utc_now
 from energynn.host.launchers import SRUN_VARIABLE
 from energynn.measure import kernel, machine, perun_adapter
 from energynn.measure.samples import events_of_kind, read_events, segments
@@ -38,6 +38,11 @@ NOT_OWN = re.compile(
     r"\s*(\[[\d,]+\]|\d+: ).*|\W*|This typically refers to.*|Please see the FAQ page.*"
 )
 LOOK_S = 5.0  # between two looks at the ranks' files
+SHOWN = 4  # of the ranks that ended so
+AGAIN = {
+    True: "goes on from its checkpoint",
+    False: "begins anew, without a checkpoint",
+}
 TRAIN_SCRIPT = PACKAGE / "train" / "__main__.py"
 # A Ctrl-C for a notebook reaches the supervisor only through who has started it.
 APART = {"stdin": subprocess.DEVNULL, "start_new_session": True}
@@ -142,7 +147,9 @@ def verdict(
     if bad:
         first = min(bad, key=lambda end: end["t_wall_ns"])
         return first["status"], f"rank {first['rank']}: {first['reason']}"
-    ranks = ", ".join(map(str, silent))
+    ranks = ", ".join(map(str, silent[:SHOWN]))
+    if len(silent) > SHOWN:
+        ranks += f" and {len(silent) - SHOWN} more"
     return "killed", f"rank {ranks} ended without a word{by}; {records.how_far(events)}"
 
 
@@ -233,14 +240,12 @@ def make(run_dir: Path, parent: int) -> None:
     if ranks.poll() is None:
         ranks.terminate()
     processes.end_marked(folder)
-    ended = verdict(
-        folder,
-        intent["devices"],
-        reason,
-        f", {intent['launcher']} with status {ranks.wait()}{_last_line(folder)}",
-    )
+    by = f", {intent['launcher']} with status {ranks.wait()}{_last_line(folder)}"
+    status, why = verdict(folder, intent["devices"], reason, by)
+    if status in ("failed", "killed"):
+        why += f"; started again, it {AGAIN[has_checkpoint(run_dir)]}"
     try:
-        records.build(run_dir, *ended)
+        records.build(run_dir, status, why)
     except OSError as error:
         sys.exit(no_record(run_dir, error))
 

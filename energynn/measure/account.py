@@ -119,7 +119,26 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
         for name in set.intersection(*(set(host.idle_W) for host in part)):
             result.setdefault(name, sum(host.idle_W[name] for host in part))
     result["energy_phases"] = _phases(hosts, result)
-    return result
+    return result | _cpu_times(events)
+
+
+def _cpu_times(events: dict[Path, list[dict]]) -> dict[str, float]:
+    """Add up the CPU time of the run's ranks, and of all else on their hosts; {} if not known."""
+    own_s = others_s = 0.0
+    for of_segment in events.values():
+        starts = {
+            each["rank"]: each for each in events_of_kind(of_segment, "training_start")
+        }
+        own_of: Counter[str] = Counter()
+        whole_of: dict[str, float] = {}
+        for end in events_of_kind(of_segment, "training_end"):
+            start = starts.get(end["rank"], {})
+            if {"cpu_own_s", "cpu_host_s"} <= start.keys() & end.keys():
+                own_of[end["host"]] += end["cpu_own_s"] - start["cpu_own_s"]
+                whole_of[end["host"]] = end["cpu_host_s"] - start["cpu_host_s"]
+        own_s += sum(own_of.values())
+        others_s += sum(max(0.0, whole_of[host] - own_of[host]) for host in whole_of)
+    return {"cpu_time_s": own_s, "cpu_time_others_s": others_s} if own_s else {}
 
 
 def _trained(hosts: list[Host]) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from energynn.host.processes import cpu_times
 from energynn.host.reading import require_file
 
 PIECE = 2**14  # samples that are read at once
@@ -223,18 +224,16 @@ class Events:
         self.file = open(Path(run_dir) / f"events-rank{rank}.jsonl", "a", buffering=1)
 
     def mark(self, event: str, **fields) -> None:
-        """Write an event, so that it is in the file even if the process is killed."""
-        self.file.write(
-            json.dumps(
-                {
-                    "t_mono_ns": time.monotonic_ns(),
-                    "t_wall_ns": time.time_ns(),
-                    "event": event,
-                }
-                | fields
-            )
-            + "\n"
-        )
+        """Write an event, so that it is in the file even if the process is killed.
+
+        Those of the training have CPU times, which are looked up outside of it.
+        """
+        if event == "training_start":
+            fields |= cpu_times()
+        clocks = {"t_mono_ns": time.monotonic_ns(), "t_wall_ns": time.time_ns()}
+        if event == "training_end":
+            fields |= cpu_times()
+        self.file.write(json.dumps(clocks | {"event": event} | fields) + "\n")
 
     def be_idle(self, when: str, seconds: float) -> None:
         """Do nothing for a while, so that idle power is measured."""

@@ -11,9 +11,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -110,14 +110,14 @@ class Window:
         """Energies in J, their provenances and bounds, mean powers in W; named as in a record.
 
         ``doubts`` are reasons not to believe them, ``remedy`` what in system.toml overrules them. A
-        component without a sensor is absent, and all are if the sampler has died. The first time
-        it waits until the sensors have shown the end of the block, about 0.04 s. Raises ValueError
-        while the block goes on.
+        component without a sensor is absent, and all are if the sampler has died. While the block
+        goes on they are those so far. The first time it waits until the sensors have shown the end,
+        about 0.04 s. Raises ValueError before the block.
         """
-        if not (self._block and self._block.end_ns):
-            raise ValueError(
-                f"window {self.name}: its energy is known when it has ended"
-            )
+        if not self._block:
+            raise ValueError(f"window {self.name}: enter its block first")
+        if not self._block.end_ns:
+            return replace(self._block, end_ns=time.monotonic_ns()).energies
         return self._block.energies
 
     @property
@@ -140,6 +140,66 @@ class Window:
 
 
 window = Window  # as it is written in a with statement
+
+
+class Phases:
+    """Add up blocks by name: ``phases = energynn.phases()``, in a loop ``with phases("forward"):``,
+    after it ``print(phases)``.
+
+    A block is measured as a window is, and may be entered any number of times, but not within
+    another. Energies are read once, when they are asked for. no_gpu, synchronize: as of a window.
+    """
+
+    def __init__(self, no_gpu: bool = False, synchronize: bool = True):
+        self._window = partial(Window, no_gpu=no_gpu, synchronize=synchronize)
+        self._names: list[str] = []
+        self._blocks: list[Block] = []
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        with self._window(name) as one:
+            yield
+        assert one._block  # it was entered
+        self._names.append(name)
+        self._blocks.append(one._block)
+
+    @property
+    def energies(self) -> dict:
+        """Those from the first block to the end of the last, as a window has them."""
+        if not self._blocks:
+            raise ValueError("phases: no block has ended")
+        return replace(self._blocks[0], end_ns=self._blocks[-1].end_ns).energies
+
+    @property
+    def rows(self) -> dict[str, dict[str, float]]:
+        """Number of blocks, time in s and energy in J of each name; NaN where it is not known."""
+        is_known, first = "energy_total_J" in self.energies, self._blocks[0]
+        edges_s = np.array([[one.start_ns, one.end_ns] for one in self._blocks]) / 1e9
+        each_J = np.full(len(edges_s), np.nan)
+        if is_known:
+            place = first.sampler.file, first.sampler.header
+            streams, _ = read_streams(*place, {}, edges_s, first.begin_B)
+            used = [one for one in streams if one.sensor.primary]
+            each_J = np.sum([np.diff(one.at(edges_s))[:, 0] for one in used], axis=0)
+        rows = {
+            name: {"blocks": 0, "time_s": 0.0, "energy_J": 0.0} for name in self._names
+        }
+        for name, block, energy_J in zip(
+            self._names, self._blocks, each_J, strict=True
+        ):
+            rows[name]["blocks"] += 1
+            rows[name]["time_s"] += block.time_s
+            rows[name]["energy_J"] += float(energy_J)
+        return rows
+
+    def __str__(self) -> str:
+        form = "{:16} {blocks:8} x {time_s:10.2f} s {energy_J:12.2f} J"
+        lines = [form.format(name, **row) for name, row in self.rows.items()]
+        lines.append(self.energies.get("energy_total_provenance", "not known"))
+        return "\n  NOT valid: ".join(["\n".join(lines), *self.energies["doubts"]])
+
+
+phases = Phases
 
 
 def _wait_for_cuda(is_asked: bool) -> None:

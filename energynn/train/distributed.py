@@ -177,7 +177,7 @@ def lost_ranks_named() -> Iterator[None]:
         is_alone = dist.is_initialized() and dist.get_world_size() == 1
         if is_alone or not is_of_network:
             raise
-        first_line = words.splitlines()[0]
+        first_line = words.splitlines()[0].replace("GLHF! 🏖️", "").strip()
         raise LostRank(
             f"another rank is lost ({first_line}); {AFTER_A_LOSS}"
         ) from error

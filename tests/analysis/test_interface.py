@@ -121,6 +121,10 @@ def test_own_runs_are_a_table_a_row_each_also_those_that_failed(two_runs, tmp_pa
     assert (run["time_s"], run["top1_error"]) == (TRAINING_S, 0.25)
     assert run["CO2_g"] == pytest.approx(400 * energy_J / 3.6e6, rel=1e-3)
     assert run["system"] == "local" and "learning_rate" not in table  # no run differs
+    always = ["devices", "nodes", "local_batch_size", "global_batch_size", "epochs"]
+    always += ["repeat", "starts"]
+    assert run[always].tolist()[:4] == [2, 1, 16, 32] and run["starts"] == 1
+    assert {*always} <= {*energynn.table(tmp_path / "nothing")}
     shown = energynn.table(tmp_path / "runs")
     assert list(shown["run_id"]) == list(table.index)
 

@@ -42,7 +42,10 @@ def test_the_same_data_give_the_same_svg(tmp_path):
         ".png",
         ".pdf",
         ".json",
+        ".csv",
     }
+    rows = pd.read_csv(tmp_path / "b" / "figures" / "figure.csv")
+    assert {"table", "x", "y", "provenance"} <= {*rows}
     assert theme.FONT in first.decode()
     width_px = re.search(r'width="([\d.]+)"', first.decode())[1]
     pdf = (tmp_path / "b" / "figures" / "figure.pdf").read_bytes()

@@ -39,7 +39,9 @@ def grid(fit, **more) -> list:
 
 def foretold(fit, **sizes) -> dict:
     """The forecast of the fitted training, with other sizes."""
-    (row,) = predict.rows(fit, predict.asked(fit, None, sizes))
+    seen = fit.runs
+    asked, _ = predict.asked(seen.site, None, sizes, seen.longest)
+    (row,) = predict.rows(fit, asked)
     return row
 
 

@@ -270,7 +270,7 @@ def test_a_system_is_described_by_what_a_forecast_reads(tmp_path):
     path.write_text("nodes = 8\n")
     refused("devices_per_node: is missing; say", read)
     path.write_text('scheduler = "none"\n')
-    refused("slurm.local", read)
+    refused("scheduler: write one of slurm, local", read)
 
 
 def test_runs_of_two_networks_are_no_fit():
@@ -333,7 +333,7 @@ def test_where_the_cpus_are_estimated_the_gpus_alone_are_forecast():
     )
     found = two(**powers_W)
     fit = fits.make(mine(*found))
-    asked = predict.asked(fit, None, {"training_samples": 10**6})
+    asked = [plan.base_run(fit, {"training_samples": 10**6})]
     (row,), (less,) = (predict.rows(fit, asked, share) for share in (1.0, 0.6))
     kWh = row["energy_kWh"]["value"]
     assert kWh == pytest.approx(0.25 * row["gpu_hours"]["value"], rel=0.05)

@@ -27,6 +27,9 @@ def test_every_command_names_one_price(tmp_path, name, system):
     for field, unit in predict.PRICE.items():
         values = [repeats * row[field]["value"] for row in rows]
         assert table[unit].tolist() == pytest.approx([*values, sum(values)])
+    whole = told("forecast", "predict", name, "--system", system)
+    for field, unit in predict.PRICE.items():
+        assert whole["total"][field] == pytest.approx(table[unit].iloc[-1])
     submitted = f"submit {name} --system {system} --dry-run --runs-dir {tmp_path}"
     for words in (submitted, f"study show {name}"):
         assert costs.in_words(table) in answer(*words.split())
@@ -34,6 +37,31 @@ def test_every_command_names_one_price(tmp_path, name, system):
         longest_h = submit.MARGIN * row["time_h"]["high"] + submit.SPARE_H
         (job,) = submit.plan([run], site, tmp_path, set())
         assert job.minutes == math.ceil(60 * min(longest_h, site.max_hours))
+
+
+def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_path):
+    own = tmp_path / "five.toml"
+    is_like = 'published_as = "NVIDIA A100-40GB"'
+    own.write_text(f"devices_per_node = 4\nnodes = 5\n{is_like}\n")
+    words = f"predict R1 R2 --system {own} --price-per-kwh 0.3 --price-per-gpu-hour 2"
+    words = ["forecast", *words.split(), "--gco2-per-kwh", "100", "--pue", "1.2"]
+    answered = told(*words)
+    rows, total = answered["rows"], answered["total"]
+    assert {row["devices"] for row in rows} == {1, 2, 4, 8, 16}
+    for name, added in total.items():
+        values = [row["runs"] * row[name]["value"] for row in rows]
+        assert added == pytest.approx(sum(values))
+    paid_kWh = 1.2 * total["energy_kWh"]
+    assert total["energy_centre_kWh"] == pytest.approx(paid_kWh)
+    assert total["CO2_g"] == pytest.approx(100 * paid_kWh)
+    assert total["price"] == pytest.approx(0.3 * paid_kWh + 2 * total["gpu_hours"])
+    submitted = ["submit", "--system", own, "--dry-run", "--runs-dir", tmp_path]
+    for text in (answer(*words), answer(*submitted, "R1")):
+        assert "left out: 20 run(s) on 32, 64, 128, 256 devices; five has 20" in text
+        assert "published runs on NVIDIA A100-40GB" in text
+        assert "all 50 runs: " in text or "25 to make" in text
+    refused = answer(*submitted, "-p", "devices=24", status=2)
+    assert "left out: 1 run(s) on 24 devices" in refused
 
 
 def test_whole_nodes_are_charged():

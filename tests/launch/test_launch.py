@@ -134,6 +134,8 @@ def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_
     record = records.read(made)
     assert record.valid, record.invalid_reasons
     assert record.devices == 2 and record.samples_in_training >= 60
+    assert 0 < record.cpu_time_s < 3 * record.training_time_s
+    assert record.cpu_time_others_s >= 0
     assert list(made.glob("perun/*.hdf5")) and records.check(made) == []
     parts = record.energy_phases
     names = {"data_loading", "forward", "backward", "optimizer", "evaluation", "idle"}
@@ -168,7 +170,7 @@ def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_
             "the process that started the run ended",
         ),
         ("caller", signal.SIGINT, "interrupted", "stopped by SIGINT"),
-        ("mpirun", signal.SIGKILL, "killed", "mpirun with status -9"),
+        ("mpirun", signal.SIGKILL, "killed", "begins anew, without a checkpoint"),
         ("supervisor", signal.SIGKILL, "killed", "the launcher died"),
         ("supervisor", signal.SIGHUP, "interrupted", "SIGHUP"),
     ],
@@ -374,6 +376,7 @@ def test_a_run_that_failed_by_a_timeout_goes_on_with_a_longer_one(tmp_path):
     output = started.communicate(timeout=300)[0]
     failed = record_of(runs_dir)
     assert failed.status == "failed" and "lost" in failed.status_reason, output
+    assert "goes on from its checkpoint" in failed.status_reason
     assert failed.config["collective_timeout_s"] == 3
     started = python(runs_dir, given | dict(collective_timeout_s=60))
     output = started.communicate(timeout=300)[0]

@@ -23,6 +23,7 @@ from tests.launch.conftest import TWO_NODES
 from tests.processes import ENERGYNN, answer, printed, refused
 from tests.run_files import text_of
 
+GUIDE = text_of("docs/cluster.md")
 FIELDS = msgspec.structs.asdict(systems.site(TWO_NODES))
 COUNTS = {"R1": 45, "R2": 25, "R3": 20, "R4": 45, "R5": 25, "R6": 20, "F1": 7, "F2": 5}
 COUNTS |= {"F3": 3, "F4": 3, "F5": 3, "T1": 3, "fluctuation": 3}
@@ -75,6 +76,9 @@ def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch):
     assert len(shown.splitlines()) <= 40 and "#SBATCH" not in shown
     missing = re.findall("^missing: (.*?):", shown, re.M)
     assert missing == ["era5", "imagenet", "--max-gpu-hours 30667", "account"]
+    told = re.search(r"submit (paper-a100 .*--max-gpu-hours \d+)$", GUIDE, re.M)[1]
+    shown = answer("submit", *told.split(), "--dry-run", "--runs-dir", runs_dir)
+    assert "missing: --max-gpu-hours" not in shown, "the guide's second command"
     scripts = answer(*words, runs_dir, "--scripts")
     refused("not found; submit from a login node", slurm.call, "sbatch")
     most = "--nodes=64\n#SBATCH --ntasks=256\n#SBATCH --ntasks-per-node=4\n"

@@ -68,6 +68,21 @@ def two_gpus(tmp_path):
     return tmp_path
 
 
+def test_what_the_ranks_of_a_host_did_not_use_others_did(two_gpus):
+    """Two ranks: 3 and 4 s of CPU time, of 10 on their host; a mark without tells nothing."""
+    assert "cpu_time_s" not in judged(two_gpus)
+    for rank in range(2):
+
+        def used(event, rank=rank):
+            at = event["event"] == "training_end"
+            if event["event"].startswith("training"):
+                event |= {"cpu_own_s": 5 + at * (3 + rank), "cpu_host_s": 100 + 10 * at}
+
+        rewrite(two_gpus / f"events-rank{rank}.jsonl", used)
+    found = judged(two_gpus)
+    assert (found["cpu_time_s"], found["cpu_time_others_s"]) == (7, 3)
+
+
 def copied(folder, target, host="h", by_s=0, wall_s=0, **header):
     """Copy the raw files of a run, of another host or a later start, whose clocks tell more."""
     target.mkdir(exist_ok=True)

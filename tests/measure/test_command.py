@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 
+import energynn
 from energynn import records
 from energynn.host.reading import json_table
 from energynn.launch import status
@@ -90,6 +91,27 @@ def test_what_devices_exchange_is_told_and_seen(tmp_path):
     assert record.metrics == {"gradient_bytes": 4000} and records.check(tmp_path) == []
     alone = answer("measure", "--weights", "1e6", "--", "true", status=2)
     assert "give --local-batch-size, too" in alone
+
+
+BUSY = "import sys, time\nwhile time.process_time() < float(sys.argv[1]): pass"
+
+
+def test_the_work_of_others_is_told_in_answer_record_and_table(tmp_path):
+    """A neighbour is busy for as long; nobody else's machine is as idle as this test needs."""
+    word = [sys.executable, "-c", BUSY]
+    neighbour = subprocess.Popen([*word, "99"])
+    try:
+        folder = tmp_path / "runs" / "measured" / "busy"
+        told = start(folder, *word, "1.0", options=["--name", "busy"])
+        output, errors = told.communicate(timeout=120)
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+    (run,) = energynn.table(tmp_path / "runs").to_dict("records")
+    assert 1 <= run["cpu_time_s"] < 1.8 and run["cpu_time_others_s"] > 0.3, errors
+    part = run["cpu_time_others_s"] / (run["cpu_time_s"] + run["cpu_time_others_s"])
+    assert f"others used {part:.0%} of the CPU time" in output
+    assert "others used" in answer("check", tmp_path / "runs")
 
 
 RANKS = """

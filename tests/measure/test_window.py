@@ -62,6 +62,17 @@ PROGRAM = """
     tell("inner", inner)
     tell("outer", block)
 
+    phases = energynn.phases()
+    for _ in range(20):
+        with phases("forward"):
+            time.sleep(0.01)
+        with phases("backward"):
+            time.sleep(0.03)
+    told["phases"] = phases.rows, str(phases)
+    with block as goes_on:
+        time.sleep(0.4)
+        told["so far"] = [goes_on.time_s, goes_on.energy_J, goes_on.time_s]
+
     with block as died:
         (sampler,) = psutil.Process().children()
         sampler.kill()
@@ -119,6 +130,21 @@ def test_windows_have_the_energy_of_a_known_power(told):
         assert windows[f"block {number}"] == windows[f"again {seconds}"]
 
 
+def test_phases_add_up_by_name_and_a_window_tells_what_it_has_taken_so_far(told):
+    rows, text = told["phases"]
+    all_W = sum(GPUS_W) + CPU_W
+    for name, least_s in (("forward", 0.2), ("backward", 0.6)):
+        row = rows[name]
+        assert row["blocks"] == 20 and row["time_s"] > least_s
+        assert row["energy_J"] == pytest.approx(all_W * row["time_s"], rel=0.12)
+        assert f"{row['energy_J']:.2f} J" in text
+    assert "simulated" in text and "NOT valid" not in text
+    begin_s, energy_J, end_s = told["so far"]
+    assert 0.88 * begin_s < energy_J / all_W < 1.12 * end_s
+    refused("no block has ended", str, energynn.phases())
+    refused("enter its block first", lambda: energynn.window().energy_J)
+
+
 def test_a_window_within_itself_is_refused_and_one_of_its_own_is_not(told):
     assert len(told["refused"]) == 2
     assert all("energynn.window(...)" in text for text in told["refused"])
@@ -152,8 +178,6 @@ def sampled(tmp_path, monkeypatch):
 
 def test_what_speaks_against_a_window_names_the_remedy_of_a_window(sampled):
     with energynn.window("block") as block:
-        with pytest.raises(ValueError, match="when it has ended"):
-            _ = block.energy_J
         time.sleep(0.1)
     assert block.energies["doubts"] == [
         "D: GPU 1: NVML does not start; say no_gpu=True"

@@ -1,0 +1,59 @@
+"""The energy of each epoch in a Trainer of transformers, or of Lightning: one callback for either.
+
+Trainer(..., callbacks=[for_transformers()]); lightning.Trainer(callbacks=[for_lightning()])
+"""
+
+import energynn
+
+
+class Epochs:
+    """Measure one epoch after the other, and log each one's energy, power and time."""
+
+    def __init__(self):
+        self.window = energynn.window("epoch")
+
+    def begin(self):
+        self.block = self.window.__enter__()
+
+    def end(self):
+        self.window.__exit__()
+        provenance = self.block.energies.get("energy_total_provenance", "unknown")
+        return {
+            f"energy_{provenance}_J": self.block.energy_J,
+            f"mean_power_{provenance}_W": self.block.energy_J / self.block.time_s,
+            "epoch_time_s": self.block.time_s,
+        }
+
+
+def for_transformers():
+    """Its values stand in ``trainer.state.log_history``; of several ranks the first has them."""
+    from transformers import TrainerCallback
+
+    class EnergyOfEpochs(TrainerCallback, Epochs):
+        def on_epoch_begin(self, args, state, control, **more):
+            if state.is_world_process_zero:
+                self.begin()
+
+        def on_epoch_end(self, args, state, control, **more):
+            if state.is_world_process_zero:
+                state.log_history.append({"epoch": state.epoch} | self.end())
+
+    return EnergyOfEpochs()
+
+
+def for_lightning():
+    """Its values go to the Trainer's logger, beside the loss."""
+    from lightning.pytorch import Callback
+
+    class EnergyOfEpochs(Callback, Epochs):
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.is_global_zero:
+                self.begin()
+
+        def on_train_epoch_end(self, trainer, module):
+            if trainer.is_global_zero:
+                told = self.end()
+                for logger in trainer.loggers:
+                    logger.log_metrics(told, step=trainer.current_epoch)
+
+    return EnergyOfEpochs()
