@@ -493,31 +493,38 @@ def open_steps(fit: Fit) -> np.ndarray:
     return np.array(steps)
 
 
-def from_others(fit: Fit) -> pd.DataFrame:
-    """Set each run beside the forecast of the others: how far off this is, and its interval, in %.
+def beside_facts(fit: Fit, facts: Runs) -> pd.DataFrame:
+    """Set runs beside their forecast: how far off this is, and its interval, in %.
 
-    A row for each run, by its place, and quantity (time_s, energy_J) that is known. is_odd: the
-    others miss it by more than twice their interval. Empty where the others are too few.
+    A row for each run and quantity (time_s, energy_J) that is known. is_odd: the forecast misses
+    the run by more than twice its interval.
     """
-    rows = []
-    for at, run in enumerate(fit.runs.configs):
-        is_out = np.arange(len(fit.runs)) == at
-        others, alone = fit.runs.only(~is_out), fit.runs.only(is_out)
-        if not len(others) or not varies(others):
+    known = {"time_s": facts.time_s, "energy_J": facts.time_s * facts.power_W}
+    parts = []
+    for quantity, ends in forecast(fit, facts.work).items():
+        if quantity not in known:
             continue
-        facts = {"time_s": alone.time_s[0]}
-        facts["energy_J"] = facts["time_s"] * alone.power_W[0]
-        ends_of = forecast(_fit(others, fit.entered), alone.work)
-        for quantity, fact in facts.items():
-            value, low, high = np.log(ends_of[quantity][0] / fact)
-            half = value - (low if value > 0 else high)
-            row = {"run": at, "devices": run.devices, "quantity": quantity}
-            row["local_batch_size"] = run.local_batch_size
-            for end, off in {"value": value, "low": low, "high": high}.items():
-                row[f"{end}_percent"] = 100 * np.expm1(off)
-            row["is_inside"], row["is_odd"] = low < 0 < high, value / half > ODD
-            rows.append(row)
-    return pd.DataFrame(rows).dropna()
+        value, low, high = np.log(ends.T / known[quantity])
+        half = value - np.where(value > 0, low, high)
+        part = {"devices": facts.work.devices, "quantity": quantity}
+        part["local_batch_size"] = facts.work.local_batch_size
+        for end, off in {"value": value, "low": low, "high": high}.items():
+            part[f"{end}_percent"] = 100 * np.expm1(off)
+        part["is_inside"], part["is_odd"] = (low < 0) & (high > 0), value / half > ODD
+        parts.append(pd.DataFrame(part))
+    return pd.concat(parts).dropna()
+
+
+def from_others(fit: Fit) -> pd.DataFrame:
+    """Set each run beside the forecast of the others; empty where these are too few."""
+    parts = [pd.DataFrame()]
+    for at in range(len(fit.runs)):
+        is_out = np.arange(len(fit.runs)) == at
+        others = fit.runs.only(~is_out)
+        if len(others) and varies(others):
+            part = beside_facts(_fit(others, fit.entered), fit.runs.only(is_out))
+            parts.append(part.assign(run=at))
+    return pd.concat(parts, ignore_index=True)
 
 
 def chance_percent(fit: Fit, ends: np.ndarray, most: float) -> float:
