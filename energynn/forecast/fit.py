@@ -31,9 +31,8 @@ TURNS = 4  # until a fit's error and its parameters agree
 SCATTER = 0.06  # of single jobs, as the study prints it: the least error of an interval
 LEVEL = 0.9
 UPPER = (1 + LEVEL) / 2  # quantile at the high end of an interval
-EVIDENCE = (
-    2.0  # logarithm of how much likelier the runs must be with a term for it to enter
-)
+# logarithm of how much likelier the runs must be with a term for it to enter
+EVIDENCE = 2.0
 HINT = 1.5  # runs hint at a term that is so many times its own error
 ODD = 2.0  # a run is odd that the others miss by so many times their interval
 # logarithm of how much longer an exchange of unknown size may make a time
@@ -493,7 +492,7 @@ def open_steps(fit: Fit) -> np.ndarray:
     return np.array(steps)
 
 
-def beside_facts(fit: Fit, facts: Runs) -> pd.DataFrame:
+def errors_of(fit: Fit, facts: Runs) -> pd.DataFrame:
     """Set runs beside their forecast: how far off this is, and its interval, in %.
 
     A row for each run and quantity (time_s, energy_J) that is known. is_odd: the forecast misses
@@ -522,7 +521,7 @@ def from_others(fit: Fit) -> pd.DataFrame:
         is_out = np.arange(len(fit.runs)) == at
         others = fit.runs.only(~is_out)
         if len(others) and varies(others):
-            part = beside_facts(_fit(others, fit.entered), fit.runs.only(is_out))
+            part = errors_of(_fit(others, fit.entered), fit.runs.only(is_out))
             parts.append(part.assign(run=at))
     return pd.concat(parts, ignore_index=True)
 

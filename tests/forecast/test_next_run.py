@@ -58,7 +58,7 @@ def test_foretold_intervals_are_reached(published):
     cases = [*of_study(published), *of_worlds((1, 3, 5)), of_h200()]
     points = np.array([points_off(*case) for case in cases])
     assert len(cases) >= 10
-    assert np.median(np.abs(points)) <= 0.5 and np.abs(points).max() <= 1.7
+    assert np.median(np.abs(points)) <= 0.5 and np.abs(points).max() <= 1.5
 
 
 @pytest.mark.nightly

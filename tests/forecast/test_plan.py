@@ -134,7 +134,7 @@ def test_the_headline_and_the_model_stand_in_one_line_with_the_reason(fitted):
     text_kWh = np.array([6.75 / 0.265, 6.65 / 0.275])  # section 3.2.2, both rounded
     assert added["by_text"] == pytest.approx(100 * (33.2573 / text_kWh - 1), rel=1e-4)
     assert text_kWh.max() < few["low"]  # they disagree, and the line says why
-    words = r"31 to 38 % .* 21 % by this model, 24 % \(18-30\).* of 27 %, of a list"
+    words = r"31 to 38 % .* 21 % by this model, 24 % \(19-29\).* of 27 %, of a list"
     assert re.search(words, added["in_words"])
 
 
