@@ -185,5 +185,8 @@ def test_one_sentence_says_energy_how_good_time_and_accuracy():
     record |= dict(energy_gpu_J=180.0, energy_gpu_provenance="measured")
     told = sentence(read_as_record(minimal_record(**record)))
     assert "good to within 50 %, 0.05 Wh of it measured (GPU), in 22 s" in told
+    record |= dict(config={"command": ["train"], "epochs": 4})
+    told = sentence(read_as_record(minimal_record(**record)))
+    assert told.startswith("0.1 Wh, 0.025 Wh an epoch, estimated, ")
     other = minimal_record(training_time_s=3.0, metrics={"rmse": 1 / 3})
     assert sentence(read_as_record(other)) == "in 3 s, rmse 0.3333"

@@ -41,19 +41,20 @@ def energy_words(energy_J: float) -> str:
 
 def sentence(record) -> str:
     """What a run took, how sure that is, in which time, and how well it learned."""
-    parts = [f"in {record.training_time_s or 0.0:.3g} s"]
+    parts = []
     if energy_J := record.energy_total_J:
         # a record of before has a statistical interval in place of the bound
         wrong_J = record.energy_total_bound_J or 0.0
         percent = 100 * (wrong_J + record.energy_total_systematic_J) / energy_J
-        sure = f"good to within {percent:.{0 if percent >= 1 else 2}f} %"
-        parts[:0] = [
-            energy_words(energy_J),
-            record.energy_total_provenance,
-            sure,
-        ]
+        parts.append(energy_words(energy_J))
+        epochs = record.config.get("epochs") or 1
+        if "command" in record.config and epochs > 1:
+            parts.append(f"{energy_words(energy_J / epochs)} an epoch")
+        parts.append(record.energy_total_provenance)
+        parts.append(f"good to within {percent:.{0 if percent >= 1 else 2}f} %")
         if record.energy_gpu_provenance == "measured" != record.energy_total_provenance:
-            parts.insert(3, f"{energy_words(record.energy_gpu_J)} of it measured (GPU)")
+            parts.append(f"{energy_words(record.energy_gpu_J)} of it measured (GPU)")
+    parts.append(f"in {record.training_time_s or 0.0:.3g} s")
     metrics = [each for each in record.metrics.items() if isinstance(each[1], float)]
     for name, value in metrics[:1]:
         share = f"{1 - value:.0%} of the images right"
