@@ -148,8 +148,8 @@ def test_notebooks_are_thin_and_clean(path):
         )
         assert set(cell["metadata"]) <= {"tags", "jupyter"}
         assert cell["metadata"].get("jupyter", {}).keys() <= {"source_hidden"}
-        assert len(source.splitlines()) <= 30, (
-            f"a cell of more than 30 lines: {source[:60]}"
+        assert len(source.splitlines()) <= 20, (
+            f"a cell of more than 20 lines: {source[:60]}"
         )
         tree = ast.parse(source)
         assert not [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]

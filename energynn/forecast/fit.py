@@ -388,36 +388,37 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     # How wide priors are is known; only what follows from the errors needs Student's t.
     closed_prior = conditional(fit.prior_covariance, ~fit.is_open)
     of_priors = covariance @ np.linalg.pinv(closed_prior) @ covariance
-    beyond = np.log2(work.nodes / fit.runs.work.nodes.max()).clip(min=0)
-    steps2 = np.stack([STEP * beyond, 0 * beyond]) ** 2
-    unknown2 = np.stack([UNKNOWN * lacks_exchange(fit, work), 0 * beyond]) ** 2
-    # Between nodes an all-reduce may hide wholly, where no run was on several.
+    # What follows is of times alone: nodes beyond the fitted ones, an exchange of unknown size, and
+    # between nodes an all-reduce that may hide wholly, where no run was on several.
+    most = fit.runs.work.nodes.max()
+    beyond = STEP * np.log2(work.nodes / most).clip(min=0)
+    unknown = UNKNOWN * lacks_exchange(fit, work)
     times = model.times_s(fit.values, work)
-    is_new = (work.nodes > 1) & (fit.runs.work.nodes.max() == 1)
+    is_new = (work.nodes > 1) & (most == 1)
     hidden = np.log(1 - is_new * times["allreduce"] / sum(times.values()))
     steps = [*open_steps(fit), *fit.rivals]
     moves = np.stack([logs(fit.point + step) - middle for step in steps])
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
+    bends = np.zeros((2, len(work)))
     result = {}
     for name, parts in rows.items():
+        has_time = 0 in parts
         slope, error2 = slopes[parts].sum(axis=0), errors2[parts].sum()
         freedom = fit.freedom[parts].min()
-        variance = ((slope @ covariance) * slope).sum(axis=1) + error2
+        of_parameters = ((slope @ covariance) * slope).sum(axis=1)
+        variance = of_parameters + error2
         learnt = variance - ((slope @ of_priors) * slope).sum(axis=1)
         freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
         quantile = stats.t.ppf(UPPER, freedom)
         if name == "time_s":
-            of_times = ((slope @ covariance) * slope).sum(axis=1)
-            bends = (reaches(fit, work, quantile) ** 2 / quantile**2 - of_times).clip(
-                min=0
-            )
-        bent = variance + (bends if 0 in parts else np.zeros((2, 1)))
-        half2 = quantile**2 * np.maximum(bent, error2) + steps2[parts].sum(axis=0)
+            bends = reaches(fit, work, quantile) ** 2 / quantile**2 - of_parameters
+        half2 = quantile**2 * (variance + has_time * bends.clip(min=0))
+        half2 += has_time * beyond**2
         opened = stats.norm.ppf(UPPER) * moves[:, parts].sum(axis=1)
         above2 = half2[0] + (opened.clip(min=0) ** 2).sum(axis=0)
-        above = np.sqrt(above2 + unknown2[parts].sum(axis=0))
         below2 = half2[1] + (opened.clip(max=0) ** 2).sum(axis=0)
-        below = np.sqrt(below2 + (hidden**2 if 0 in parts else 0))
+        above = np.sqrt(above2 + has_time * unknown**2)
+        below = np.sqrt(below2 + has_time * hidden**2)
         off = np.stack([0 * above, -below, above], axis=1)
         result[name] = np.exp(middle[parts].sum(axis=0)[:, None] + off)
     return result
