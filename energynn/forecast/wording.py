@@ -21,7 +21,7 @@ SHOWN = UNITS | {
 
 
 def predicted(rows: list[dict], left_out: str = "") -> str:
-    """Show the forecasts, their total, and what the last one's time goes to: shares with ranges."""
+    """Show the total, the forecasts, and what the last one's time goes to: shares with ranges."""
     last = rows[-1]
     shares = pd.DataFrame(last["time_share_percent"]).T.round().astype(int)
     heading = f"share of each cause in the time on {last['devices']} GPUs in %"
@@ -30,7 +30,7 @@ def predicted(rows: list[dict], left_out: str = "") -> str:
         names = predict.PRICE | SHOWN
         sums = {name: each for name, each in predict.total(rows).items() if each}
         words = [f"{number(each)} {names[name]}" for name, each in sums.items()]
-        parts.insert(1, f"all {number_of_runs} runs: {', '.join(words)}")
+        parts.insert(0, f"all {number_of_runs} runs: {', '.join(words)}")
     return "\n\n".join(filter(None, parts))
 
 
