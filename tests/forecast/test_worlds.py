@@ -41,7 +41,14 @@ def on_1_to_256_gpus(is_small=False, **more) -> list:
     return configs
 
 
-@pytest.mark.parametrize("number", [10, pytest.param(100, marks=pytest.mark.nightly)])
+# Each fits a hundred series: ten worlds among the slow tests.
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(10, marks=pytest.mark.slow),
+        pytest.param(100, marks=pytest.mark.nightly),
+    ],
+)
 def test_the_check_spares_good_runs_and_finds_odd_ones(number):
     """Of five and eight configurations on several nodes, and of all of one node."""
     spared, found = [], []
@@ -102,7 +109,7 @@ def test_a_term_that_the_runs_ask_for_enters(of_study, term, size, most):
     assert fits.make(plain).entered == ()
 
 
-@pytest.mark.parametrize("longer", [1.25, 2.0])
+@pytest.mark.parametrize("longer", [1.25, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_an_odd_run_is_named_by_the_others_and_no_other_is(published, longer):
     for at in (2, 5, 10):
         time_s = published.time_s.copy()
