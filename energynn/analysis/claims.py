@@ -30,11 +30,12 @@ the study's runs.
 """
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from energynn.analysis import observations, others, published
 from energynn.host.files import shipped
@@ -49,6 +50,8 @@ ABOUT = ("id", "place", "says", "base", "group", "kind", "before", "why")
 NO_TEST = (*ABOUT, "decides", "elsewhere", "reading", "restates")
 STATEMENT = ("quantity", "per", "expect")
 UNIT = ["unit", "series", "value", "error", "freedom"]
+OF_SCATTER = ["origin", "run", "workload", "repeats"]
+OF_GROWTH = ["series", "devices", "recipe", "run", "value", "error", "freedom"]
 OF_GPUS = "origin == 'own' and device_kind == 'gpu' and dataset in ['imagenet', 'era5']"
 OF_GPUS += " and workload in ['resnet50', 'fourcastnet']"
 THRESHOLD = 1.1
@@ -74,7 +77,8 @@ def evaluate(runs_dir: str | Path) -> dict:
     """
     table = observations.means(observations.load(runs_dir))
     printed = table[table["origin"] == "published"]
-    study = pd.concat([printed, observations.published_runs("derived")])
+    further = observations.published_runs("derived")
+    study = pd.concat([printed, further])
     own = table.query(OF_GPUS)
     machines = own.groupby(own["system"] + " " + own["hardware"])
     errata = published.errata()
@@ -92,9 +96,11 @@ def evaluate(runs_dir: str | Path) -> dict:
             one["id"] for one in errata if claim["id"] in one.get("claims", [])
         ]
         entry["published"] = judge(claim, printed)
-        derived = judge(claim, study)
-        says_more = derived.get("units") != entry["published"].get("units")
-        entry["derived"] = [derived] if says_more else []
+        entry["derived"] = []
+        if len(selected(claim, further)):
+            derived = judge(claim, study)
+            says_more = derived.get("units") != entry["published"].get("units")
+            entry["derived"] = [derived] * says_more
         if "reading" in claim:
             other = judge(claim | claim["reading"], study)
             entry["reading"] = {"on": claim["reading"]["as"], **other}
@@ -154,7 +160,8 @@ def scatter(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
     ``scatter`` is the relative standard deviation, ``freedom`` its degrees of freedom.
     """
-    runs = observations.distinct(rows[rows["repeats"] > 1])
+    there = rows.columns.intersection([*OF_SCATTER, quantity, f"{quantity}_std"])
+    runs = observations.distinct(rows.loc[rows["repeats"] > 1, there])
     relative = runs.get(f"{quantity}_std", np.nan) / runs[quantity]
     freedom = (runs["repeats"] - 1.0)[relative.notna()]
     squares = (freedom * relative**2).groupby(runs["workload"]).sum(min_count=1)
@@ -237,15 +244,16 @@ def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """
     quantity = claim["quantity"]
     tested = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else quantity
-    of_runs = scatter(rows, tested).combine_first(scatter(rows, "energy_total_kWh"))
-    rows = rows.query(claim.get("where", "devices > 0"))
+    of_runs = scatter(rows, tested)
+    if of_runs.isna().any(axis=None):
+        of_runs = of_runs.combine_first(scatter(rows, "energy_total_kWh"))
+    rows = selected(claim, rows)
     if "restates" in claim:
         rows = rows[rows["origin"] != "published"]
     provenance = observations.provenance(quantity, rows)
     rows = rows[
         ~provenance.isin(["estimated", "simulated"]) & (rows["copies"] != tested)
     ]
-    rows = rows.dropna(subset=[quantity, claim.get("per", quantity)])
     rows = rows.join(of_runs, on="workload")
     printed = observations.DERIVED_FROM.get(tested, [tested])
     rounding = (rows.get(f"{name}_half", np.nan) / rows[name] for name in printed)
@@ -256,6 +264,16 @@ def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
         value=np.log(rows[quantity].astype(float)), error=np.sqrt(squares)
     )
+
+
+def selected(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+    """Select the rows that a statement asks for and that have what it tests."""
+    if "reason" in claim:
+        return rows[:0]
+    rows = rows.dropna(subset=[claim["quantity"], claim.get("per", claim["quantity"])])
+    where = claim.get("where", "devices > 0")
+    # pandas looks at every column that it is given
+    return rows[rows[[name for name in rows if name in where]].eval(where)]
 
 
 def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
@@ -275,7 +293,12 @@ def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
 
 def _growths(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Compare the ends of each series; those that share one count once, with the largest error."""
-    table = pd.concat([_growth(claim, name, rows) for name in claim["series"]])
+    names = {*OF_GROWTH, claim.get("per", "devices")}
+    runs = rows.sort_values("devices", kind="stable")[list(names)].to_dict("records")
+    changes = []
+    for name in claim["series"]:
+        changes += _growth(claim, [run for run in runs if run["series"] == name])
+    table = pd.DataFrame(changes, columns=[*UNIT, "run", "base"])
     of = {"value": "mean", "error": "max", "freedom": "min", "base": "first"}
     of |= {"unit": ", ".join, "series": "sum"}
     for end in ["run"] if "to" in claim else ["run", "base"]:
@@ -283,26 +306,33 @@ def _growths(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """Compare the ends of one series."""
-    rows = rows[rows["series"] == name].sort_values("devices")
-    rows = rows[rows["recipe"].isin(rows["recipe"].mode()[:1])]
-    rows = rows.drop_duplicates("devices").set_index("devices")
-    first = claim.get("from", rows.index.min())
-    last = claim.get("to", [rows.index.max()])
-    before = rows.reindex([first]).iloc[0]
-    after = rows[rows.index.isin(last) & (rows.index != first)]
-    value = after["value"] - before["value"]
-    error = np.hypot(before["error"], after["error"])
-    if "per" in claim:
-        span = np.log(after[claim["per"]] / before[claim["per"]])
-        value = value / span - 1
-        error = error / abs(span)
-    unit = [f"{name} n={first} to {end}" for end in after.index]
-    of_all = {"freedom": before["freedom"], "base": before["run"]}
-    named = {"unit": unit, "series": [[name]] * len(after)}
-    changes = after.assign(value=value, error=error, **of_all, **named)
-    return changes[[*UNIT, "run", "base"]].dropna(subset="value")
+def _growth(claim: dict, runs: list[dict]) -> list[dict]:
+    """Compare the ends of one series, of the recipe that most of its runs have."""
+    counts = Counter(run["recipe"] for run in runs)
+    recipe = max(sorted(counts), key=counts.get, default="")
+    of_devices = {}
+    for run in runs:
+        if run["recipe"] == recipe:
+            of_devices.setdefault(run["devices"], run)
+    first = claim.get("from", min(of_devices, default=0))
+    last = claim.get("to", [max(of_devices, default=0)])
+    before, changes = of_devices.get(first), []
+    for devices, after in of_devices.items():
+        if before is None or devices == first or devices not in last:
+            continue
+        value = after["value"] - before["value"]
+        error = np.hypot(before["error"], after["error"])
+        if "per" in claim:
+            span = np.log(after[claim["per"]] / before[claim["per"]])
+            value = value / span - 1
+            error = error / abs(span)
+        name = after["series"]
+        named = {"unit": f"{name} n={first} to {devices}", "series": [name]}
+        of_both = {"base": before["run"], "freedom": before["freedom"]}
+        changes.append(
+            named | of_both | {"run": after["run"], "value": value, "error": error}
+        )
+    return changes
 
 
 def _lines(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
@@ -360,7 +390,7 @@ def intervals(value, error, freedom, every: bool = False) -> tuple[np.ndarray, .
         error = value.std(axis=-1, ddof=1, keepdims=True) / math.sqrt(number)
         value = value.mean(axis=-1, keepdims=True)
         freedom = number - 1
-    reach = stats.t.ppf(0.975, freedom) * error
+    reach = special.stdtrit(freedom, 0.975) * error  # Student's t
     return value, value - reach, value + reach
 
 

@@ -521,6 +521,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+@functools.cache
 def types(config_class: type[RunConfig]) -> dict:
     """Return the type of each parameter."""
     return {field.name: field.type for field in fields(config_class)}

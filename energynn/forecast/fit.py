@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pandas as pd
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from energynn.experiment import config
 from energynn.forecast import command, model, runs
@@ -91,11 +91,14 @@ class Fit:
 
 
 def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
-    """Parameters in their units from a point of the space where they are fitted."""
+    """Parameters in their units from a point of the space where they are fitted.
+
+    Of several points, (points, parameters), each is (points,).
+    """
     values = dict.fromkeys(OF_TIME, 0.0) | {"evaluation": 1.0}
     values |= dict.fromkeys(OF_POWER, np.nan) | {"host": 0.0}  # none: GPUs alone
     values |= dict.fromkeys(TERMS, 0.0)
-    for name, at in zip(names, point, strict=True):
+    for name, at in zip(names, np.moveaxis(point, -1, 0), strict=True):
         values[name] = at if name in LINEAR else np.exp(at)
     # A link reaches its bandwidth at most: the logarithm of 1/efficiency - 1 is fitted.
     values["efficiency"] = 1 / (1 + values["efficiency"])
@@ -107,11 +110,18 @@ def outcomes(
 ) -> np.ndarray:
     """Logarithms of times in s, of powers and of the GPUs' powers in W, (3, configurations).
 
-    Of several points, (parameters, points, 1), they are (3, points, configurations).
+    Of several points, (points, parameters), they are (points, 3, configurations).
     """
     # A fit may try a point where a power is negative, and goes back.
     with np.errstate(invalid="ignore"):
-        return np.log(np.stack(model.predict(to_values(names, point), work)))
+        return np.log(np.stack(predicted(names, point, work), axis=-2))
+
+
+def predicted(
+    names: tuple[str, ...], point: np.ndarray, work: np.recarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the model predicts at a point or several, (points, configurations) each."""
+    return model.predict(to_values(names, point[..., None, :]), work)
 
 
 def conditional(covariance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -123,28 +133,37 @@ def conditional(covariance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 def slopes_of(function, point: np.ndarray) -> np.ndarray:
-    """Derivatives of a function of the parameters, (..., parameters), at a point or several."""
-    steps = 1e-20j * np.eye(len(point)).reshape(
-        2 * [len(point)] + (point.ndim - 1) * [1]
-    )
-    return np.stack([function(point + step).imag / 1e-20 for step in steps], axis=-1)
+    """Derivatives of a function of the parameters, (..., parameters), at a point or several.
+
+    It is asked once, for all points with their steps, (parameters, points, parameters).
+    """
+    count = point.shape[-1]
+    steps = np.eye(count).reshape(count, *[1] * (point.ndim - 1), count)
+    return np.moveaxis(function(point + 1e-20j * steps).imag, 0, -1) / 1e-20
+
+
+def moved(point: np.ndarray, moves: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """The point with those parameters that move elsewhere, at one place or several."""
+    result = np.broadcast_to(point, (*at.shape[:-1], len(point))).astype(at.dtype)
+    result[..., moves] = at
+    return result
 
 
 def misses_of_times(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
     """Relative errors of the times at a point, (runs,)."""
-    return outcomes(fit.names, point, seen.work)[0] - np.log(seen.time_s)
+    return outcomes(fit.names, point, seen.work)[..., 0, :] - np.log(seen.time_s)
 
 
 def misses_of_powers(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
     """Relative errors of the known powers: of the whole, or of its parts, relative to the whole."""
-    values = to_values(fit.names, point)
-    _, whole_W, gpu_W = model.predict(values, seen.work)
+    _, whole_W, gpu_W = predicted(fit.names, point, seen.work)
     off_gpu = (gpu_W - seen.power_gpu_W) / seen.power_W
     off_host = (whole_W - seen.power_W) / seen.power_W - off_gpu
     has_parts = np.isfinite(seen.power_gpu_W)
     known = np.isfinite(seen.power_W) & ~has_parts
-    off = np.log(whole_W[known]) - np.log(seen.power_W[known])
-    return np.concatenate([off, off_gpu[has_parts], off_host[has_parts]])
+    off = np.log(whole_W[..., known]) - np.log(seen.power_W[known])
+    parts = off, off_gpu[..., has_parts], off_host[..., has_parts]
+    return np.concatenate(parts, axis=-1)
 
 
 # --------------------------------------------------------------------------------------- priors
@@ -303,25 +322,24 @@ def _with_row(before: Fit, row: int, moves: np.ndarray, misses) -> Fit:
     is_term = np.isin(before.names, list(TERMS))[moves]
     at = np.where(is_term, np.sqrt(np.diag(before.covariance))[moves], at)
 
-    def moved(at: np.ndarray) -> np.ndarray:
-        point = before.point.astype(at.dtype)
-        point[moves] = at
-        return point
-
     def residuals(at: np.ndarray) -> np.ndarray:
-        point = moved(at)
-        return np.append(misses(point) / error, whiten @ (point - before.point))
+        point = moved(before.point, moves, at)
+        away = (point - before.point) @ whiten.T
+        return np.concatenate([misses(point) / error, away], axis=-1)
+
+    slopes = functools.partial(slopes_of, residuals)
 
     for _ in range(TURNS):
         # parameters for an error, and the error for these parameters
-        answer = optimize.least_squares(residuals, at, jac="cs", x_scale="jac")
-        at, off = answer.x, misses(moved(answer.x))
+        answer = optimize.least_squares(residuals, at, jac=slopes, x_scale="jac")
+        at = answer.x
+        off = misses(moved(before.point, moves, at))
         of_data = answer.jac[: len(off)]
         covariance = np.linalg.inv(answer.jac.T @ answer.jac)
         freedom = len(off) - np.trace(of_data @ covariance @ of_data.T) + ERROR_WEIGHT
         squares = (off**2).sum() + ERROR_WEIGHT * before.errors[row] ** 2
         error = np.sqrt(squares / freedom)
-    point, away = moved(at), answer.fun[len(off) :]
+    point, away = moved(before.point, moves, at), answer.fun[len(off) :]
     prior = np.linalg.inv(before.covariance)
     told = np.linalg.slogdet(answer.jac.T @ answer.jac)[1]
     known = np.linalg.slogdet(prior[np.ix_(moves, moves)])[1]
@@ -364,7 +382,7 @@ def check(seen: Runs) -> None:
     terms = terms * (work.epochs / seen.time_s)[:, None]
     solution, _, rank, _ = np.linalg.lstsq(terms, np.ones(len(seen)))
     squares = ((terms @ solution - 1) ** 2).sum()
-    most = stats.chi2.ppf(0.1, len(seen) - rank) * (error / 2) ** 2
+    most = special.chdtri(len(seen) - rank, 0.9) * (error / 2) ** 2
     if error > unfitted(seen).errors[0] and squares < most:
         raise ValueError(
             f"{subject}: the model misses these times by {error:.0%}, a sum of four terms by less "
@@ -396,8 +414,8 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     times = model.times_s(fit.values, work)
     is_new = (work.nodes > 1) & (most == 1)
     hidden = np.log(1 - is_new * times["allreduce"] / sum(times.values()))
-    steps = [*open_steps(fit), *fit.rivals]
-    moves = np.stack([logs(fit.point + step) - middle for step in steps])
+    steps = np.array([*open_steps(fit), *fit.rivals])
+    moves = logs(fit.point + steps) - middle
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
     bends = np.zeros((2, len(work)))
     result = {}
@@ -409,12 +427,12 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
         variance = of_parameters + error2
         learnt = variance - ((slope @ of_priors) * slope).sum(axis=1)
         freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
-        quantile = stats.t.ppf(UPPER, freedom)
+        quantile = special.stdtrit(freedom, UPPER)
         if name == "time_s":
             bends = reaches(fit, work, quantile) ** 2 / quantile**2 - of_parameters
         half2 = quantile**2 * (variance + has_time * bends.clip(min=0))
         half2 += has_time * beyond**2
-        opened = stats.norm.ppf(UPPER) * moves[:, parts].sum(axis=1)
+        opened = special.ndtri(UPPER) * moves[:, parts].sum(axis=1)
         above2 = half2[0] + (opened.clip(min=0) ** 2).sum(axis=0)
         below2 = half2[1] + (opened.clip(max=0) ** 2).sum(axis=0)
         above = np.sqrt(above2 + has_time * unknown**2)
@@ -433,23 +451,20 @@ def reaches(fit: Fit, work: np.recarray, quantile: np.ndarray) -> np.ndarray:
     """
     seen, moves = fit.runs, np.isin(fit.names, [*OF_TIME, *fit.entered])
     whiten = np.linalg.cholesky(np.linalg.inv(fit.prior_covariance[moves][:, moves]))
-    both, signs = np.tile(np.arange(len(work)), 2), np.repeat([1.0, -1.0], len(work))
+    questions, signs = np.tile(work, 2)[:, None], np.repeat([1.0, -1.0], len(work))
 
     def logs(at: np.ndarray, work: np.recarray) -> np.ndarray:
-        point = np.tile(fit.point.astype(at.dtype)[:, None, None], (len(both), 1))
-        point[moves, :, 0] = at
-        times = model.times_s(to_values(fit.names, point), work)
-        return np.log(sum(times.values()))
+        return outcomes(fit.names, moved(fit.point, moves, at), work)[..., 0, :]
 
     def asked(at: np.ndarray) -> np.ndarray:
-        return logs(at, work[both][:, None])[:, 0]
+        return logs(at, questions)[..., 0]
 
     def residuals(at: np.ndarray) -> np.ndarray:
         off = (logs(at, seen.work) - np.log(seen.time_s)) / fit.errors[0]
-        away = (at - fit.prior_point[moves, None]).T @ whiten
-        return np.concatenate([off, away], axis=1)
+        away = (at - fit.prior_point[moves]) @ whiten
+        return np.concatenate([off, away], axis=-1)
 
-    at = np.tile(fit.point[moves, None], len(both))
+    at = np.tile(fit.point[moves], (len(questions), 1))
     value, least = asked(at), (residuals(at) ** 2).sum(axis=1)
     for part in REACH:
         off, slope = residuals(at), slopes_of(residuals, at)
@@ -458,11 +473,11 @@ def reaches(fit: Fit, work: np.recarray, quantile: np.ndarray) -> np.ndarray:
         sides = np.stack([uphill, toward], axis=2)
         back, far = np.moveaxis(np.linalg.solve(turned @ slope, sides), 2, 0)
         # From the best parameters near here, in the direction in which the time grows most.
-        room = (part * quantile[both]) ** 2 + least
+        room = (part * np.tile(quantile, 2)) ** 2 + least
         room -= (off**2).sum(axis=1) - (uphill * back).sum(axis=1)
         square = np.maximum((toward * far).sum(axis=1), 1e-12)
         step = signs * np.sqrt(np.maximum(room, 0) / square)
-        at = at + (step[:, None] * far - back).T
+        at = at + step[:, None] * far - back
     return np.abs(asked(at) - value).reshape(2, -1)
 
 
@@ -534,9 +549,10 @@ def chance_percent(fit: Fit, ends: np.ndarray, most: float) -> float:
     a limit at the high end, 5 % one at the low end.
     """
     value, low, high = np.log(ends)
-    room, law = np.log(most) - value, stats.t(fit.freedom.min())
+    room, freedom = np.log(most) - value, fit.freedom.min()
     width = high - value if room > 0 else value - low
-    return float(100 * law.cdf(law.ppf(UPPER) * room / width))
+    far = special.stdtrit(freedom, UPPER) * room / width
+    return float(100 * special.stdtr(freedom, far))
 
 
 def describe(fit: Fit) -> dict[str, dict]:
@@ -545,7 +561,7 @@ def describe(fit: Fit) -> dict[str, dict]:
     told_by_data: 1: they tell all of it; 0: only the prior speaks.
     """
     spreads = np.sqrt(np.diag(fit.closed_covariance))
-    half = stats.t.ppf(UPPER, fit.freedom.min()) * spreads
+    half = special.stdtrit(fit.freedom.min(), UPPER) * spreads
     points = {"value": fit.point, "low": fit.point - half, "high": fit.point + half}
     known = {end: to_values(fit.names, point) for end, point in points.items()}
     table = pd.DataFrame(known).loc[list(fit.names)]
@@ -563,7 +579,7 @@ def gpu_power_W(fit: Fit, of_gpu: str = "idle") -> dict[str, float]:
     parts = (names == of_gpu) + (names == "host") / fit.runs.site.devices_per_node
     value = parts @ fit.point
     spread = np.sqrt(parts @ fit.closed_covariance @ parts)
-    half = stats.t.ppf(UPPER, fit.freedom[1]) * spread
+    half = special.stdtrit(fit.freedom[1], UPPER) * spread
     return {"value": value, "low": value - half, "high": value + half}
 
 

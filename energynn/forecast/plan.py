@@ -168,25 +168,28 @@ def _choices(best: pd.DataFrame) -> dict[str, int]:
     return choices
 
 
-def row(plan: Plan, index: int) -> dict:
-    """Forecast one configuration of a plan: intervals, what lies outside, chances of limits."""
-    (row,) = predict.rows(plan.fit, [plan.runs[index]], plan.power_share, plan.factors)
-    row["chance_percent"] = {
-        name: fits.chance_percent(plan.fit, plan.values[name][index], most)
-        for name, most in plan.limits.items()
-        if name in UNITS
-    }
-    return row
+def rows(plan: Plan, indices: list[int]) -> dict[int, dict]:
+    """Forecast configurations of a plan: intervals, what lies outside, chances of limits."""
+    asked = [plan.runs[at] for at in indices]
+    found = predict.rows(plan.fit, asked, plan.power_share, plan.factors)
+    for at, row in zip(indices, found, strict=True):
+        row["chance_percent"] = {
+            name: fits.chance_percent(plan.fit, plan.values[name][at], most)
+            for name, most in plan.limits.items()
+            if name in UNITS
+        }
+    return dict(zip(indices, found, strict=True))
 
 
 def as_json(plan: Plan) -> dict:
     """Return the plan for a program: choices, Pareto set, limits and how it was found."""
-    choices = {name: row(plan, index) for name, index in plan.choices.items()}
+    found = rows(plan, plan.pareto)
+    choices = {name: found[at] for name, at in plan.choices.items()}
     return {
         "workload": plan.fit.runs.workload,
         "system": plan.fit.runs.site.name,
         "choices": choices,
-        "pareto": [row(plan, index) for index in plan.pareto],
+        "pareto": list(found.values()),
         "limits": plan.limits,
         "configurations": len(plan.runs),
         "provenance": choices["fastest"]["provenance"],

@@ -193,9 +193,11 @@ def rows(
         provenance += power_limit.WORDS.format(power_share, *changes)
     result = []
     counts = Counter(config.replace(run, **same) for run in asked)
-    for run, number in counts.items():
-        check_devices(fit.runs.site, run.devices)
-        work = fit.runs.works([run])
+    check_devices(fit.runs.site, max(run.devices for run in counts))
+    works = fit.runs.works(list(counts))
+    told = quantities(fit, works, power_share, factors)
+    for at, (run, number) in enumerate(counts.items()):
+        work = works[at : at + 1]
         if run.local_batch_size and not work.updates[0]:
             raise ValueError(
                 "local_batch_size: a device has fewer samples than one update takes; choose a "
@@ -205,8 +207,8 @@ def rows(
         row |= {"workload": fit.runs.workload, "run_id": config.run_id(run)}
         samples = fit.runs.epoch(run).training_samples
         row |= {"samples": samples, "provenance": provenance}
-        for name, values in quantities(fit, work, power_share, factors).items():
-            known = np.where(np.isfinite(values[0]), values[0], None)
+        for name, values in told.items():
+            known = np.where(np.isfinite(values[at]), values[at], None)
             row[name] = dict(zip(ENDS, known, strict=True))
         times_s = times_of_draws(fit, work)
         shares = 100 * times_s.div(times_s.sum(axis="columns"), axis="index")
@@ -254,7 +256,7 @@ def times_of_draws(fit: Fit, work: np.recarray) -> pd.DataFrame:
         fit.point, fit.closed_covariance, DRAWS
     )
     points[:, fit.is_open] = 0.0
-    values = fits.to_values(fit.names, np.vstack([fit.point, points]).T)
+    values = fits.to_values(fit.names, np.vstack([fit.point, points]))
     return pd.DataFrame(model.times_s(values, work))
 
 

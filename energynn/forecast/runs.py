@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from energynn import records
 from energynn.experiment import config, published_values, studies, systems
@@ -372,19 +371,24 @@ def _config(record: records.Record, named: str) -> RunConfig:
 
 
 def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Taken:
-    """Take the geometric mean of repeats."""
+    """Take the mean of repeats."""
     times_s = [record.training_time_s for record in group]
-    time_s = float(stats.gmean(times_s))
+    time_s = _mean(times_s)
     spread = max(times_s) / min(times_s) - 1
     power_W = None
     if scope:
         powers_W = [getattr(record, f"mean_power_{scope}_W") for record in group]
-        power_W = float(stats.gmean(powers_W)) / run.devices
+        power_W = _mean(powers_W) / run.devices
     power_gpu_W = None
     if scope == "total" and _measured(group, ("gpu",)):
         powers_W = [record.mean_power_gpu_W for record in group]
-        power_gpu_W = float(stats.gmean(powers_W)) / run.devices
+        power_gpu_W = _mean(powers_W) / run.devices
     return Taken(config.asdict(run), time_s, power_W, len(group), spread, power_gpu_W)
+
+
+def _mean(values: list[float]) -> float:
+    """The geometric mean: as much too long counts as too short."""
+    return float(np.exp(np.log(values).mean()))
 
 
 def here(site: Site, machine: dict, on_gpu: bool) -> Site:

@@ -56,10 +56,11 @@ def planned(plan: Plan) -> str:
     for at in plan.pareto:
         if plan.runs[at].devices.bit_count() == 1:
             names.setdefault(at, "")
-    found = [plans.row(plan, at) | {"choice": names[at]} for at in names]
+    rows = plans.rows(plan, list(names))
+    found = [rows[at] | {"choice": names[at]} for at in names]
     limits = plans.in_words(plan.limits, plan.runs[0])
     lines = [
-        answer(plan, found[0]),
+        answer(plan, found[0], rows[plan.choices["fastest"]]),
         "",
         table(found),
         "",
@@ -76,12 +77,11 @@ def planned(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def answer(plan: Plan, best: dict) -> str:
+def answer(plan: Plan, best: dict, fastest: dict) -> str:
     """Say what a choice, a row, costs less than the fastest, and by what chance it keeps limits."""
     spent = "energy_kWh" if plan.fit.has_power else "gpu_hours"
     if "cheapest" in plan.choices:
         spent = "price"
-    fastest = plans.row(plan, plan.choices["fastest"])
     words = f"{best['choice']}: {best['devices']} GPU{'s' * (best['devices'] > 1)}"
     for name, chance in best["chance_percent"].items():
         taken = f"{number(best[name]['value'])} of {plan.limits[name]:g}"

@@ -319,7 +319,7 @@ def test_a_command_without_samples_is_told_what_it_lacks():
     asked = grid(fit)
     factors = predict.factors_of(None, 0.3, None, 1.0)
     made = plan.make(fit, asked, {}, factors=factors)
-    assert plan.row(made, 0)["price"]["value"] is None
+    assert plan.rows(made, [0])[0]["price"]["value"] is None
     refused("energies are not known", plan.make, fit, asked, {"energy_kWh": 1.0})
     of_core = measured(1, 1, 10.0, device_kind="cpu core")
     refused("horeka-a100 has GPUs", mine, of_core, system="horeka-a100")

@@ -167,7 +167,7 @@ def test_one_local_batch(fitted):
     found = plan.make(fitted, chosen, {"devices": 8})
     assert {run.local_batch_size for run in chosen} == {512}
     assert {chosen[at].devices for at in found.pareto} <= {1, 2, 3, 4, 8}
-    marks = plan.row(found, 0)["outside"]
+    marks = plan.rows(found, [0])[0]["outside"]
     assert marks == ["local_batch_size beyond 16 to 256: nothing measured"]
     refused("choose at most the 1281167 samples", grid, fitted, size=2_000_000)
 
@@ -225,7 +225,7 @@ def test_a_power_limit_changes_what_the_curves_say(fitted):
     refused("power_limit: .* not known; fit runs", power_limit.applied, values, 0.6)
     asked = grid(fitted)
     usual, less = (plan.make(fitted, asked, {}, share) for share in (1.0, 0.6))
-    row = plan.row(less, 0)
+    row = plan.rows(less, [0])[0]
     assert row["time_h"]["value"] == usual.values["time_h"][0, 0] * time[0]
     assert "published by others" in row["provenance"]
 
@@ -267,6 +267,6 @@ def test_a_plan_is_right_where_the_truth_is_known(a100):
     assert hours[fastest] <= 1.02 * hours.min()
     assert kWh[frugal] <= 1.02 * kWh[hours <= deadline_h].min()
     for at in found.pareto:
-        row = plan.row(found, at)
+        row = plan.rows(found, [at])[at]
         assert holds(row["time_h"], hours[at]) and holds(row["energy_kWh"], kWh[at])
         assert hours[at] <= deadline_h or row["chance_percent"]["time_h"] < 95
