@@ -136,6 +136,17 @@ def start_notebook() -> None:
     enable()
 
 
+def show_at_top(screen, *widgets) -> None:
+    """Show charts where a notebook's first cell has made room, with their menus above them."""
+    import ipywidgets
+    from IPython.display import Javascript, display
+
+    screen.update(ipywidgets.VBox([ipywidgets.HTML(MENUS_ABOVE), *widgets]))
+    # JupyterLab stands at the last cell where all are run.
+    page = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer"
+    display(Javascript(f"document.querySelector('{page}')?.scrollTo(0, 0)"))
+
+
 def provenance(
     table: pd.DataFrame,
     field: str = "provenance",

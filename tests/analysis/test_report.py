@@ -171,6 +171,10 @@ def test_choices_filter_points_and_statements(opened):
     opened.select_option("#choices-explore select >> nth=0", label="fourcastnet")
     opened.wait_for_timeout(500)
     assert 0 < len(opened.query_selector_all(MARKS)) < everything
+    opened.check("#choices-explore input[type=checkbox]")
+    opened.wait_for_timeout(500)
+    marks = opened.query_selector_all(MARKS)
+    assert not any("published" in one.get_attribute("aria-label") for one in marks)
     opened.select_option("#show", label="contradicted")
     rows = "[...document.querySelectorAll('#ledger tbody tr')].filter(row => !row.hidden).length"
     assert 0 < opened.evaluate(rows) < 30
