@@ -55,6 +55,7 @@ OF_GROWTH = ["series", "devices", "recipe", "run", "value", "error", "freedom"]
 OF_GPUS = "origin == 'own' and device_kind == 'gpu' and dataset in ['imagenet', 'era5']"
 OF_GPUS += " and workload in ['resnet50', 'fourcastnet']"
 THRESHOLD = 1.1
+EXPONENT = "exponent less 1"
 # In units of the log of the threshold.
 EXPECT = {
     "same": (-1, 1),
@@ -208,6 +209,7 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
         "verdict": verdict,
         "reason": reason,
         "quantity": claim["quantity"],
+        "is": _meaning(claim),
         "value": _printed(claim, value[place]),
         "low": _printed(claim, low[place]),
         "high": _printed(claim, high[place]),
@@ -406,21 +408,31 @@ def _printed(claim: dict, log: float) -> float | None:
     if not math.isfinite(log):
         return None
     value = math.exp(log) if "range" in claim else math.expm1(log)
-    if "per" in claim and "a" not in claim and claim["expect"] != "straight":
+    if _meaning(claim) == EXPONENT:
         value = log
     return float(f"{value:.6g}")
 
 
+def _meaning(claim: dict) -> str:
+    """Say what the values of a statement are."""
+    if "range" in claim:
+        return claim["quantity"]
+    if claim["expect"] == "straight":
+        return "scatter around a line, relative"
+    is_exponent = "per" in claim and "a" not in claim
+    return EXPONENT if is_exponent else "relative change"
+
+
 def report(found: dict) -> str:
-    """Write the ledger as text: a line per statement and column, and the counts."""
-    lines = []
+    """Write the ledger as text: the counts, and a line per statement and column."""
+    lines = [pd.DataFrame(found["counts"]).T.to_string(), ""]
     for claim in found["claims"]:
         lines.append(f"{claim['id']} ({claim['place']}): {claim['says']}")
         lines += [
             f"  {one.get('on', column)}: {words(one)}" for column, one in columns(claim)
         ]
     lines += [f"restated ({one['place']}): {one['says']}" for one in found["restated"]]
-    return "\n".join([*lines, f"counts: {found['counts']}"])
+    return "\n".join(lines)
 
 
 def words(judged: dict) -> str:
@@ -432,6 +444,7 @@ def words(judged: dict) -> str:
             for end in ("low", "high")
         )
         how = "by enumeration, " if judged["enumerated"] else ""
-        parts.insert(1, f"{how}{judged['of']}: {judged['value']:.3g} [{low}, {high}]")
+        value = f"{judged['is']} {judged['value']:.3g} [{low}, {high}]"
+        parts.insert(1, f"{how}{judged['of']}: {value}")
         parts += [f"at {at}: {verdict}" for at, verdict in judged["at"].items()]
     return "; ".join(filter(None, parts))

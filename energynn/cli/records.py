@@ -155,11 +155,11 @@ def import_perun(
 
 
 def claims(
-    data: RunsDir = RUNS,
+    runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> None:
     """Judge the study's statements on published values and on own runs."""
     from energynn.analysis import claims
 
-    verdicts = claims.evaluate(existing(data))
+    verdicts = claims.evaluate(existing(runs_dir))
     reply(as_json, verdicts, claims.report(verdicts))

@@ -355,7 +355,7 @@ def test_small_runs_on_a_cpu_are_no_evidence(tmp_path):
 
 
 def test_the_command_prints_the_ledger(tmp_path):
-    words = ["claims", "--data", write_replica(tmp_path, series="R1")]
+    words = ["claims", "--runs-dir", write_replica(tmp_path, series="R1")]
     one = told(*words)["claims"][0]
     assert {"id", "says", "published", "own"} <= set(one)
     assert {"verdict", "value", "low", "high", "units", "at"} <= set(one["published"])
