@@ -194,7 +194,8 @@ def usual_priors(
     if not seen.site.gpu:  # cores share memory, and two of them may be threads of one
         update_s = UPDATE_S_PER_B * run.epoch().gradient_bytes or 3e-3
         found |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
-        found |= {"efficiency": (7.0, 1.0), "kappa": (0.2, 1.0)}
+        # chosen knowing what a network of our own took on two cores (docs/forecast.md)
+        found |= {"efficiency": (7.0, 0.65), "kappa": (0.2, 1.0)}
     if isinstance(run, command.Config):
         found["t_start"] = 5.0, 1.5  # a whole command begins
     if workers > 1:
