@@ -60,10 +60,12 @@ def figures(manuscript: str) -> list[str]:
 
 
 def captions(build_dir: Path) -> dict[str, str]:
-    """Read the captions of the paper's figures as plain text, by the figure's name."""
-    found = []
-    for path in MANUSCRIPTS.values():
-        found += json.loads(
-            typst.query(path, "<drawing>", field="value", **_options(build_dir))
-        )
-    return {figure["name"]: " ".join(figure["caption"].split()) for figure in found}
+    """Read the captions of the paper's figures as plain text, by the figure's name, numbered."""
+    found = {}
+    for file, path in MANUSCRIPTS.items():
+        drawn = typst.query(path, "<drawing>", field="value", **_options(build_dir))
+        where = "Figure" if file == "paper.pdf" else "Supplement, figure"
+        for number, figure in enumerate(json.loads(drawn), start=1):
+            caption = " ".join(figure["caption"].split())
+            found[figure["name"]] = f"{where} {number}: {caption}"
+    return found

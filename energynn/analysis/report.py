@@ -45,6 +45,7 @@ def build(build_dir: Path) -> Path:
         "figures": "\n".join(_figure(name, caption) for name, caption in said.items()),
         "claims": _table([_statement(claim) for claim in ledger["claims"]]),
         "claims_count": len(ledger["claims"]),
+        "restated_count": len(ledger["restated"]),
         "errata": _table(errata[["where", "what", "treated"]]),
         "specs": json.dumps(specs, sort_keys=True, cls=ForScript),
         "made": html.escape(numbers.filled(MADE, tables)),
