@@ -15,7 +15,14 @@ from msgspec import Meta, Struct, convert, to_builtins
 
 from energynn.experiment import config as configuration
 from energynn.host import texts
-from energynn.host.files import force, is_locked, lock, sha256, utc_now, write_json
+from energynn.host.files import (
+    is_locked,
+    lock,
+    sha256,
+    sync_to_disk,
+    utc_now,
+    write_json,
+)
 from energynn.host.launchers import WITHOUT_PERUN
 from energynn.host.reading import json_table, one_fault
 from energynn.measure import energy, machine
@@ -25,9 +32,9 @@ from energynn.measure.samples import events_of_kind, events_of_segments
 
 SCHEMA = "energynn-record/3"  # of the earlier one no number is derived again
 # MLPerf's power rules ask for as many before a result counts as measured
-FEWEST_SAMPLES = 60
+MIN_SAMPLES = 60
 # Of the CPU time that was used, and of the CPUs of a host: others below have nearly none.
-LEAST_PART, LEAST_CPUS = 0.1, 0.1
+MIN_PART, MIN_CPUS = 0.1, 0.1
 
 UTC = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z\Z"
 # of a record's fields, those that the files of the run do not tell
@@ -208,7 +215,7 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
         if any(limits_W):
             result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
     for event in events_of_kind(events, "outlived"):
-        result["flags"].append(outlived(event["processes"]))
+        result["flags"].append(leftover_processes(event["processes"]))
     _add_perun(result, run_dir, intent.get("perun_run"), trusted)
     if "nodes" in result:
         result["sockets"] = result["nodes"] * intent["machine"]["sockets"]
@@ -240,7 +247,7 @@ def _add_perun(result: dict, run_dir: Path, run: str | None, trusted) -> None:
     result |= {name: total for name, total in sums.items() if math.isfinite(total)}
 
 
-def outlived(left: list[str]) -> str:
+def leftover_processes(left: list[str]) -> str:
     """Say which processes a measured command left behind."""
     return f"still running after the command, and not measured then: {', '.join(left)}"
 
@@ -258,10 +265,8 @@ def reasons_against(record: Record) -> list[str]:
     if record.energy_total_J is None:
         reasons.append("no component has an energy")
     samples = record.samples_in_training
-    if samples < FEWEST_SAMPLES:
-        reasons.append(
-            f"{samples} power samples in the training, {FEWEST_SAMPLES} needed"
-        )
+    if samples < MIN_SAMPLES:
+        reasons.append(f"{samples} power samples in the training, {MIN_SAMPLES} needed")
     reasons += record.doubts
     if not record.job.get("is_exclusive", True):
         reasons.append("other jobs could use its nodes; give sbatch --exclusive")
@@ -291,7 +296,9 @@ def build(run_dir: Path, status: str, reason: str) -> Record:
         files=hash_files(run_dir),
     )
     for name in record.files:
-        force(run_dir / name)  # a record never promises what the disk has not got
+        sync_to_disk(
+            run_dir / name
+        )  # a record never promises what the disk has not got
     record.record_sha256 = configuration.digest(to_builtins(record))
     write_json(run_dir / "record.json", to_builtins(record))
     return record
@@ -393,7 +400,7 @@ def settings(config: dict) -> list[str]:
     if "command" in config:
         return re.findall(r"-\S*[ =][^-\s]\S*|\S+", config["command"])
     scale = configuration.Scale.__struct_fields__
-    kept = configuration.filled(config).items()
+    kept = configuration.with_defaults(config).items()
     return [f"{name} {value}" for name, value in kept if name not in scale]
 
 
@@ -469,13 +476,13 @@ def copies(found: dict[Path, Record]) -> dict[Path, Path]:
     first: dict[str, Path] = {}
     again = {}
     for folder, record in found.items():
-        for mark in measured(record):
+        for mark in fingerprints(record):
             if (other := first.setdefault(mark, folder)) != folder:
                 again[folder] = other
     return again
 
 
-def measured(record: Record) -> set[str]:
+def fingerprints(record: Record) -> set[str]:
     """What no two runs share, whatever they are called: files of samples, and time with energy."""
     files = record.files
     # of runs that were killed before they had a sample, the files are empty alike
@@ -498,7 +505,7 @@ def remarks(record: Record, runs_dir: Path | None = None) -> list[str]:
     lines += [f"left out by system.toml: {name}" for name in record.left_out]
     if len(record.segments) > 1:
         lines.append(f"{len(record.segments)} starts, which add up")
-    lines += filter(None, [of_others(record)])
+    lines += filter(None, [foreign_load(record)])
     used = [sensor.notes for sensor in record.sensors if sensor.primary]
     ways = {notes["measured_by"] for notes in used if "measured_by" in notes}
     lines += [f"CPU: estimated; to have it measured, {way}" for way in sorted(ways)]
@@ -508,19 +515,19 @@ def remarks(record: Record, runs_dir: Path | None = None) -> list[str]:
     return lines + machine.remedy(doubts, path)
 
 
-def of_others(record: Record) -> str:
+def foreign_load(record: Record) -> str:
     """Say which part of the busy CPU time was not the run's; "" where that is little."""
     others_s, own_s = record.cpu_time_others_s or 0.0, record.cpu_time_s or 0.0
     part, idle_s = (
         others_s / (own_s + others_s or 1),
-        LEAST_CPUS * (record.training_time_s or 0),
+        MIN_CPUS * (record.training_time_s or 0),
     )
-    if part < LEAST_PART or others_s < idle_s * (record.nodes or 1):
+    if part < MIN_PART or others_s < idle_s * (record.nodes or 1):
         return ""
     return f"others used {part:.0%} of the CPU time; what they drew is counted"
 
 
-def hold(run_dir: Path, name: str = "run.json"):
+def lock_run(run_dir: Path, name: str = "run.json"):
     """Lock a file of a run: this process will write its record. Keep what this returns.
 
     Raises ValueError where another process has locked it.
@@ -629,15 +636,15 @@ def recover_one(folder: Path) -> str:
     with one_fault(
         f"{folder.name}: cannot be recovered, mend this or move it elsewhere", lines
     ):
-        _held = hold(folder)  # nobody starts it meanwhile
+        _held = lock_run(folder)  # nobody starts it meanwhile
         events = chain.from_iterable(events_of_segments(folder).values())
-        reason = f"the launcher died before it could write a record; {how_far(events)}"
+        reason = f"the launcher died before it could write a record; {progress_in_words(events)}"
         build(folder, "killed", reason)
         lines.append(f"{folder.name}: recovered as killed: {reason}")
     return lines[0]
 
 
-def how_far(events: Iterable[dict]) -> str:
+def progress_in_words(events: Iterable[dict]) -> str:
     """Say what the ranks had reached."""
     epochs = events_of_kind(events, "epoch")
     if epochs:

@@ -113,7 +113,7 @@ def variables(text):
 def around(monkeypatch):
     """Set the variables of a text, and no other launcher's."""
     for name in list(os.environ):
-        if launchers.TOLD.fullmatch(name) or name.startswith("SLURM_"):
+        if launchers.RANK_VARIABLES.fullmatch(name) or name.startswith("SLURM_"):
             monkeypatch.delenv(name)
 
     def put(text):

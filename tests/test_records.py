@@ -175,7 +175,7 @@ def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir):
         rewrite(events, lambda line: "_end" not in line["event"])
     samples = run_dir / "samples-host.jsonl"
     samples.write_text(samples.read_text()[:-20])
-    with records.hold(run_dir):  # its launcher is alive
+    with records.lock_run(run_dir):  # its launcher is alive
         assert records.check(runs) == [] and records.recover(runs) == []
     assert "no record.json" in answer("check", runs, status=1)
     answer("check", "--recover", runs)

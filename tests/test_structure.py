@@ -94,16 +94,16 @@ def test_nothing_heavy_is_loaded_by_the_analysis(tmp_path):
 
 
 # Code tokens (`make size`). They become fewer, or a whole idea goes for one that comes.
-MOST_TOKENS = 109_800
-MOST_TEST_TOKENS = 139_700
-MOST_TOKENS_A_LINE = 8.75
+MAX_TOKENS = 109_800
+MAX_TEST_TOKENS = 139_700
+MAX_TOKENS_A_LINE = 8.75
 
 
 def test_the_package_stays_small():
     tokens, lines = sizes("energynn")["energynn"]
-    assert tokens <= MOST_TOKENS, f"{tokens} code tokens"
-    assert sizes("tests")["tests"][0] <= MOST_TEST_TOKENS
-    assert tokens <= MOST_TOKENS_A_LINE * lines, "one thought a line"
+    assert tokens <= MAX_TOKENS, f"{tokens} code tokens"
+    assert sizes("tests")["tests"][0] <= MAX_TEST_TOKENS
+    assert tokens <= MAX_TOKENS_A_LINE * lines, "one thought a line"
     vague = ("utils", "helpers", "common", "misc")
     assert not [path for path in MODULES if path.stem in vague]
 

@@ -50,10 +50,12 @@ ABOUT = ("id", "place", "says", "base", "group", "kind", "before", "why")
 NO_TEST = (*ABOUT, "decides", "elsewhere", "reading", "restates")
 STATEMENT = ("quantity", "per", "expect")
 UNIT = ["unit", "series", "value", "error", "freedom"]
-OF_SCATTER = ["origin", "run", "workload", "repeats"]
-OF_GROWTH = ["series", "devices", "recipe", "run", "value", "error", "freedom"]
-OF_GPUS = "origin == 'own' and device_kind == 'gpu' and dataset in ['imagenet', 'era5']"
-OF_GPUS += " and workload in ['resnet50', 'fourcastnet']"
+SCATTER_COLUMNS = ["origin", "run", "workload", "repeats"]
+GROWTH_COLUMNS = ["series", "devices", "recipe", "run", "value", "error", "freedom"]
+GPU_QUERY = (
+    "origin == 'own' and device_kind == 'gpu' and dataset in ['imagenet', 'era5']"
+)
+GPU_QUERY += " and workload in ['resnet50', 'fourcastnet']"
 THRESHOLD = 1.1
 EXPONENT = "exponent less 1"
 # In units of the log of the threshold.
@@ -80,7 +82,7 @@ def evaluate(runs_dir: str | Path) -> dict:
     printed = table[table["origin"] == "published"]
     further = observations.published_runs("derived")
     study = pd.concat([printed, further])
-    own = table.query(OF_GPUS)
+    own = table.query(GPU_QUERY)
     machines = own.groupby(own["system"] + " " + own["hardware"])
     errata = published.errata()
     outside = others.load()
@@ -161,7 +163,7 @@ def scatter(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
     ``scatter`` is the relative standard deviation, ``freedom`` its degrees of freedom.
     """
-    there = rows.columns.intersection([*OF_SCATTER, quantity, f"{quantity}_std"])
+    there = rows.columns.intersection([*SCATTER_COLUMNS, quantity, f"{quantity}_std"])
     runs = observations.distinct(rows.loc[rows["repeats"] > 1, there])
     relative = runs.get(f"{quantity}_std", np.nan) / runs[quantity]
     freedom = (runs["repeats"] - 1.0)[relative.notna()]
@@ -295,7 +297,7 @@ def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
 
 def _growths(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Compare the ends of each series; those that share one count once, with the largest error."""
-    names = {*OF_GROWTH, claim.get("per", "devices")}
+    names = {*GROWTH_COLUMNS, claim.get("per", "devices")}
     runs = rows.sort_values("devices", kind="stable")[list(names)].to_dict("records")
     changes = []
     for name in claim["series"]:

@@ -10,7 +10,7 @@ import statsmodels.formula.api as smf
 from statsmodels.regression.linear_model import RegressionResultsWrapper
 
 # With fewer degrees of freedom the robust HC3 covariance rests on too few residuals.
-HC3_LEAST_DEGREES_OF_FREEDOM = 5
+HC3_MIN_DEGREES_OF_FREEDOM = 5
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def fit(
         )
     leverage = (model.wexog * np.linalg.pinv(model.wexog).T).sum(axis=1)
     if covariance == "auto":
-        is_enough = freedom >= HC3_LEAST_DEGREES_OF_FREEDOM and leverage.max() <= 0.95
+        is_enough = freedom >= HC3_MIN_DEGREES_OF_FREEDOM and leverage.max() <= 0.95
         covariance = "HC3" if is_enough else "classical"
     results = (
         model.fit(cov_type="HC3", use_t=True) if covariance == "HC3" else model.fit()

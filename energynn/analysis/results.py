@@ -79,7 +79,7 @@ def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
                 continue
             if not record.valid:
                 raise ValueError("; ".join(record.invalid_reasons))
-            marks = {record.run_id, *records.measured(record)}
+            marks = {record.run_id, *records.fingerprints(record)}
             others = {seen.setdefault(mark, run_dir) for mark in marks}
             if other := next(iter(others - {run_dir}), None):
                 raise ValueError(

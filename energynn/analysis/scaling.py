@@ -1,4 +1,4 @@
-"""Panels of scaling, of published and own runs over a model's curves, for both networks.
+"""Plots of scaling: published and own runs over the fitted model's curves.
 
 ``of_model``: rows of ``modelled.load`` of one quantity; ``channels``: color and shape.
 """
@@ -15,7 +15,7 @@ def over_devices(
     y_title: str,
     of_model: pd.DataFrame,
     channels: dict,
-    more_ends=(),
+    extra_limits=(),
     **chart,
 ) -> alt.LayerChart:
     """Draw a quantity over devices, with one standard deviation to each side."""
@@ -24,7 +24,7 @@ def over_devices(
     x = alt.X("devices:Q", title="GPUs" if are_gpus else "devices")
     x = theme.log_axis(x, [*rows["devices"], *of_model["devices"]], base=2.0)
     ends = [*bounds["low"], *bounds["high"], *of_model["low"], *of_model["high"]]
-    y = theme.log_axis(alt.Y("value:Q", title=y_title), [*ends, *more_ends])
+    y = theme.log_axis(alt.Y("value:Q", title=y_title), [*ends, *extra_limits])
     points = theme.with_error_bars(alt.Chart(bounds, **chart), x, y, **channels)
     curves = theme.model_curves(of_model, x, y, channels["color"])
     return alt.layer(*curves, points)
@@ -33,7 +33,7 @@ def over_devices(
 def speed_up(
     rows: pd.DataFrame, of_model: pd.DataFrame, channels: dict, **chart
 ) -> alt.LayerChart:
-    """Draw speed-ups over how many times the base's GPUs, and the ideal one."""
+    """Draw the speed-up against the ratio of GPUs to the base run, and the ideal line."""
     rows = observations.bounds(rows.query("devices > base_devices"), "speed_up")
     rows = rows.assign(ratio=rows["devices"] / rows["base_devices"])
     of_model = of_model.rename(columns={"value": "speed_up"})
@@ -55,7 +55,8 @@ def against_hours(
 ) -> alt.LayerChart:
     """Draw energies in kWh or Wh over GPU hours; ``of_model`` has powers in kW.
 
-    Energies in kWh have a line through the origin for each series with three runs on full nodes.
+    Energies in kWh have a line through the origin for each series with at least three runs on 4 or
+    more GPUs.
     """
     over = observations.bounds(rows, f"energy_total_{unit}")
     ends = of_model[["value", "low", "high"]].mul(of_model["gpu_hours"], axis="index")

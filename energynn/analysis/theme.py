@@ -11,7 +11,7 @@ import msgspec
 import pandas as pd
 import vl_convert
 
-from energynn.host.files import REPOSITORY, whole
+from energynn.host.files import REPOSITORY, atomic_write
 from energynn.host.texts import cell
 
 # Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_px is the
@@ -260,7 +260,7 @@ def save_spec(spec: dict, name: str, build_dir: str | Path) -> Path:
     """
     path = Path(build_dir, "figures", f"{name}.json")
     # msgspec writes null for NaN, which a browser would refuse
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(msgspec.json.encode(spec, enc_hook=float, order="sorted"))
     if data := spec.get("datasets"):
         tables = dict(enumerate(map(pd.DataFrame, data.values())))

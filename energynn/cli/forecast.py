@@ -162,7 +162,7 @@ def probe(
     words = []
     choose = probe.upcoming
     if site.scheduler == "local":
-        site = runs.here(site, machine.describe_machine(), run.device == "gpu")
+        site = runs.local_site(site, machine.describe_machine(), run.device == "gpu")
         choose = probe.make_here
     predict.check_devices(site, run.devices)
     with contextlib.redirect_stdout(sys.stderr):
@@ -170,7 +170,7 @@ def probe(
         chosen = choose(run, site, runs_dir, minutes)
     if chosen and site.scheduler != "local":
         words.append(probe.hand_over(chosen, site))
-    if known := probe.seen(run, site, runs_dir):
+    if known := probe.matching_runs(run, site, runs_dir):
         made = fits.make(known)
         rows = predict.rows(made, [run])
         advice = next_run.advice(made, [run])

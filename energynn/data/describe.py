@@ -11,15 +11,15 @@ from pathlib import Path
 
 from energynn.data import imagenet, manifests, photographs
 from energynn.data.folders import digests, list_files, of_file
-from energynn.host.files import shipped, whole, write_json
+from energynn.host.files import atomic_write, shipped, write_json
 
 # what is said of each in words
 DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"
 
 
 IN_CLASS = re.compile("(train|val)/.*/")
-MOST_CLASSES = 20  # of which each is counted
-MOST_NAMED = 5  # files of which one thing is said
+MAX_CLASSES = 20  # of which each is counted
+MAX_NAMED = 5  # files of which one thing is said
 
 
 def build(dataset: str, source: Path | None = None) -> list[str]:
@@ -70,7 +70,7 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
     manifest = {**about, "energynn:files": len(sums), "distribution": files}
     target = manifests.DATA_MANIFESTS / dataset
     lines = (f"{digest}  {name}\n" for name, digest in sums.items())
-    with whole(target / "SHA256SUMS") as file:
+    with atomic_write(target / "SHA256SUMS") as file:
         file.write(os.fsencode("".join(lines)))
     write_json(target / "manifest.json", manifest)
     return [*found, *_summary(remarks)]
@@ -99,7 +99,7 @@ def _counts(listing: imagenet.Listing) -> str:
     kinds = Counter()
     for name in listing.names:
         path = Path(imagenet.shown(name))
-        folder = path.parts[1] if len(listing.classes) <= MOST_CLASSES else "*"
+        folder = path.parts[1] if len(listing.classes) <= MAX_CLASSES else "*"
         kinds[f"{folder}/*{path.suffix.lower()}"] += 1
     counted = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
     classes = len(listing.classes)
@@ -112,8 +112,8 @@ def _summary(remarks: dict[str, str]) -> list[str]:
     for name, reason in sorted(remarks.items()):
         names.setdefault(reason, []).append(imagenet.shown(os.fsencode(name)))
     return [
-        f"{len(these)} {reason}: {', '.join(these[:MOST_NAMED])}"
-        + ", ..." * (len(these) > MOST_NAMED)
+        f"{len(these)} {reason}: {', '.join(these[:MAX_NAMED])}"
+        + ", ..." * (len(these) > MAX_NAMED)
         for reason, these in names.items()
     ]
 

@@ -19,7 +19,7 @@ from energynn.data.era5_values import (
     CHANNELS,
     LEVELS_HPA,
     NAMES,
-    OURS,
+    OUR_NAMES,
     WANTED,
     Part,
     Source,
@@ -141,7 +141,7 @@ def _arranged(dataset):
         """Of two names take ours; of two times the one along a dimension, and when a forecast is
         valid.
         """
-        is_first = name in OURS or name == "valid_time"
+        is_first = name in OUR_NAMES or name == "valid_time"
         return not ours(name, name), dataset[name].ndim != 1, not is_first
 
     found = {}

@@ -28,7 +28,7 @@ WORKERS = 4  # threads that read them
 INITIAL_CONDITIONS = 36
 DAYS_BETWEEN = 9
 # forecasts of 6 h and 12 h, however many steps are trained on (section 3.3.1)
-TEST_STEPS = 2
+TEST_LEAD_STEPS = 2
 
 
 class Note(msgspec.Struct):
@@ -236,14 +236,14 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
     training, validation = (
         Sequences(root, each, steps, mean, std) for each in parsed[:2]
     )
-    test = Sequences(root, parsed[2], TEST_STEPS, mean, std)
+    test = Sequences(root, parsed[2], TEST_LEAD_STEPS, mean, std)
     first_hour = hours_of_year(parsed[2][0])[0]
     chosen = (test.hours[test.rows[:, 0]] - first_hour) % (24 * DAYS_BETWEEN) == 0
     test.rows = test.rows[chosen][:INITIAL_CONDITIONS]
     weights = era5.latitude_weights(np.array(_note(root, parsed[0][0]).latitude_deg))
     usual = (climatology(root, parsed[0]) - mean[:, None, None]) / std[:, None, None]
     facts = [values.astype(np.float32) for values in (mean, std, weights, usual)]
-    facts += [STEP_H, CHANNELS.index("z500"), tuple(range(1, TEST_STEPS + 1))]
+    facts += [STEP_H, CHANNELS.index("z500"), tuple(range(1, TEST_LEAD_STEPS + 1))]
     return [era5.Split(each, *facts) for each in (training, validation, test)]
 
 

@@ -45,7 +45,7 @@ NAMES = {
     "r": ("relative_humidity", "r", "hur"),
     "q": ("specific_humidity", "q", "hus"),
 }
-OURS = {other: name for name, others in NAMES.items() for other in others}
+OUR_NAMES = {other: name for name, others in NAMES.items() for other in others}
 WANTED = {*NAMES, *CHANNELS, "q500", "q850"}
 # Unit, least and most of a variable, or of all whose names begin with it. There is room for
 # atmospheres that are made up, and none for a fill value.
@@ -67,7 +67,7 @@ OTHER_UNITS = {
     "z500": ("m", 4_000, 7_000),
 }
 # of a plane, in squares of four; a part of a file that was never written reads as zeros
-MOST_ZEROS = 0.01
+MAX_ZEROS = 0.01
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def our_name(name: str) -> str:
     """
     name = name.lower().removeprefix("var_")
     variable, level = re.fullmatch(r"(.*?)[_@-]?(\d*)(?:_?hpa)?", name).groups()
-    return OURS.get(name) or OURS.get(variable, variable) + level
+    return OUR_NAMES.get(name) or OUR_NAMES.get(variable, variable) + level
 
 
 def hours_of_year(year: int) -> np.ndarray:
@@ -215,7 +215,7 @@ def require_weather(name: str, plane: np.ndarray, hour: int) -> None:
     fault = ""
     if not np.isfinite(high - low):
         fault = f"no finite {name} at {utc(hour)}; get it again"
-    elif low == high or zero.mean() > MOST_ZEROS:
+    elif low == high or zero.mean() > MAX_ZEROS:
         fault = f"{found} at {utc(hour)}, as if it had not been written; get it again"
     elif low < least or high > most:
         fault = f"{found} at {utc(hour)}, outside of {least:g} to {most:g} {unit}; get it again"

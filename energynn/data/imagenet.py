@@ -22,7 +22,7 @@ import numpy as np
 from energynn.data import photographs
 from energynn.data.folders import list_files
 from energynn.experiment.config import ResNet50Config
-from energynn.host.files import REPOSITORY, whole
+from energynn.host.files import REPOSITORY, atomic_write
 from energynn.host.progress import meter
 from energynn.host.reading import one_fault
 from energynn.host.texts import printable
@@ -228,7 +228,7 @@ def _save(
     path: Path, names: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
 ) -> None:
     """Write a table of images, also if several ranks write it at the same time."""
-    with whole(path) as file:
+    with atomic_write(path) as file:
         np.savez(file, names=names, offsets=offsets, sizes=sizes)
 
 
@@ -355,7 +355,7 @@ def _prepare_split(listing: Listing, path: Path) -> None:
     indices = range(len(listing))
     sizes_B = []
     advance = meter(f"prepare {path.stem}", len(listing), "images")
-    with whole(path) as file, ThreadPoolExecutor() as pool:
+    with atomic_write(path) as file, ThreadPoolExecutor() as pool:
         for start in indices[::BATCH]:
             batch = indices[start : start + BATCH]
             for data in pool.map(as_ppm, batch):

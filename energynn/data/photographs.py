@@ -21,7 +21,7 @@ JPEG_QUALITY = 90
 LARGE = "photographs_large"
 LARGE_PIXELS = (500, 375)
 LARGE_CROPS = {"train": 20, "val": 4}  # per class
-LEAST_SHARE = 0.6  # of the largest box of this shape that fits a photograph
+MIN_SHARE = 0.6  # of the largest box of this shape that fits a photograph
 # class -> (package that ships it, file inside of the package, licence)
 PHOTOGRAPHS = {
     "astronaut": ("skimage", "data/astronaut.png", "public domain (NASA)"),
@@ -109,7 +109,7 @@ def _large_crop(photograph, generator):
     LARGE_PIXELS.
     """
     width, height = LARGE_PIXELS
-    share = generator.uniform(LEAST_SHARE, 1)
+    share = generator.uniform(MIN_SHARE, 1)
     scale = min(photograph.width / width, photograph.height / height) * share
     x = generator.uniform(0, photograph.width - scale * width)
     y = generator.uniform(0, photograph.height - scale * height)

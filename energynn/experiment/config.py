@@ -213,7 +213,7 @@ WATCH = frozenset(Watch.__struct_fields__) - frozenset(Scale.__struct_fields__)
 UNNAMED = WATCH - {"sampling_period_s", "perun_sampling_period_s"}
 
 # Of each parameter with a default the value when it came. The file says what it is for.
-VALUES_AT_BIRTH = msgspec.toml.decode(
+ORIGINAL_DEFAULTS = msgspec.toml.decode(
     Path(__file__).with_name("values_at_birth.toml").read_bytes(), type=dict[str, dict]
 )
 
@@ -615,21 +615,21 @@ def from_dict(values: dict, named: str = "") -> RunConfig:
     """
     workload = str(values.get("workload"))
     config_class = _class(workload, is_named=workload == named)
-    known = _validated(config_class, filled(values))
+    known = _validated(config_class, with_defaults(values))
     try:
         return config_class(**known)
     except TypeError as error:  # one that has no default
         raise ValueError(f"config: {error}") from error
 
 
-def at_birth(workload: str) -> dict:
+def original_defaults(workload: str) -> dict:
     """Return the values that the parameters of a workload had when they came."""
-    return VALUES_AT_BIRTH["shared"] | VALUES_AT_BIRTH.get(workload, {})
+    return ORIGINAL_DEFAULTS["shared"] | ORIGINAL_DEFAULTS.get(workload, {})
 
 
-def filled(values: dict) -> dict:
+def with_defaults(values: dict) -> dict:
     """Add what a training's configuration lacks because the parameter came later."""
-    first = at_birth(str(values["workload"])) if "workload" in values else {}
+    first = original_defaults(str(values["workload"])) if "workload" in values else {}
     return first | values
 
 
@@ -638,7 +638,7 @@ def recipe(values: dict) -> dict:
 
     They may differ in scale, in the amount of data, in where they ran and in how they were watched.
     """
-    kept = filled(values).items()
+    kept = with_defaults(values).items()
     return {name: value for name, value in kept if name not in NO_RECIPE}
 
 
@@ -664,7 +664,7 @@ def named_values(config: RunConfig) -> dict:
     So a parameter that comes later renames no run, and another default makes other runs. Of a
     workload that is not ours all counts that is its own, and what is shared where it differs.
     """
-    first = at_birth(config.workload)
+    first = original_defaults(config.workload)
     unnamed = UNNAMED if config.workload in CONFIGS else ()
     return {
         name: value

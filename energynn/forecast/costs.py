@@ -30,7 +30,7 @@ def expect(run: RunConfig, system: str) -> dict[str, float]:
     unknown: on a system of which nothing is published, with a recipe unlike the paper's, or on more
     devices than forecasts are validated for.
     """
-    printed = runs.printed(run.workload, system)
+    printed = runs.printed_runs(run.workload, system)
     recipe = config.PAPER.get(run.workload, {}) | {
         "epochs": run.epochs,
         "local_batch_size": run.local_batch_size,

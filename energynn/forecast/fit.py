@@ -16,7 +16,7 @@ from scipy import optimize, special
 
 from energynn.experiment import config
 from energynn.forecast import command, model, runs
-from energynn.forecast.model import LINEAR, OF_POWER, OF_TIME, TERMS
+from energynn.forecast.model import LINEAR, POWER_PARAMETERS, TERMS, TIME_PARAMETERS
 from energynn.forecast.runs import Runs
 from energynn.host.files import write_json
 from energynn.host.reading import json_table
@@ -34,17 +34,17 @@ UPPER = (1 + LEVEL) / 2  # quantile at the high end of an interval
 # logarithm of how much likelier the runs must be with a term for it to enter
 EVIDENCE = 2.0
 HINT = 1.5  # runs hint at a term that is so many times its own error
-ODD = 2.0  # a run is odd that the others miss by so many times their interval
+ODD = 2.0  # half-widths by which the others' forecast is off where a run is odd
 # logarithm of how much longer an exchange of unknown size may make a time
 UNKNOWN = 1.0
-# parts of the way to the end of an interval, as a straight line does not lead there
+# steps of the search for the end of an interval, as parts of the quantile
 REACH = 0.3, 0.6, 0.8, 1.0, 1.0
 STEP = 0.01  # further error of a time for each doubling of nodes beyond the fitted ones
-# on a core, of the gradients, which it moves through memory a dozen times
+# on a core, of the gradients, which it is_free through memory a dozen times
 UPDATE_S_PER_B = 2e-9
 # What another machine changes: relative spreads that are added where its fit gives the priors. Link
 # and full node stay: widened by 0.5, FourCastNet's errors grow from 3 to 11 % (median, A100).
-HARDWARE = {"tau": 1.5} | dict.fromkeys(("t_start", "t_update", *OF_POWER), 0.5)
+HARDWARE = {"tau": 1.5} | dict.fromkeys(("t_start", "t_update", *POWER_PARAMETERS), 0.5)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Fit:
 
     Arrays are (parameters,) in the order of ``names``. errors: relative ones of the model, of
     times and of powers; freedom: degrees of freedom that these were learnt with. entered: terms
-    that the runs ask for; the others are 0. misfit: of the times, less is better. rivals: how the
+    that the runs ask for; the others are 0. neg_log_evidence: of the times, by
+    Laplace's approximation, up to a constant. rivals: how the
     parameters differ in fits with one term more, by the chance that this is right, (fits,
     parameters).
     """
@@ -67,17 +68,17 @@ class Fit:
     errors: np.ndarray
     freedom: np.ndarray
     entered: tuple[str, ...] = ()
-    misfit: float = 0.0
+    neg_log_evidence: float = 0.0
     rivals: tuple = ()
 
     @property
     def is_open(self) -> np.ndarray:
-        """Terms that are 0 in the value, and that the interval is open to, (parameters,)."""
+        """Terms that are left out of the value (0) and only widen the interval, (parameters,)."""
         return np.isin(self.names, list(TERMS.keys() - {*self.entered}))
 
     @property
-    def closed_covariance(self) -> np.ndarray:
-        """The covariance where these terms are 0, as the value has them."""
+    def conditional_covariance(self) -> np.ndarray:
+        """The covariance given that these terms are 0."""
         return conditional(self.covariance, ~self.is_open)
 
     @property
@@ -95,8 +96,10 @@ def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
 
     Of several points, (points, parameters), each is (points,).
     """
-    values = dict.fromkeys(OF_TIME, 0.0) | {"evaluation": 1.0}
-    values |= dict.fromkeys(OF_POWER, np.nan) | {"host": 0.0}  # none: GPUs alone
+    values = dict.fromkeys(TIME_PARAMETERS, 0.0) | {"evaluation": 1.0}
+    values |= dict.fromkeys(POWER_PARAMETERS, np.nan) | {
+        "host": 0.0
+    }  # none: GPUs alone
     values |= dict.fromkeys(TERMS, 0.0)
     for name, at in zip(names, np.moveaxis(point, -1, 0), strict=True):
         values[name] = at if name in LINEAR else np.exp(at)
@@ -132,7 +135,7 @@ def conditional(covariance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return (result + result.T) / 2
 
 
-def slopes_of(function, point: np.ndarray) -> np.ndarray:
+def jacobian(function, point: np.ndarray) -> np.ndarray:
     """Derivatives of a function of the parameters, (..., parameters), at a point or several.
 
     It is asked once, for all points with their steps, (parameters, points, parameters).
@@ -142,19 +145,19 @@ def slopes_of(function, point: np.ndarray) -> np.ndarray:
     return np.moveaxis(function(point + 1e-20j * steps).imag, 0, -1) / 1e-20
 
 
-def moved(point: np.ndarray, moves: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The point with those parameters that move elsewhere, at one place or several."""
+def point_with(point: np.ndarray, is_free: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """The point with those parameters that are free elsewhere, at one place or several."""
     result = np.broadcast_to(point, (*at.shape[:-1], len(point))).astype(at.dtype)
-    result[..., moves] = at
+    result[..., is_free] = at
     return result
 
 
-def misses_of_times(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
+def time_residuals(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
     """Relative errors of the times at a point, (runs,)."""
     return outcomes(fit.names, point, seen.work)[..., 0, :] - np.log(seen.time_s)
 
 
-def misses_of_powers(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
+def power_residuals(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
     """Relative errors of the known powers: of the whole, or of its parts, relative to the whole."""
     _, whole_W, gpu_W = predicted(fit.names, point, seen.work)
     off_gpu = (gpu_W - seen.power_gpu_W) / seen.power_W
@@ -222,7 +225,7 @@ def usual_priors(
 
 # Which terms more devices may have; the power of an all-reduce stays open.
 OF_TERMS = [name for name in TERMS if name != "exchange"]
-MOVE_TIMES, MOVE_POWERS = [*OF_TIME, *OF_TERMS], [*OF_POWER, "exchange"]
+MOVE_TIMES, MOVE_POWERS = [*TIME_PARAMETERS, *OF_TERMS], [*POWER_PARAMETERS, "exchange"]
 
 
 def is_single(seen: Runs) -> bool:
@@ -230,14 +233,14 @@ def is_single(seen: Runs) -> bool:
     return all(run.repeats == 1 for run in seen.taken)
 
 
-def unfitted(seen: Runs, entered: tuple[str, ...] = ()) -> Fit:
+def prior_fit(seen: Runs, entered: tuple[str, ...] = ()) -> Fit:
     """What is known before the runs are: the priors alone, from another system's runs if given."""
     if seen.like:
         fit = _fit(seen.like, entered)
         names, point = fit.names, fit.point
         wider = np.array([HARDWARE.get(name, 0.0) for name in names])
         scales = np.where(np.isin(names, LINEAR), point, 1.0)
-        covariance = fit.closed_covariance + np.diag((wider * scales) ** 2)
+        covariance = fit.conditional_covariance + np.diag((wider * scales) ** 2)
         covariance += np.diag(np.diag(fit.prior_covariance) * fit.is_open)
     else:
         priors = usual_priors(seen, entered)
@@ -265,32 +268,32 @@ def make(seen: Runs) -> Fit:
     """
     best, trials = _fit(seen, ()), []
     for _ in TERMS:
-        trials = [_fit(seen, (*best.entered, name)) for name in _hinted(best)]
+        trials = [_fit(seen, (*best.entered, name)) for name in _candidate_terms(best)]
         trials = [
             fit for fit in trials if fit.point[fit.names.index(fit.entered[-1])] > 0
         ]
-        found = min(trials, key=lambda fit: fit.misfit, default=best)
-        if found.misfit > best.misfit - EVIDENCE:
+        found = min(trials, key=lambda fit: fit.neg_log_evidence, default=best)
+        if found.neg_log_evidence > best.neg_log_evidence - EVIDENCE:
             break
         best = found
     rivals = []
     for rival in trials:
-        chance = 1 / (1 + np.exp(rival.misfit - best.misfit))
+        chance = 1 / (1 + np.exp(rival.neg_log_evidence - best.neg_log_evidence))
         # a limit that was not reached says nothing of where it is
         if rival.entered[-1] != "storage":
             rivals.append(np.sqrt(chance) * (rival.point - best.point))
     return dataclasses.replace(best, rivals=tuple(rivals))
 
 
-def _hinted(fit: Fit) -> list[str]:
+def _candidate_terms(fit: Fit) -> list[str]:
     """Name the terms of time that a fit lacks and its runs hint at.
 
     By the slope of the misfit: one step of Newton's would make the term more than its error. Of a
     limit there is no slope; it is tried where the times are missed by more than was expected.
     """
     seen, names = fit.runs, []
-    misses = functools.partial(misses_of_times, fit, seen=seen)
-    slopes = slopes_of(misses, fit.point) / fit.errors[0]
+    misses = functools.partial(time_residuals, fit, seen=seen)
+    slopes = jacobian(misses, fit.point) / fit.errors[0]
     slope = -slopes.T @ misses(fit.point) / fit.errors[0]
     for at in np.flatnonzero(fit.is_open):
         name, chosen = fit.names[at], ~fit.is_open
@@ -307,45 +310,48 @@ def _hinted(fit: Fit) -> list[str]:
 
 def _fit(seen: Runs, entered: tuple[str, ...]) -> Fit:
     """Fit times first and powers then: these do not move the parameters of time."""
-    fit = unfitted(seen, entered)
-    parts = (OF_TIME, misses_of_times), (OF_POWER, misses_of_powers)
+    fit = prior_fit(seen, entered)
+    parts = (TIME_PARAMETERS, time_residuals), (POWER_PARAMETERS, power_residuals)
     for row, (names, misses) in enumerate(parts):
-        moves = np.isin(fit.names, [*names, *entered])
+        is_free = np.isin(fit.names, [*names, *entered])
         if misses(fit, fit.point, seen).size:
-            fit = _with_row(fit, row, moves, functools.partial(misses, fit, seen=seen))
+            fit = _with_row(
+                fit, row, is_free, functools.partial(misses, fit, seen=seen)
+            )
     return fit
 
 
-def _with_row(before: Fit, row: int, moves: np.ndarray, misses) -> Fit:
-    """Fit the parameters that move to one row of the outcomes, and learn the model's error."""
+def _with_row(before: Fit, row: int, is_free: np.ndarray, misses) -> Fit:
+    """Fit the free parameters to times (row 0) or powers (1), and estimate the model's error."""
     whiten = np.linalg.cholesky(np.linalg.inv(before.covariance)).T
-    error, at = before.errors[row], before.point[moves]
-    is_term = np.isin(before.names, list(TERMS))[moves]
-    at = np.where(is_term, np.sqrt(np.diag(before.covariance))[moves], at)
+    error, at = before.errors[row], before.point[is_free]
+    is_term = np.isin(before.names, list(TERMS))[is_free]
+    at = np.where(is_term, np.sqrt(np.diag(before.covariance))[is_free], at)
 
     def residuals(at: np.ndarray) -> np.ndarray:
-        point = moved(before.point, moves, at)
+        point = point_with(before.point, is_free, at)
         away = (point - before.point) @ whiten.T
         return np.concatenate([misses(point) / error, away], axis=-1)
 
-    slopes = functools.partial(slopes_of, residuals)
+    slopes = functools.partial(jacobian, residuals)
 
     for _ in range(TURNS):
         # parameters for an error, and the error for these parameters
         answer = optimize.least_squares(residuals, at, jac=slopes, x_scale="jac")
         at = answer.x
-        off = misses(moved(before.point, moves, at))
+        off = misses(point_with(before.point, is_free, at))
         of_data = answer.jac[: len(off)]
         covariance = np.linalg.inv(answer.jac.T @ answer.jac)
         freedom = len(off) - np.trace(of_data @ covariance @ of_data.T) + ERROR_WEIGHT
         squares = (off**2).sum() + ERROR_WEIGHT * before.errors[row] ** 2
         error = np.sqrt(squares / freedom)
-    point, away = moved(before.point, moves, at), answer.fun[len(off) :]
+    point, away = point_with(before.point, is_free, at), answer.fun[len(off) :]
     prior = np.linalg.inv(before.covariance)
-    told = np.linalg.slogdet(answer.jac.T @ answer.jac)[1]
-    known = np.linalg.slogdet(prior[np.ix_(moves, moves)])[1]
-    misfit = (len(off) + ERROR_WEIGHT) * np.log(squares) + away @ away + told - known
-    of_data = slopes_of(misses, point) / error
+    logdet_posterior = np.linalg.slogdet(answer.jac.T @ answer.jac)[1]
+    logdet_prior = np.linalg.slogdet(prior[np.ix_(is_free, is_free)])[1]
+    deviance = (len(off) + ERROR_WEIGHT) * np.log(squares) + away @ away
+    deviance += logdet_posterior - logdet_prior
+    of_data = jacobian(misses, point) / error
     precision = prior + of_data.T @ of_data
     errors, freedoms = before.errors.copy(), before.freedom.copy()
     errors[row], freedoms[row] = error, freedom
@@ -355,7 +361,7 @@ def _with_row(before: Fit, row: int, moves: np.ndarray, misses) -> Fit:
         covariance=np.linalg.inv(precision),
         errors=errors,
         freedom=freedoms,
-        misfit=before.misfit + misfit / 2 * (row == 0),
+        neg_log_evidence=before.neg_log_evidence + deviance / 2 * (row == 0),
     )
 
 
@@ -384,7 +390,7 @@ def check(seen: Runs) -> None:
     solution, _, rank, _ = np.linalg.lstsq(terms, np.ones(len(seen)))
     squares = ((terms @ solution - 1) ** 2).sum()
     most = special.chdtri(len(seen) - rank, 0.9) * (error / 2) ** 2
-    if error > unfitted(seen).errors[0] and squares < most:
+    if error > prior_fit(seen).errors[0] and squares < most:
         raise ValueError(
             f"{subject}: the model misses these times by {error:.0%}, a sum of four terms by less "
             "than half of it; they are not of one training and machine, or unlike the model"
@@ -401,8 +407,8 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     the others.
     """
     logs = functools.partial(outcomes, fit.names, work=work)
-    middle, slopes = logs(fit.point), slopes_of(logs, fit.point)
-    covariance = fit.closed_covariance
+    middle, slopes = logs(fit.point), jacobian(logs, fit.point)
+    covariance = fit.conditional_covariance
     errors2 = np.maximum(fit.errors, SCATTER if is_single(fit.runs) else 0.0) ** 2
     # How wide priors are is known; only what follows from the errors needs Student's t.
     closed_prior = conditional(fit.prior_covariance, ~fit.is_open)
@@ -416,7 +422,7 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     is_new = (work.nodes > 1) & (most == 1)
     hidden = np.log(1 - is_new * times["allreduce"] / sum(times.values()))
     steps = np.array([*open_steps(fit), *fit.rivals])
-    moves = logs(fit.point + steps) - middle
+    shifts = logs(fit.point + steps) - middle
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
     bends = np.zeros((2, len(work)))
     result = {}
@@ -430,10 +436,13 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
         freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
         quantile = special.stdtrit(freedom, UPPER)
         if name == "time_s":
-            bends = reaches(fit, work, quantile) ** 2 / quantile**2 - of_parameters
+            bends = (
+                profile_half_widths(fit, work, quantile) ** 2 / quantile**2
+                - of_parameters
+            )
         half2 = quantile**2 * (variance + has_time * bends.clip(min=0))
         half2 += has_time * beyond**2
-        opened = special.ndtri(UPPER) * moves[:, parts].sum(axis=1)
+        opened = special.ndtri(UPPER) * shifts[:, parts].sum(axis=1)
         above2 = half2[0] + (opened.clip(min=0) ** 2).sum(axis=0)
         below2 = half2[1] + (opened.clip(max=0) ** 2).sum(axis=0)
         above = np.sqrt(above2 + has_time * unknown**2)
@@ -443,33 +452,37 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     return result
 
 
-def reaches(fit: Fit, work: np.recarray, quantile: np.ndarray) -> np.ndarray:
-    """How far the logarithm of a time goes up and down with its parameters, (2, configurations).
+def profile_half_widths(
+    fit: Fit, work: np.recarray, quantile: np.ndarray
+) -> np.ndarray:
+    """Half-widths of the logarithm of a time, upward and downward, (2, configurations).
 
-    By the profile of the likelihood: as far as parameters can go while the squares of the runs'
-    misses and of the distances from the priors grow by no more than that of the quantile. A slope
-    does not know that a start of half a second may well be one of ten, and is never below nothing.
+    By the profile likelihood: as far as parameters can go while the squares of the runs' residuals
+    and of the distances from the priors grow by no more than that of the quantile. A linear
+    approximation misses that a start of 0.5 s may well take 10 s, and is never negative.
     """
-    seen, moves = fit.runs, np.isin(fit.names, [*OF_TIME, *fit.entered])
-    whiten = np.linalg.cholesky(np.linalg.inv(fit.prior_covariance[moves][:, moves]))
+    seen, is_free = fit.runs, np.isin(fit.names, [*TIME_PARAMETERS, *fit.entered])
+    whiten = np.linalg.cholesky(
+        np.linalg.inv(fit.prior_covariance[is_free][:, is_free])
+    )
     questions, signs = np.tile(work, 2)[:, None], np.repeat([1.0, -1.0], len(work))
 
     def logs(at: np.ndarray, work: np.recarray) -> np.ndarray:
-        return outcomes(fit.names, moved(fit.point, moves, at), work)[..., 0, :]
+        return outcomes(fit.names, point_with(fit.point, is_free, at), work)[..., 0, :]
 
     def asked(at: np.ndarray) -> np.ndarray:
         return logs(at, questions)[..., 0]
 
     def residuals(at: np.ndarray) -> np.ndarray:
         off = (logs(at, seen.work) - np.log(seen.time_s)) / fit.errors[0]
-        away = (at - fit.prior_point[moves]) @ whiten
+        away = (at - fit.prior_point[is_free]) @ whiten
         return np.concatenate([off, away], axis=-1)
 
-    at = np.tile(fit.point[moves], (len(questions), 1))
+    at = np.tile(fit.point[is_free], (len(questions), 1))
     value, least = asked(at), (residuals(at) ** 2).sum(axis=1)
     for part in REACH:
-        off, slope = residuals(at), slopes_of(residuals, at)
-        uphill, toward = (off[:, None] @ slope)[:, 0], slopes_of(asked, at)
+        off, slope = residuals(at), jacobian(residuals, at)
+        uphill, toward = (off[:, None] @ slope)[:, 0], jacobian(asked, at)
         turned = np.swapaxes(slope, 1, 2)
         sides = np.stack([uphill, toward], axis=2)
         back, far = np.moveaxis(np.linalg.solve(turned @ slope, sides), 2, 0)
@@ -512,8 +525,8 @@ def open_steps(fit: Fit) -> np.ndarray:
 def errors_of(fit: Fit, facts: Runs) -> pd.DataFrame:
     """Set runs beside their forecast: how far off this is, and its interval, in %.
 
-    A row for each run and quantity (time_s, energy_J) that is known. is_odd: the forecast misses
-    the run by more than twice its interval.
+    A row for each run and quantity (time_s, energy_J) that is known. is_odd: the forecast is off by
+    more than twice the half-width of its interval.
     """
     known = {"time_s": facts.time_s, "energy_J": facts.time_s * facts.power_W}
     parts = []
@@ -561,7 +574,7 @@ def describe(fit: Fit) -> dict[str, dict]:
 
     told_by_data: 1: they tell all of it; 0: only the prior speaks.
     """
-    spreads = np.sqrt(np.diag(fit.closed_covariance))
+    spreads = np.sqrt(np.diag(fit.conditional_covariance))
     half = special.stdtrit(fit.freedom.min(), UPPER) * spreads
     points = {"value": fit.point, "low": fit.point - half, "high": fit.point + half}
     known = {end: to_values(fit.names, point) for end, point in points.items()}
@@ -570,7 +583,9 @@ def describe(fit: Fit) -> dict[str, dict]:
     table[["low", "high"]] = np.sort(table[["low", "high"]])
     table["told_by_data"] = 1 - spreads**2 / np.diag(fit.prior_covariance)
     of_terms = {name: about[:2] for name, about in TERMS.items()}
-    about = pd.DataFrame(OF_TIME | OF_POWER | of_terms, index=["unit", "meaning"]).T
+    about = pd.DataFrame(
+        TIME_PARAMETERS | POWER_PARAMETERS | of_terms, index=["unit", "meaning"]
+    ).T
     return table[~fit.is_open].join(about).to_dict("index")
 
 
@@ -579,7 +594,7 @@ def gpu_power_W(fit: Fit, of_gpu: str = "idle") -> dict[str, float]:
     names = np.array(fit.names)
     parts = (names == of_gpu) + (names == "host") / fit.runs.site.devices_per_node
     value = parts @ fit.point
-    spread = np.sqrt(parts @ fit.closed_covariance @ parts)
+    spread = np.sqrt(parts @ fit.conditional_covariance @ parts)
     half = special.stdtrit(fit.freedom[1], UPPER) * spread
     return {"value": value, "low": value - half, "high": value + half}
 

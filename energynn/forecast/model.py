@@ -39,7 +39,7 @@ step_period_s: from one update to the next at least.
 import numpy as np
 
 # Parameters that are learnt: unit and meaning.
-OF_TIME = {
+TIME_PARAMETERS = {
     "tau": ("s", "one trained sample, loaded and computed, where the node is not full"),
     "evaluation": ("1", "time of an evaluated sample, that of a trained one being 1"),
     "t_start": ("s", "a pass over data begins: the loader's workers start"),
@@ -49,7 +49,7 @@ OF_TIME = {
     "kappa": ("1", "further time of a sample where all GPUs of a node are in use"),
     "kappa_nodes": ("1", "further time of a sample for each doubling of nodes"),
 }
-OF_POWER = {
+POWER_PARAMETERS = {
     "host": ("W", "a node without its GPUs: CPUs and memory"),
     "fed": ("W", "a GPU that computes or is in an all-reduce, without image_J"),
     "idle": ("W", "a GPU that waits for its loader: no kernel runs"),
@@ -67,7 +67,11 @@ TERMS = {
     "latency": ("us", "more of an update for each further device", 10.0, 1000.0),
     "exchange": ("1", "part of fed - idle that an all-reduce draws more", 0.2, 0.2),
 }
-LINEAR = ["kappa_nodes", *OF_POWER, *TERMS]  # of the others the logarithm is fitted
+LINEAR = [
+    "kappa_nodes",
+    *POWER_PARAMETERS,
+    *TERMS,
+]  # of the others the logarithm is fitted
 
 
 def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray]:

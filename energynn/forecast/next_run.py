@@ -17,12 +17,12 @@ from energynn.experiment.config import RunConfig
 from energynn.forecast import fit as fits
 from energynn.forecast import plan
 from energynn.forecast.fit import Fit
-from energynn.forecast.runs import Taken
+from energynn.forecast.runs import Observation
 from energynn.measure.energy import SECOND_PER_HOUR
 
 MINUTES = 5.0  # that a run takes at most
 START_S = 15.0  # of a run, before and after its training
-LEAST_S = 5.0  # of a training that tells of a long one
+MIN_S = 5.0  # of a training that tells of a long one
 FEW = 6  # batches of a device in an epoch, at least
 PARTS = (1e-4, 1e-3, 1e-2, 0.1, 0.3)  # of the whole training
 PART_OF_BATCH = 4  # of the local batch, for a further size
@@ -43,7 +43,7 @@ def after(fit: Fit, made: RunConfig) -> Fit:
     Its parameters and errors stay; its covariance is that to come.
     """
     outcomes = functools.partial(fits.outcomes, fit.names, work=fit.runs.works([made]))
-    slopes = fits.slopes_of(outcomes, fit.point)[:, 0]
+    slopes = fits.jacobian(outcomes, fit.point)[:, 0]
     time_s = float(np.exp(outcomes(fit.point)[0, 0]))
     covariance = fit.covariance
     for row, names in enumerate((fits.MOVE_TIMES, fits.MOVE_POWERS)):
@@ -51,7 +51,7 @@ def after(fit: Fit, made: RunConfig) -> Fit:
         gain = covariance @ slope
         variance = fit.errors[row] ** 2 + slope @ gain
         covariance = covariance - np.outer(gain, gain) / variance
-    taken = [*fit.runs.taken, Taken(config.asdict(made), time_s)]
+    taken = [*fit.runs.taken, Observation(config.asdict(made), time_s)]
     runs = msgspec.structs.replace(fit.runs, taken=taken)
     return dataclasses.replace(fit, runs=runs, covariance=covariance)
 
@@ -72,7 +72,7 @@ def worth(fit: Fit, asked: list[RunConfig], minutes: float = MINUTES) -> pd.Data
     found = candidates(fit, asked)
     work, question = fit.runs.works(found), fit.runs.works(asked)
     train_s, _, longest_s = fits.forecast(fit, work)["time_s"].T
-    able = (train_s >= LEAST_S) & (longest_s + START_S <= 60 * minutes)
+    able = (train_s >= MIN_S) & (longest_s + START_S <= 60 * minutes)
     able &= ~np.isin(work, fit.runs.work)
     hours = (train_s + START_S) * work.devices / SECOND_PER_HOUR
     rows = [(None, 0.0, *half_widths(fit, question))]

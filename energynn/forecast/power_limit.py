@@ -36,7 +36,7 @@ def ratios(share: float) -> pd.DataFrame:
     return pd.DataFrame(rows).groupby([0, 1]).median()
 
 
-def applied(values: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray]:
+def with_limit(values: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray]:
     """Change forecasts, (configurations, 3) each, by what a limit does; ends multiply.
 
     CPUs and memory draw on for the changed time. Raises ValueError where the GPUs' part of the

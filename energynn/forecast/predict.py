@@ -28,7 +28,7 @@ ENDS = ("value", "low", "high")
 DRAWS = 2000  # of parameters, for the shares of causes
 OF_RUN = ("system", "devices", "local_batch_size", "global_batch_size", "epochs")
 # published runs reach so far; beyond, nothing tells of latency and storage
-MOST_DEVICES = 256
+MAX_DEVICES = 256
 NO_EXCHANGE = (
     "what devices exchange is not known; `measure` takes --weights and --local-batch-size, a "
     "workload's epoch() gradient_bytes, the system's file gpu_link_GB_per_s and link_GB_per_s"
@@ -67,7 +67,7 @@ def quantities(
     for part, part_W in of_part_W.items():
         result[f"energy_{part}_kWh"] = energy_kWh * part_W / power_W
     if power_share != 1:
-        result = power_limit.applied(result, power_share)
+        result = power_limit.with_limit(result, power_share)
     for made, factor, pue, of in factors:
         result[made] = result.get(made, 0) + factor * pue * result[of]
     return result
@@ -121,7 +121,7 @@ def asked(
 
 def most_devices(site: Site) -> int:
     """Count the devices that a system has, as far as forecasts are validated."""
-    return min(MOST_DEVICES, (site.nodes or MOST_DEVICES) * site.devices_per_node)
+    return min(MAX_DEVICES, (site.nodes or MAX_DEVICES) * site.devices_per_node)
 
 
 def check_devices(site: Site, asked: int) -> None:
@@ -129,7 +129,7 @@ def check_devices(site: Site, asked: int) -> None:
     if asked > (most := most_devices(site)):
         raise ValueError(
             f"devices: {asked} asked; on {site.name} choose at most {most}; a fit with another "
-            f"--system FILE has up to {MOST_DEVICES}"
+            f"--system FILE has up to {MAX_DEVICES}"
         )
 
 
@@ -253,7 +253,7 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
 def times_of_draws(fit: Fit, work: np.recarray) -> pd.DataFrame:
     """Draw seconds of one configuration by cause: the best parameters first, then by chance."""
     points = np.random.default_rng(0).multivariate_normal(
-        fit.point, fit.closed_covariance, DRAWS
+        fit.point, fit.conditional_covariance, DRAWS
     )
     points[:, fit.is_open] = 0.0
     values = fits.to_values(fit.names, np.vstack([fit.point, points]))

@@ -21,7 +21,7 @@ from energynn.forecast import command
 from energynn.measure.energy import SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
-MEMORY_GB_PER_S = 8.0  # between processes on cores, before their runs have told
+CORE_LINK_GB_PER_S = 8.0  # between processes on cores, before their runs have told
 # Of what energies are, where all of them were measured.
 SCOPES = {"total": "", "gpu": ", energies of the GPUs alone", "": ""}
 # Of a recipe, what runs of one fit may differ in: a forecast takes account of it, or it changes
@@ -43,7 +43,7 @@ ACCOUNTED_FOR = {
 }
 
 
-class Taken(msgspec.Struct, frozen=True):
+class Observation(msgspec.Struct, frozen=True):
     """What one configuration took, repeats as their mean.
 
     time_s: of the training. power_W: of one GPU, with its part of a node or alone, as the runs'
@@ -68,7 +68,7 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
 
     workload: str
     site: Site
-    taken: list[Taken]
+    taken: list[Observation]
     samples: tuple[int, int] = (0, 0)
     provenance: str = "measured"
     like: Runs | None = None
@@ -192,7 +192,7 @@ def published(workload: str, system: str) -> Runs:
 
     Raises ValueError where nothing is published.
     """
-    seen = _of_full_length(printed(workload, system))
+    seen = _of_full_length(printed_runs(workload, system))
     if not len(seen):
         raise ValueError(
             f"{workload} on {seen.site.name}: nothing is published of it; fit runs of your own "
@@ -200,12 +200,12 @@ def published(workload: str, system: str) -> Runs:
             "fourcastnet on horeka-a100, or fourcastnet on horeka-h100"
         )
     others = [name for name in PUBLISHED_SYSTEMS if name != seen.site.name]
-    likes = [_of_full_length(printed(workload, name)) for name in others]
+    likes = [_of_full_length(printed_runs(workload, name)) for name in others]
     return msgspec.structs.replace(seen, like=next(filter(len, likes), None))
 
 
 @functools.cache
-def printed(workload: str, system: str) -> Runs:
+def printed_runs(workload: str, system: str) -> Runs:
     """Read the published runs on a system; there may be none."""
     site = systems.site(system)
     return Runs(
@@ -226,14 +226,14 @@ def _of_full_length(seen: Runs) -> Runs:
     return seen.only(epochs == epochs.max(initial=0))
 
 
-def _of_study(row: dict, site: Site) -> Taken:
+def _of_study(row: dict, site: Site) -> Observation:
     """Take what a printed run took, with the configuration that its series has."""
     first, _, _ = row["series"].partition(" ")
     planned = studies.PAPER[first](site.name)
     run = next(run for run in planned if run.devices == row["devices"])
     time_s = SECOND_PER_HOUR * row["gpu_hours"] / run.devices
     power_W = 1000 * row["energy_total_kWh"] / row["gpu_hours"]
-    return Taken(config.asdict(run), time_s, power_W, row["repeats"])
+    return Observation(config.asdict(run), time_s, power_W, row["repeats"])
 
 
 # ------------------------------------------------------------------------------------------ own
@@ -262,7 +262,9 @@ def checked(runs_dir: Path, workload: str, site: Site, parameters: dict) -> Runs
         )
 
     def is_asked_for(record: records.Record) -> bool:
-        return {name: str(told(record).get(name)) for name in parameters} == parameters
+        return {
+            name: str(run_parameters(record).get(name)) for name in parameters
+        } == parameters
 
     chosen = list(filter(is_asked_for, valid(runs_dir, site)))
     return own(chosen, workload, site, workload)
@@ -293,7 +295,7 @@ def own(
     # whose data stand in where only they tell how many samples there are
     first = max(chosen, key=lambda record: record.dataset_samples or 0)
     if site.scheduler == "local":
-        site = here(site, first.machine, first.device_kind == "gpu")
+        site = local_site(site, first.machine, first.device_kind == "gpu")
     elif site.gpu and first.device_kind != "gpu":
         raise ValueError(
             f"{workload}: its runs were on {first.device_name}, {site.name} has GPUs; give "
@@ -341,14 +343,14 @@ def fitted_recipe(values: dict) -> dict:
     return {name: value for name, value in kept if name not in ACCOUNTED_FOR}
 
 
-def told(record: records.Record) -> dict:
+def run_parameters(record: records.Record) -> dict:
     """Read the parameters of a run; of a command also what its windows told of its network."""
     return (record.metrics if "command" in record.config else {}) | record.config
 
 
 def recipe(record: records.Record) -> frozenset[str]:
     """Say in words what runs share that one fit is made of: their recipe and devices."""
-    shared = fitted_recipe(told(record)).items()
+    shared = fitted_recipe(run_parameters(record)).items()
     words = [f"{name} {value}" for name, value in shared]
     return frozenset([record.device_name, *words])
 
@@ -361,7 +363,7 @@ def _config(record: records.Record, named: str) -> RunConfig:
         return config.make(
             command.__name__,
             devices=record.devices,
-            **{name: told(record).get(name) for name in sizes},
+            **{name: run_parameters(record).get(name) for name in sizes},
         )
     kept = {name: plain[name] for name in plain if name not in config.WATCH}
     kept["device"] = "gpu" if record.device_kind == "gpu" else "cpu"
@@ -370,7 +372,7 @@ def _config(record: records.Record, named: str) -> RunConfig:
     return config.from_dict(kept, named)
 
 
-def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Taken:
+def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Observation:
     """Take the mean of repeats."""
     times_s = [record.training_time_s for record in group]
     time_s = _mean(times_s)
@@ -383,7 +385,9 @@ def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Taken:
     if scope == "total" and _measured(group, ("gpu",)):
         powers_W = [record.mean_power_gpu_W for record in group]
         power_gpu_W = _mean(powers_W) / run.devices
-    return Taken(config.asdict(run), time_s, power_W, len(group), spread, power_gpu_W)
+    return Observation(
+        config.asdict(run), time_s, power_W, len(group), spread, power_gpu_W
+    )
 
 
 def _mean(values: list[float]) -> float:
@@ -391,12 +395,12 @@ def _mean(values: list[float]) -> float:
     return float(np.exp(np.log(values).mean()))
 
 
-def here(site: Site, machine: dict, on_gpu: bool) -> Site:
+def local_site(site: Site, machine: dict, on_gpu: bool) -> Site:
     """Describe this machine: nodes and devices that its file leaves out are ``machine``'s.
 
     That is as a record has it. Cores are no GPU, and share their gradients through memory.
     """
     counted = max(len(machine["gpus"]) if on_gpu else machine["cores"], 1)
-    changed = {} if on_gpu else {"gpu": "", "gpu_link_GB_per_s": MEMORY_GB_PER_S}
+    changed = {} if on_gpu else {"gpu": "", "gpu_link_GB_per_s": CORE_LINK_GB_PER_S}
     changed["devices_per_node"] = site.devices_per_node or counted
     return msgspec.structs.replace(site, nodes=site.nodes or 1, **changed)

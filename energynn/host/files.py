@@ -53,7 +53,7 @@ def _require_name(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a binary file to write, of which others see the old or the new one, never a part.
 
     Its folder is made. Raises ValueError where something else has its name: a device that is
@@ -102,11 +102,11 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 def write_json(path: Path, value) -> None:
     """Write a JSON file, whole or not at all."""
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
 
 
-def force(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Force to disk what any process of this host has written to a file."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         os.fsync(file.fileno())

@@ -72,11 +72,11 @@ TORCHRUN = Variables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 # SLURM_STEP_TASKS_PER_NODE begins with the number of this host only where all hosts have the same
 # number. No more is needed of it.
 SRUN = Variables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
-OF_MPI = (MPICH, OPEN_MPI, PMIX)
-ALL = (*OF_MPI, TORCHRUN, SRUN)
+MPI_LAUNCHERS = (MPICH, OPEN_MPI, PMIX)
+LAUNCHERS = (*MPI_LAUNCHERS, TORCHRUN, SRUN)
 # What launchers tell ranks, and Kubernetes a pod, for which PET_ holds options of torchrun; what
 # sites set for MPI (OMPI_MCA_) is none of it.
-TOLD = re.compile(
+RANK_VARIABLES = re.compile(
     r"((LOCAL_|NODE_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|MPI_LOCAL.*"
     r"|(TORCHELASTIC|PET|PMI|HYDI)_.*|(PMIX|OMPI|PRTE)_(?!MCA_).*)"
 )
@@ -85,7 +85,7 @@ INTERACTIVE_STEP = "4294967290"  # of salloc: a shell, not a task
 
 def started_by_mpi() -> bool:
     """Whether a launcher of MPI has started this process."""
-    return any(variables.are_set() for variables in OF_MPI)
+    return any(variables.are_set() for variables in MPI_LAUNCHERS)
 
 
 def rank() -> int:
@@ -103,12 +103,12 @@ def rank_and_size() -> tuple[int, int]:
 
 def launcher() -> Variables | None:
     """Return the variables of the launcher that has started this process; None where none has."""
-    return next((variables for variables in ALL if variables.are_set()), None)
+    return next((variables for variables in LAUNCHERS if variables.are_set()), None)
 
 
 def ranks_of_this_host() -> int:
     """How many ranks run on this host; 1 where no launcher says it."""
-    told = [os.environ.get(variables.ranks_of_host, "") for variables in ALL]
+    told = [os.environ.get(variables.ranks_of_host, "") for variables in LAUNCHERS]
     numbers = re.findall(r"^\d+", "\n".join(told), re.MULTILINE)
     return max(map(int, numbers), default=1)
 
@@ -201,14 +201,18 @@ def mpi_environment() -> dict[str, str]:
 
     On one node mpirun starts the ranks without Slurm, for which a step within a step would wait.
     """
-    is_slurms = SRUN_VARIABLE in os.environ or nodes() > 1
-    told = TOLD if is_slurms else re.compile(rf"{TOLD.pattern}|SLURM_.*")
+    is_slurms = SRUN_VARIABLE in os.environ or slurm_node_count() > 1
+    told = (
+        RANK_VARIABLES
+        if is_slurms
+        else re.compile(rf"{RANK_VARIABLES.pattern}|SLURM_.*")
+    )
     environment = own_environment()
     kept = {name: environment[name] for name in environment if not told.fullmatch(name)}
     return kept | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-def nodes() -> int:
+def slurm_node_count() -> int:
     """How many nodes Slurm has given; 1 without it."""
     return int(os.environ.get("SLURM_NNODES") or 1)
 
@@ -219,7 +223,7 @@ def require_no_step() -> None:
         return
     options = os.environ.get(SRUN_VARIABLE)
     is_one_task = os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
-    can_start = nodes() == 1 if options is None else "--overlap" in options
+    can_start = slurm_node_count() == 1 if options is None else "--overlap" in options
     if not (is_one_task and can_start):
         raise ValueError(
             "this is a step of Slurm, where no ranks can be started: start the run by `srun -n 1 "

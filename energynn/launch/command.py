@@ -163,13 +163,13 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
         raise ValueError(
             f"out: {run_dir} holds something else; choose a new or an empty folder"
         )
-    starts = records.hold(run_dir, records.START_LOCK)
+    starts = records.lock_run(run_dir, records.START_LOCK)
     if is_new:
         write_json(run_dir / "run.json", intent)
     else:
         supervise.next_segment(run_dir)
     # last: the other ranks wait for this
-    return [starts, records.hold(run_dir)]
+    return [starts, records.lock_run(run_dir)]
 
 
 # ------------------------------------------------------------------------------------ the command
@@ -221,7 +221,7 @@ def _run(
     events.be_idle("after", IDLE_S)
     if left := [f"{each.name()} ({each.pid})" for each in processes.descendants(known)]:
         events.mark("outlived", processes=left)
-        _say(f"energynn: {records.outlived(left)}")
+        _say(f"energynn: {records.leftover_processes(left)}")
     if status < 0:
         return status, "killed", f"the command was ended by signal {-status}"
     if status > 0:
@@ -259,7 +259,7 @@ def report(record: records.Record, run_dir: Path, details: bool = False) -> str:
         lines.append(f"  NOT valid as evidence: {'; '.join(record.invalid_reasons)}")
     remarks = records.remarks(record, run_dir.parent.parent)
     samples = record.samples_in_training
-    if record.status == "finished" and 0 < samples < records.FEWEST_SAMPLES:
+    if record.status == "finished" and 0 < samples < records.MIN_SAMPLES:
         remarks.append(_more_samples(record, samples))
     lines += [f"  {line}" for line in remarks]
     if details:
@@ -279,10 +279,10 @@ def report(record: records.Record, run_dir: Path, details: bool = False) -> str:
 def _more_samples(record: records.Record, samples: int) -> str:
     """Say what gives a run samples enough: a finer period only where its sensors can keep it."""
     apart_s = record.training_time_s / samples
-    fine_s = record.training_time_s / records.FEWEST_SAMPLES
+    fine_s = record.training_time_s / records.MIN_SAMPLES
     if apart_s < 2 * record.sampling_period_s and fine_s > FINEST_S:
         return f"run it longer, or measure with --period {FINEST_S}"
-    least_s = 1.3 * records.FEWEST_SAMPLES * apart_s
+    least_s = 1.3 * records.MIN_SAMPLES * apart_s
     return f"run it for {least_s:.2g} s or longer: its sensors are read every {apart_s:.2g} s"
 
 

@@ -17,7 +17,7 @@ from energynn.host.reading import json_table
 from energynn.launch import local, slurm, status, supervise
 from energynn.measure.samples import segments
 
-MOST_FAILURES = 3  # in a row, without a new checkpoint in between
+MAX_FAILURES = 3  # in a row, without a new checkpoint in between
 CANCELLED = 128 + signal.SIGTERM
 
 
@@ -85,9 +85,9 @@ def _judge(
         (each.submission, each.checkpoint) == here and each.exit_status != CANCELLED
         for each in status.read_starts(run_dir)
     )
-    if failures >= MOST_FAILURES:
+    if failures >= MAX_FAILURES:
         return 1, (
-            f"failed: {MOST_FAILURES} starts in a row came to no new checkpoint, "
+            f"failed: {MAX_FAILURES} starts in a row came to no new checkpoint, "
             f"the last with: {reason}"
         )
     if signal.SIGUSR1 in signals:

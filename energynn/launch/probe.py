@@ -29,7 +29,7 @@ def target(workload: str, site: Site, parameters: dict) -> RunConfig:
     return config.make(workload, **preset | parameters)
 
 
-def seen(run: RunConfig, site: Site, runs_dir: Path) -> Runs | None:
+def matching_runs(run: RunConfig, site: Site, runs_dir: Path) -> Runs | None:
     """Read the valid runs of a training's recipe; None where there are none."""
     recipe = runs.fitted_recipe(config.asdict(run))
     found = [
@@ -49,7 +49,7 @@ def upcoming(
 
     Empty where none is worth it. Raises ValueError for too few minutes.
     """
-    if known := seen(run, site, runs_dir):
+    if known := matching_runs(run, site, runs_dir):
         found = next_run.best(next_run.worth(fits.make(known), [run], minutes))["run"]
         return [found] if found else []
     if 60 * minutes < 2 * next_run.START_S:
@@ -83,7 +83,7 @@ def _made(run: RunConfig, runs_dir: Path) -> RunConfig:
         record = records.read(config.folder(run, runs_dir))
         if record.valid:
             return run
-        lacks = records.FEWEST_SAMPLES / max(record.samples_in_training, 1)
+        lacks = records.MIN_SAMPLES / max(record.samples_in_training, 1)
         run = config.replace(run, epochs=math.ceil(1.5 * lacks) * run.epochs)
     raise ValueError("probe: a run is not valid; `energynn status --failed` says why")
 

@@ -54,7 +54,7 @@ def run(
         tell(f"energynn: warning: {warning}")
     run_dir.mkdir(parents=True, exist_ok=True)
     # before anything is moved: it may be started twice at once
-    with records.hold(run_dir, records.START_LOCK) as held:
+    with records.lock_run(run_dir, records.START_LOCK) as held:
         begin(intent, run_dir)
         _let_supervise(run_dir, held.fileno())
     record = records.read(run_dir)
@@ -121,7 +121,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         config.device == "auto" and bool(described["gpus"])
     )
     if on_gpu:
-        known = launchers.nodes() * len(described["gpus"])
+        known = launchers.slurm_node_count() * len(described["gpus"])
         if config.devices > known:
             raise ValueError(
                 f"devices: {config.devices} GPUs, this machine or job has {known}; ask for fewer, "
@@ -161,7 +161,7 @@ def warnings_of(intent: dict) -> list[str]:
     if intent["launcher"] in WITHOUT_PERUN:
         warnings.append("perun or MPI is missing: perun's number will be absent")
     if intent["device_kind"] != "gpu":
-        cores = launchers.nodes() * intent["machine"]["cores"]
+        cores = launchers.slurm_node_count() * intent["machine"]["cores"]
         if devices * intent["config"]["threads_per_device"] > cores:
             warnings.append(
                 f"{devices} devices on {cores} cores: "
@@ -184,7 +184,7 @@ def require_room_for_workers(config: RunConfig) -> None:
             f"TMPDIR: loader workers have no socket in {tempfile.gettempdir()} ({error}); "
             "`export TMPDIR=/tmp`"
         ) from error
-    ranks = math.ceil(config.devices / launchers.nodes())
+    ranks = math.ceil(config.devices / launchers.slurm_node_count())
     samples = 2 * config.loader_workers * ranks * config.local_batch_size
     need_MB = samples * config.bytes_of_sample / 1e6
     free_MB = shutil.disk_usage(SHARED_MEMORY).free / 1e6

@@ -50,7 +50,7 @@ HEAD = [
     "state",
     "differs",
 ]
-LOOK_S = 2.0  # between two looks at a run
+POLL_S = 2.0  # between two looks at a run
 WIDTH = 100  # of the table, where the terminal has no more
 # what a run without a record has of it
 UNKNOWN = {
@@ -167,7 +167,7 @@ def _row(folder: Path, queue: dict[str, slurm.Queued] | None) -> dict:
         "reason": reason,
         "since": facts["started_at"] or submission.submitted_at,
         "starts": len(segments(folder)),
-        "others": records.of_others(record) if record else "",
+        "others": records.foreign_load(record) if record else "",
         "job": submission.job_id,
     }
     return texts.each(row, texts.printable)
@@ -188,7 +188,7 @@ def _state(
         return "queued", job.reason
     if job or records.is_running(folder):
         events = chain.from_iterable(events_of_segments(folder).values())
-        return "running", records.how_far(events)
+        return "running", records.progress_in_words(events)
     reason = records.reason(record)
     status = record.status if record else ""
     if status == "finished":
@@ -309,4 +309,4 @@ def follow(run_dir: Path) -> None:
             tell(look(run_dir))
         if (run_dir / "record.json").exists():
             return
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)

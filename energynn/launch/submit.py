@@ -32,8 +32,8 @@ from energynn.launch.status import Submission
 MARGIN = 1.3  # of the time limit over the high end of the forecast
 SPARE_H = 0.5
 WARNING_S = 300  # before the time limit: for a step, a checkpoint and the record
-# written into the script
-GIVEN = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")
+# of this environment, exported in the script
+FORWARDED_VARIABLES = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")
 
 
 class Job(NamedTuple):
@@ -62,10 +62,10 @@ def submit_runs(
     scripts: bool = False,
     max_gpu_hours: float | None = None,
 ) -> None:
-    """Submit the runs that are neither made nor queued.
+    """Submit the runs that are neither finished nor queued.
 
-    name: of the jobs. dry_run: only show what they are expected to cost, and what is missing;
-    scripts: and every script. Raises ValueError with the remedy, also where the jobs are expected
+    name: of the jobs. dry_run: only show their expected cost and what is missing; scripts: print
+    the batch scripts, too. Raises ValueError with the remedy, also where the jobs are expected
     to cost more than ``max_gpu_hours`` (default: the system's).
     """
     runs, left_out = systems.that_fit(site, runs)
@@ -83,7 +83,7 @@ def submit_runs(
     missing = [run for job in jobs for run in job.runs.values()]
     done = f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued"
     tell(f"{done}; {len(missing)} to make")
-    faults = _without_data(missing, site)
+    faults = _missing_data(missing, site)
     hours = 0.0
     for run in missing:  # of whole nodes; of an unknown cost the system's default
         by_default = _nodes(run, site) * site.devices_per_node * site.default_hours
@@ -128,8 +128,8 @@ def _nodes(run: RunConfig, site: Site) -> int:
     return math.ceil(run.devices / site.devices_per_node)
 
 
-def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
-    """Say which data sets no run could read; what the system's set-up brings may come."""
+def _missing_data(runs: list[RunConfig], site: Site) -> list[str]:
+    """List the data sets that are missing; those that the set-up brings are not looked for."""
     faults = []
     for dataset in sorted({run.dataset for run in runs}):
         variable = manifests.VARIABLES.get(dataset, "")
@@ -171,7 +171,7 @@ def plan(
         limit_h = site.default_hours
         if cost:
             limit_h = MARGIN * cost["longest_h"] + SPARE_H
-        # A run that needs longer than the longest job continues in the next.
+        # A longer run leaves a checkpoint, and its task is queued again.
         limit = math.ceil(60 * min(limit_h, site.max_hours))
         job = jobs.setdefault((after, run.devices, limit), Job({}, limit, after))
         job.runs[folder] = run
@@ -213,7 +213,9 @@ def script(
 def _setup(site: Site) -> Iterator[str]:
     """Write the lines that prepare a job: environment, then set-up, which may end the job."""
     environment = {"PYTHONPATH": own_environment()["PYTHONPATH"]}
-    environment |= {name: os.environ[name] for name in GIVEN if os.environ.get(name)}
+    environment |= {
+        name: os.environ[name] for name in FORWARDED_VARIABLES if os.environ.get(name)
+    }
     if site.srun is not None:
         environment[SRUN_VARIABLE] = shlex.join(" ".join(site.srun).split())
     if site.python:
@@ -257,7 +259,7 @@ def submit(
     for task, folder in enumerate(folders):
         submission.job_id = f"{number}_{task}"
         status.write(folder, "submission", submission)
-    return f"job {number}: {len(folders)} x {folders[0].name}"
+    return f"job {number}: {len(folders)} run(s), the first {folders[0].name}"
 
 
 def cancel(folders: list[Path]) -> int:
@@ -270,7 +272,7 @@ def cancel(folders: list[Path]) -> int:
 
 
 def check(system: str) -> int:
-    """Prove a system's file by a short measured run on two nodes; returns 1 where it is wrong."""
+    """Test a system's file by a short run on two nodes; returns 1 where it is wrong."""
     site = cluster(system)
     devices = 2 * site.devices_per_node
     run = configuration.make(
@@ -280,7 +282,7 @@ def check(system: str) -> int:
         local_batch_size=2,
         training_samples=2 * devices,
         validation_samples=devices,
-        step_period_s=2.0,  # eight seconds
+        step_period_s=2.0,  # a training of eight seconds
     )
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
     folder = configuration.folder(run, runs_dir)

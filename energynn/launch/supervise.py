@@ -37,7 +37,7 @@ SILENT_AT_END_S = 90.0  # when all have trained
 NOT_OWN = re.compile(
     r"\s*(\[[\d,]+\]|\d+: ).*|\W*|This typically refers to.*|Please see the FAQ page.*"
 )
-LOOK_S = 5.0  # between two looks at the ranks' files
+POLL_S = 5.0  # between two looks at the ranks' files
 SHOWN = 4  # of the ranks that ended so
 AGAIN = {
     True: "goes on from its checkpoint",
@@ -143,14 +143,17 @@ def verdict(
             f"{stop_reason or 'asked to stop'}; {heard[0]}; it can go on",
         )
     if stop_reason:
-        return "interrupted", f"{stop_reason}; {records.how_far(events)}"
+        return "interrupted", f"{stop_reason}; {records.progress_in_words(events)}"
     if bad:
         first = min(bad, key=lambda end: end["t_wall_ns"])
         return first["status"], f"rank {first['rank']}: {first['reason']}"
     ranks = ", ".join(map(str, silent[:SHOWN]))
     if len(silent) > SHOWN:
         ranks += f" and {len(silent) - SHOWN} more"
-    return "killed", f"rank {ranks} ended without a word{by}; {records.how_far(events)}"
+    return (
+        "killed",
+        f"rank {ranks} ended without a word{by}; {records.progress_in_words(events)}",
+    )
 
 
 def next_segment(run_dir: Path) -> Path:
@@ -209,7 +212,7 @@ def stop_reason(stopped: list[int]) -> str:
 def make(run_dir: Path, parent: int) -> None:
     """Make the run of a run.json; end it if the parent process ends, or a signal asks for that."""
     stopped = hear_signals()
-    _held = records.hold(run_dir)
+    _held = records.lock_run(run_dir)
     _alone = take_host()
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
@@ -226,7 +229,7 @@ def make(run_dir: Path, parent: int) -> None:
         reason = stop_reason(stopped)
         if os.getppid() != parent:
             reason = reason or "the process that started the run ended"
-        if time.monotonic() > looked_s + LOOK_S:
+        if time.monotonic() > looked_s + POLL_S:
             looked_s = time.monotonic()
             reason = reason or _hang(folder, intent["devices"])
         time.sleep(0.05)

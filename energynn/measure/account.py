@@ -29,10 +29,10 @@ from energynn.measure.samples import (
 )
 from energynn.measure.stream import Stream, read_streams
 
-FEWEST_IDLE_SAMPLES = 5
+MIN_IDLE_SAMPLES = 5
 IDLE = ("before", "ready", "after")  # the training
 PLACE = ("rank", "host", "device", "phase")
-MOST_STEPS = 10**6  # of a trace
+MAX_STEPS = 10**6  # of a trace
 
 
 class Segment(msgspec.Struct):
@@ -274,7 +274,7 @@ def _idle_W(idle: list[Evidence], when: str) -> dict[str, float]:
             for one in idle
             if one.sensor.primary and one.sensor.component == component
         ]
-        if own and min(one.readings for one in own) >= FEWEST_IDLE_SAMPLES:
+        if own and min(one.readings for one in own) >= MIN_IDLE_SAMPLES:
             energy_J = sum(one.energy_J for one in own)
             watts[f"idle_power_{component}_{when}_W"] = energy_J / own[0].length_s
     return watts
@@ -357,7 +357,7 @@ def power_trace(
 
     Returns sensor id -> (t_s, power_W), each (steps,), t_s the middle of a step; of several hosts
     the id carries the host's name. On each host the training starts where its own ranks say so. A
-    long run has ``MOST_STEPS`` longer steps.
+    long run has ``MAX_STEPS`` longer steps.
     """
     starts_ns = times_of(read_events(run_dir), "training_start", "host")
     paths = samples_files(run_dir)
@@ -371,7 +371,7 @@ def power_trace(
         first_s = first.t_ns[0] / 1e9
         last_s = last_ns(path) / 1e9
         begin_s = starts_ns.get(host, first.t_ns[0]) / 1e9
-        step_s = max(period_s, (last_s - first_s) / MOST_STEPS)
+        step_s = max(period_s, (last_s - first_s) / MAX_STEPS)
         steps = np.ceil((first_s - begin_s) / step_s) + np.arange(
             (last_s - first_s) // step_s + 1
         )

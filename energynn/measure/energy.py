@@ -32,7 +32,7 @@ PROVENANCES = tuple(SYSTEMATIC)
 
 AVERAGED_S = 1.0  # NVML's mean power
 # times the least power of a device that is used: no load is below that
-LEAST_LOAD = 5.0
+MIN_LOAD = 5.0
 PERIODS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # that a remedy names
 # a power that shows the same for longer is not slow but constant
 LONGEST_UPDATE_S = 1.5
@@ -234,7 +234,7 @@ def _movement(one: Evidence, limits: dict) -> Iterator[str]:
         # A power is read more finely than in whole watts, and its device under load.
         load_W = (one.least + one.most) / 2
         if not (one.is_busy or one.is_named):
-            load_W = max(load_W, LEAST_LOAD * least_W)
+            load_W = max(load_W, MIN_LOAD * least_W)
         is_load = (readings >= load_W) & (readings % 1 != 0)
         load_s = seconds[is_load].max(initial=0.0)
         usual_s = 3 * one.period_s

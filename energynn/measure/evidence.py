@@ -38,7 +38,7 @@ THRESHOLDS = {
     "disagreement": 0.05,
 }
 # of a power, in its mean: a constant one, too, is read at odd instants
-LEAST_RANGE = 0.25
+MIN_RELATIVE_RANGE = 0.25
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Evidence:
         range_W = self.highest_W - self.lowest_W
         if range_W < 0:  # nothing is known of it
             range_W = THRESHOLDS[f"most_{self.sensor.component}_W"]
-        range_W = max(range_W, LEAST_RANGE * self.energy_J / self.length_s)
+        range_W = max(range_W, MIN_RELATIVE_RANGE * self.energy_J / self.length_s)
         lost_s = self.edge_lost_s if self.is_counter else self.lost_s
         bound_J = range_W * (1.5 * self.late_s + lost_s) + 2 * np.sqrt(self.missed_J2)
         if not self.is_counter and self.is_whole:
@@ -123,7 +123,7 @@ class Evidence:
     def is_counter(self) -> bool:
         return self.sensor.kind != "power"
 
-    def hear(self, t_s: float, told: DeviceState) -> None:
+    def add_state(self, t_s: float, told: DeviceState) -> None:
         """Take what the device has told of itself; it holds until it tells something else."""
         self.limit_W = max(self.limit_W, told.limit_W or 0.0)
         self.limit_end_W = told.limit_W or self.limit_end_W

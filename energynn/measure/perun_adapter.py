@@ -161,7 +161,7 @@ def _end_all_ranks(kind, error, trace) -> None:
 
 READ_WITHIN_S = 120  # the largest file that is accepted takes seconds
 # of one file: about a week of twelve sensors on six hosts at perun's 1 s
-MOST_VALUES = 50_000_000
+MAX_VALUES = 50_000_000
 KINDS = {"J": "energy", "W": "power"}
 RESULTS = {
     "RUNTIME": "perun_time_s",
@@ -226,7 +226,7 @@ def read_runs(path: Path, faults: list[str] | None = None) -> list[PerunRun]:
     with one_fault(f"{path}: not a perun HDF5 file that can be read"):
         require_file(path)
         with h5py.File(path) as file:
-            require_plain_hdf5(file, MOST_VALUES)
+            require_plain_hdf5(file, MAX_VALUES)
             for application, root in file.items():
                 for name, run in root["nodes"].items():
                     with one_fault(f"{path}: run {application}/{name}", faults):

@@ -20,7 +20,7 @@ from energynn.measure.amd import add_amd
 from energynn.measure.samples import has_begun
 
 STOPPING_S = 30.0
-LOOK_S = 1.0  # whether the parent lives
+POLL_S = 1.0  # whether the parent lives
 # For a sampler process, and for ranks that wait for each other's files on a slow file system.
 READY_S = float(os.environ.get("ENERGYNN_READY_LIMIT_S", "60"))
 
@@ -86,7 +86,7 @@ def sample(folder: str, ranks: int) -> None:
     write_whole_lines()
     sampler = begin(Path(folder), ranks)
     while os.getppid() == parent:
-        if select.select([sys.stdin], [], [], LOOK_S)[0]:
+        if select.select([sys.stdin], [], [], POLL_S)[0]:
             break
     if os.getppid() != parent or not sys.stdin.readline():
         end_marked(Path(folder))

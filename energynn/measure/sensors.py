@@ -24,7 +24,7 @@ from energynn.measure.samples import Channel, DeviceState, Header
 
 HWMON = Path("/sys/class/hwmon")
 PCI_ADDRESS = re.compile(r"[\da-f]+:[\da-f]{2}:[\da-f]{2}\.[\da-f]")
-LOOKED_S = 1.0  # between looks at what devices tell
+POLL_S = 1.0  # between looks at what devices tell
 GRACE = re.compile(r"\bG[BH]\d")  # NVIDIA GH200, GB200
 MODULE_SHARE = 1.1  # of a GPU's power, that a counter of more than the GPU shows
 WATCH_S = 1.0  # before the first sample, to see which sensors work
@@ -453,9 +453,9 @@ class Sampler:
         self._tell()
 
     def _tell(self) -> None:
-        """Write limits and whether devices are busy, every ``LOOKED_S``."""
+        """Write limits and whether devices are busy, every ``POLL_S``."""
         now_s = time.monotonic()
-        if now_s - self.looked_s < LOOKED_S:
+        if now_s - self.looked_s < POLL_S:
             return
         self.looked_s = now_s
         states = {one.id: one.tell() for one in self.inventory.sensors if one.tell}

@@ -95,7 +95,7 @@ def read_streams(
         for stream, column in zip(streams, part.readings.T, strict=True):
             told = [line for line in part.states if stream.sensor.id in line.states]
             for found, line in product(stream.found.values(), told):
-                found.hear(line.t / 1e9, line.states[stream.sensor.id])
+                found.add_state(line.t / 1e9, line.states[stream.sensor.id])
             stream.take(part.t_ns / 1e9, column)
     for stream in streams:
         stream.use(np.inf)

@@ -31,12 +31,11 @@ from energynn.measure.stream import read_streams
 PERIOD_S = 0.04
 # of the samples file before a window: some seconds, with dozens of sensors
 MARGIN_B = 2**18
-# Renewals of a counter around the edges of a window that tell its beat, if they are this many, and
-# that slow; and how far a beat may be from what the sampler saw.
-AROUND_S = 3.0
-FEWEST_BEATS = 5
-LEAST_BEAT = 1.5  # sampling periods
-BEATS = np.linspace(0.97, 1.03, 601)
+# When a counter is renewed follows from its renewals around a window's edges.
+AROUND_S = 3.0  # at each edge, whose renewals are used
+MIN_RENEWALS = 5
+MIN_BEAT = 1.5  # sampling periods from one renewal to the next
+BEATS = np.linspace(0.97, 1.03, 601)  # that are tried, relative to what the sampler saw
 FIRST_S = 0.5  # of samples before the first window
 SIZE_FILE = "gradient_bytes"  # of an empty file in a run's folder; bytes end its name
 # what torch's FSDP, its weights today, and those of DeepSpeed's ZeRO have
@@ -55,14 +54,13 @@ class Window:
     window of a process starts a sampler, which takes about two seconds and goes on until the
     process ends; it costs about 1 % of one core. no_gpu: the GPUs of this host do not matter.
     synchronize: where torch uses CUDA, a block begins and ends when the GPUs have done their work.
-    model: the network of PyTorch that is trained; to a forecast of the command that `energynn
-    measure` measures it tells the bytes of gradients that devices exchange; of several networks the
-    sum.
+    model: the network of PyTorch that is trained: forecasts of a measured command use the bytes of
+    its gradients, the sum over several networks.
 
     GPUs, CPU sockets and RAM count for all that ran on this host in that time. Of several ranks on
     one host each sees the same energy: take one of them. Windows may lie within each other, and in
-    several threads. One may be entered again when its block has ended: it tells of its last block,
-    and what each ``as`` names of that one.
+    several threads. One may be entered again after its block: it then tells of the last block, and
+    what each ``as`` names of its own.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class Window:
         self._block: Block | None = None
         if model is not None:
             file = f"{SIZE_FILE}.{gradient_bytes(model)}"
-            with suppress(OSError):  # it works for no run, or that has ended
+            with suppress(OSError):  # no run is measured, or it has ended
                 Path(os.environ.get(MARK_VARIABLE, "/dev/null"), file).touch()
 
     def __enter__(self) -> Window:
@@ -147,13 +145,15 @@ class Phases:
     after it ``print(phases)``.
 
     A block is measured as a window is, and may be entered any number of times, but not within
-    another. Energies are read once, when they are asked for. no_gpu, synchronize: as of a window.
+    another. Energies are read when they are asked for, once until a further block ends. no_gpu,
+    synchronize: as of a window.
     """
 
     def __init__(self, no_gpu: bool = False, synchronize: bool = True):
         self._window = partial(Window, no_gpu=no_gpu, synchronize=synchronize)
         self._names: list[str] = []
         self._blocks: list[Block] = []
+        self._all: Block | None = None
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -168,7 +168,10 @@ class Phases:
         """Those from the first block to the end of the last, as a window has them."""
         if not self._blocks:
             raise ValueError("phases: no block has ended")
-        return replace(self._blocks[0], end_ns=self._blocks[-1].end_ns).energies
+        end_ns = self._blocks[-1].end_ns
+        if self._all is None or self._all.end_ns != end_ns:
+            self._all = replace(self._blocks[0], end_ns=end_ns)
+        return self._all.energies
 
     @property
     def rows(self) -> dict[str, dict[str, float]]:
@@ -347,7 +350,7 @@ def _curve_on_beat(window_s: tuple[float, float], *readings) -> energy.Curve:
     new = np.flatnonzero(np.diff(one.values)) + 1
     at_s = (one.t_s[new] + one.t_s[new - 1]) / 2
     near = (abs(np.subtract.outer(window_s, at_s)) < AROUND_S).any(axis=0)
-    is_slow = beat_s >= LEAST_BEAT * one.period_s and near.sum() >= FEWEST_BEATS
+    is_slow = beat_s >= MIN_BEAT * one.period_s and near.sum() >= MIN_RENEWALS
     if one.sensor.kind != "energy" or not is_slow:
         return one
     near_s = at_s[near]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from energynn.host.files import checkpoint_folder, remove_named, sha256, whole
+from energynn.host.files import atomic_write, checkpoint_folder, remove_named, sha256
 from energynn.host.reading import one_fault
 from energynn.train import distributed
 from energynn.train.distributed import World
 
 # also one that was cut off while it was written
-OURS = r"\.?(\d{12})\.(?:pt|sha256)(?:\.\d+)?"
+CHECKPOINT_NAME = r"\.?(\d{12})\.(?:pt|sha256)(?:\.\d+)?"
 GENERATIONS = 2  # a damaged checkpoint costs the time since the one before, not the run
 
 
@@ -87,20 +87,20 @@ class Checkpoints:
         What is no longer needed is removed.
         """
         own["random"] = distributed.random_state()
-        ranks = distributed.of_all(own, self.world)
+        ranks = distributed.all_gather(own, self.world)
         if self.world.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"{optimizer_steps:012d}.pt"
             parts = {name: part.state_dict() for name, part in self.parts.items()}
             saved = {"optimizer_steps": optimizer_steps, "parts": parts, "ranks": ranks}
             digest = _write(path, saved)
-            with whole(path.with_suffix(".sha256")) as file:
+            with atomic_write(path.with_suffix(".sha256")) as file:
                 file.write(digest.encode() + b"\n")
             # The run went on from an earlier checkpoint if there is a later one, so the later one
             # is damaged.
             marks = sorted(mark.stem for mark in self.folder.glob("*.sha256"))
             usable = [steps for steps in marks if steps <= path.stem]
-            remove_named(self.folder, OURS, kept=usable[-GENERATIONS:])
+            remove_named(self.folder, CHECKPOINT_NAME, kept=usable[-GENERATIONS:])
         self.last_s = time.monotonic()
         distributed.barrier(self.world)
 
@@ -113,7 +113,7 @@ class Checkpoints:
         it is of another run, as by its ranks or by more steps than the ``most_steps`` of this one.
         """
         name, saved = self._newest()
-        everyone = distributed.of_all(name, self.world)
+        everyone = distributed.all_gather(name, self.world)
         if len(set(everyone)) > 1:  # a shared disk can be late, or damaged for one host
             raise ValueError(
                 f"{self.folder}: ranks see different checkpoints ({everyone}); start again"
@@ -150,11 +150,11 @@ class Checkpoints:
     def remove(self) -> None:
         """Remove the checkpoints after the end of the training."""
         if self.world.rank == 0 and self.folder.is_dir():
-            remove_named(self.folder, OURS)
+            remove_named(self.folder, CHECKPOINT_NAME)
 
 
 def _write(path: Path, value) -> str:
     """Write a file whole or not at all; return its SHA-256."""
-    with whole(path) as file:
+    with atomic_write(path) as file:
         torch.save(value, file)
     return sha256(path)

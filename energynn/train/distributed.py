@@ -148,7 +148,7 @@ def total(values: list[float], world: World) -> list[float]:
     return tensor.tolist()
 
 
-def of_all(value, world: World) -> list:
+def all_gather(value, world: World) -> list:
     """Gather what each rank gives, in the order of the ranks."""
     everyone: list = [None] * world.size
     dist.all_gather_object(everyone, value)
@@ -221,7 +221,7 @@ class Agreement:
     """
 
     PERIOD_S = 1.0
-    MOST_STEPS = 50  # losses that wait on a GPU
+    MAX_STEPS = 50  # losses that wait on a GPU
 
     def __init__(self, world: World, folder: Path):
         self.world = world
@@ -248,7 +248,7 @@ class Agreement:
             request = Request.STOP
         done = self.steps - self.left
         elapsed_s = max(time.monotonic() - self.last_s, 1e-6)
-        steps = min(done * self.PERIOD_S / elapsed_s, 2 * self.steps, self.MOST_STEPS)
+        steps = min(done * self.PERIOD_S / elapsed_s, 2 * self.steps, self.MAX_STEPS)
         values = torch.tensor([request, max(int(steps), 1)], device=self.world.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
         request, self.steps = values.tolist()
@@ -326,11 +326,11 @@ def _find(timeout: datetime.timedelta) -> tuple[int, int, int, dist.Store]:
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
         return rank, size, int(os.environ["LOCAL_RANK"]), store
     if _is_under_mpi():
-        return _found_by_mpi(timeout)
+        return _rendezvous_by_mpi(timeout)
     return 0, 1, 0, dist.HashStore()
 
 
-def _found_by_mpi(timeout: datetime.timedelta) -> tuple[int, int, int, dist.Store]:
+def _rendezvous_by_mpi(timeout: datetime.timedelta) -> tuple[int, int, int, dist.Store]:
     """Open a port that the system chooses on rank 0; MPI tells the others."""
     from mpi4py import MPI
 
@@ -362,7 +362,7 @@ def pin_to_cores(world: World, config: RunConfig) -> None:
     """Give each rank cores of its own, if this process may use enough of them; loader workers
     stay with their rank.
     """
-    hosts = of_all(world.host, world)
+    hosts = all_gather(world.host, world)
     cores_per_rank = config.threads_per_device + config.loader_workers
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) >= cores_per_rank * hosts.count(world.host):

@@ -47,7 +47,7 @@ def main(
     # What does not fill a batch on every rank is left out, as in the published code.
     sampler = Shard(training.sequences, shuffle=True, seed=config.seed, drop_last=True)
     loader = make_loader(training.sequences, sampler, config, world, drop_last=True)
-    validation_loader = load_own_part(validation, config, world)
+    validation_loader = load_validation_shard(validation, config, world)
     require_batches(loader, config.accumulation_steps)
     if config.stays_on_device:
         loader = OneBatch(loader, next(iter(loader)).to(world.device))
@@ -131,7 +131,7 @@ def architecture(config: FourCastNetConfig) -> dict:
     return {name: getattr(config, name) for name in names}
 
 
-def load_own_part(
+def load_validation_shard(
     validation: era5.Split | None, config: FourCastNetConfig, world: World
 ) -> DataLoader | None:
     """Load a rank's part of the validation set; the last ranks may have one sample less."""

@@ -120,7 +120,7 @@ def test_each_parameter_with_a_default_stands_in_the_table_of_values_at_birth():
     for workload, config_class in config.CONFIGS.items():
         fields = msgspec.structs.fields(config_class)
         names = {each.name for each in fields if not each.required} - always_named
-        assert config.at_birth(workload).keys() == names
+        assert config.original_defaults(workload).keys() == names
 
 
 def test_a_runs_name_is_what_it_was():
@@ -167,9 +167,12 @@ def test_another_default_makes_another_name_and_a_new_parameter_none(monkeypatch
         nesterov: bool = False
 
     monkeypatch.setitem(config.CONFIGS, "resnet50", Today)
-    shared, own = config.VALUES_AT_BIRTH["shared"], config.at_birth("resnet50")
+    shared, own = (
+        config.ORIGINAL_DEFAULTS["shared"],
+        config.original_defaults("resnet50"),
+    )
     table = {"shared": shared, "resnet50": own | {"nesterov": False}}
-    monkeypatch.setattr(config, "VALUES_AT_BIRTH", table)
+    monkeypatch.setattr(config, "ORIGINAL_DEFAULTS", table)
     assert config.make().momentum == 0.8 and config.run_id(config.make()) != name
     as_before = config.make(momentum=0.9)
     assert config.run_id(as_before) == name

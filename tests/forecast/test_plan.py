@@ -218,11 +218,11 @@ def test_a_power_limit_changes_what_the_curves_say(fitted):
     plain |= dict(energy_gpu_kWh=4, energy_cpu_kWh=3, energy_ram_kWh=1)
     time, energy = power_limit.factors(0.6)
     values = {name: np.full((1, 3), float(each)) for name, each in plain.items()}
-    limited = power_limit.applied(values, 0.6)
+    limited = power_limit.with_limit(values, 0.6)
     assert limited["gpu_hours"][0] == pytest.approx(8 * time)
     assert limited["energy_kWh"][0] == pytest.approx(4 * energy + 4 * time)
     values["energy_gpu_kWh"] = np.full((1, 3), np.nan)
-    refused("power_limit: .* not known; fit runs", power_limit.applied, values, 0.6)
+    refused("power_limit: .* not known; fit runs", power_limit.with_limit, values, 0.6)
     asked = grid(fitted)
     usual, less = (plan.make(fitted, asked, {}, share) for share in (1.0, 0.6))
     row = plan.rows(less, [0])[0]

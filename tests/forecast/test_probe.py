@@ -65,7 +65,7 @@ def made_by_model(monkeypatch, truth) -> list[float]:
 def of_truth(workload, site, run, values) -> fits.Fit:
     """A fit whose parameters are true; runs scatter by 6 %."""
     seen = worlds.taken(workload, site, [run], values, samples=(160, 16))
-    truth = fits.unfitted(seen)
+    truth = fits.prior_fit(seen)
     known = [values[of] for of in truth.names]
     is_linear = np.isin(truth.names, model.LINEAR)
     point = np.where(is_linear, known, np.log(np.maximum(known, 1e-99)))
@@ -109,7 +109,7 @@ def test_probes_of_minutes_forecast_a_training(
     text = OWN.replace("SIZE", workload.removeprefix("own_"))
     (tmp_path / f"{workload}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    site = runs.here(systems.site("local"), {"cores": 2}, on_gpu=False)
+    site = runs.local_site(systems.site("local"), {"cores": 2}, on_gpu=False)
     asked = probe.target(workload, systems.site("local"), {"devices": 2})
     values = CORES | dict(tau=tau, t_update=t_update, image_J=3 * tau)
     truth = of_truth(workload, site, asked, values)
@@ -118,7 +118,7 @@ def test_probes_of_minutes_forecast_a_training(
     # some once more, where they were too short
     assert 2 <= len(probes) == len(set(probes)) <= len(took_s) <= len(probes) + 2
     assert sum(took_s) + next_run.START_S * len(took_s) <= 2.2 * 60 * 1.4  # scatter
-    fit = fits.make(probe.seen(asked, site, tmp_path / "runs"))
+    fit = fits.make(probe.matching_runs(asked, site, tmp_path / "runs"))
     (told,), (fact,) = predict.rows(fit, [asked]), predict.rows(truth, [asked])
     told, fact = told["time_h"], fact["time_h"]["value"]
     assert holds(told, fact)
@@ -142,7 +142,7 @@ def test_probes_are_handed_to_the_cluster_as_a_study(
         simulate.write(fitted, submitted, own)
         made += probes
     assert 3 <= len(made) == len(set(made)) <= 8
-    fit = fits.make(probe.seen(long_run, a100, own))
+    fit = fits.make(probe.matching_runs(long_run, a100, own))
     (row,), (expected,) = (predict.rows(of, [long_run]) for of in (fit, fitted))
     told, expected = row["time_h"], expected["time_h"]["value"]
     assert told["value"] == pytest.approx(expected, rel=0.3) and holds(told, expected)

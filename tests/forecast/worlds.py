@@ -6,7 +6,7 @@ import numpy as np
 from energynn.experiment import config
 from energynn.experiment.systems import Site
 from energynn.forecast import model
-from energynn.forecast.runs import Runs, Taken
+from energynn.forecast.runs import Observation, Runs
 
 # parameters like those of the study's cluster
 CLUSTER = dict(tau=1e-3, evaluation=1.0, t_start=0.5, fill=3.0, t_update=3e-3)
@@ -20,7 +20,7 @@ def taken(workload: str, site: Site, configs: list, values: dict, **more) -> Run
     seen = Runs(
         workload,
         site,
-        [Taken(config.asdict(run), 1.0, repeats=5) for run in configs],
+        [Observation(config.asdict(run), 1.0, repeats=5) for run in configs],
         **more,
     )
     return with_results(seen, *model.predict(values, seen.work)[:2])

@@ -274,7 +274,7 @@ HANGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("program, status", HANGS.values(), ids=HANGS)
 def test_a_rank_that_hangs_is_ended(tmp_path, program, status):
-    changes = "supervise.LOOK_S, supervise.SILENT_S = 0.2, 5.0\n"
+    changes = "supervise.POLL_S, supervise.SILENT_S = 0.2, 5.0\n"
     changes += "supervise.SILENT_AT_END_S = 5.0\n"
     changes += f"words = [sys.executable, '-c', {program!r}]\n"
     changes += (

@@ -300,7 +300,7 @@ TWO = ("-p", "devices", "1,2")  # a job each
 def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_left_alone(fake_slurm):
     fake_slurm.room = 1
     said = fake_slurm.submit(*TWO, status=2)
-    assert "job 41: 1 x " in said and "sbatch --parsable: no" in said
+    assert "job 41: 1 run(s), the first " in said and "sbatch --parsable: no" in said
     rows, _ = status.rows(status.folders(fake_slurm.runs_dir, []))
     assert sorted(row["state"] for row in rows) == ["not submitted", "queued"]
     fake_slurm.room = 99
