@@ -145,7 +145,7 @@ def test_a_copy_is_a_fault_and_counts_once(run_dir, place, repeat):
     table = folder / "x.csv"
     answer("export", "--own", "--csv", table, "--runs-dir", folder)
     assert len(pd.read_csv(table)) == 1
-    found = runs.valid(folder, systems.site("local"))
+    found = runs.valid_records(folder, systems.site("local"))
     assert len(found) <= 1 and len(records.read_all(folder)) == 1
 
 

@@ -100,7 +100,7 @@ def evaluate(runs_dir: str | Path) -> dict:
         ]
         entry["published"] = judge(claim, printed)
         entry["derived"] = []
-        if len(selected(claim, further)):
+        if len(selected_rows(claim, further)):
             derived = judge(claim, study)
             says_more = derived.get("units") != entry["published"].get("units")
             entry["derived"] = [derived] * says_more
@@ -183,7 +183,7 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     """
     if "reason" in claim:
         return {"verdict": claim.get("verdict", NO_DATA), "reason": claim["reason"]}
-    rows = known(claim, rows)
+    rows = testable_rows(claim, rows)
     table = units(claim, rows)
     if table.empty:
         return {
@@ -241,7 +241,7 @@ def decide(
     return np.select([inside, outside], [SUPPORTED, CONTRADICTED], INCONCLUSIVE)
 
 
-def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+def testable_rows(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Select the rows that can test a statement; add log, error, degrees of freedom.
 
     All rows tell how much runs scatter, in the quantity, else in the total energy.
@@ -251,7 +251,7 @@ def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     of_runs = scatter(rows, tested)
     if of_runs.isna().any(axis=None):
         of_runs = of_runs.combine_first(scatter(rows, "energy_total_kWh"))
-    rows = selected(claim, rows)
+    rows = selected_rows(claim, rows)
     if "restates" in claim:
         rows = rows[rows["origin"] != "published"]
     provenance = observations.provenance(quantity, rows)
@@ -270,7 +270,7 @@ def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def selected(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+def selected_rows(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Select the rows that a statement asks for and that have what it tests."""
     if "reason" in claim:
         return rows[:0]
@@ -281,7 +281,7 @@ def selected(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
-    """Compute the log ratios of rows of ``known``: one row of ``UNIT`` each."""
+    """Compute the log ratios of rows of ``testable_rows``: one row of ``UNIT`` each."""
     if "a" in claim:
         sides = (observations.distinct(rows.query(claim[side])) for side in "ab")
         if "per" in claim:

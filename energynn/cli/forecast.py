@@ -76,7 +76,7 @@ def predict(
     made = fits.read(fit, workload) if fit else None
     site = made.runs.site if made else systems.site(system)
     longest = made.runs.longest if made else None
-    asked, left_out = predict.asked(site, names, parameters_of(p), longest)
+    asked, left_out = predict.requested_runs(site, names, parameters_of(p), longest)
     factors = predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue)
     rows = predict.rows_of_all(asked, made, system, factors)
     advice = {"next_run": next_run.advice(made, asked)} if made else {}
@@ -204,7 +204,7 @@ def fit(
     require_place(out)
     site = systems.site(system)
     if runs_dir:
-        seen = runs.checked(existing(runs_dir), workload, site, parameters_of(p))
+        seen = runs.checked_runs(existing(runs_dir), workload, site, parameters_of(p))
     elif p:
         raise ValueError("-p: chooses runs of your own; give --runs-dir")
     else:
@@ -230,7 +230,7 @@ def simulate(
     from energynn.forecast import predict, simulate
 
     made = fits.read(fit, workload)
-    found, _ = predict.asked(made.runs.site, [study], {}, None)
+    found, _ = predict.requested_runs(made.runs.site, [study], {}, None)
     asked = [run for run in found if run.repeat == 0]
     folders = simulate.write(made, asked, out)
     reply(

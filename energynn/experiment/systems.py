@@ -53,7 +53,7 @@ class Site(machine.System, forbid_unknown_fields=True, frozen=True, kw_only=True
     published_as: str = ""  # device_name of the published runs made here
 
 
-def that_fit(site: Site, runs: list[RunConfig]) -> tuple[list[RunConfig], str]:
+def runs_that_fit(site: Site, runs: list[RunConfig]) -> tuple[list[RunConfig], str]:
     """Choose the runs that a system has nodes for, as far as that is known; name those left out.
 
     Raises ValueError where it has nodes for none.

@@ -37,7 +37,7 @@ SHORT = {
 WIDTHS = ["hours", "kWh"]
 
 
-def after(fit: Fit, made: RunConfig) -> Fit:
+def updated_fit(fit: Fit, made: RunConfig) -> Fit:
     """Foretell the fit when a run has been made as well.
 
     Its parameters and errors stay; its covariance is that to come.
@@ -63,7 +63,9 @@ def half_widths(fit: Fit, work: np.recarray) -> np.ndarray:
     return np.median(50 * (high - low) / value, axis=0)
 
 
-def worth(fit: Fit, asked: list[RunConfig], minutes: float = MINUTES) -> pd.DataFrame:
+def worth_of_runs(
+    fit: Fit, asked: list[RunConfig], minutes: float = MINUTES
+) -> pd.DataFrame:
     """Foretell what short runs are worth for the forecast of those that are asked, a row each.
 
     The first row is now, without a run. gpu_hours: with the start. hours, kWh: half-widths then in
@@ -77,7 +79,7 @@ def worth(fit: Fit, asked: list[RunConfig], minutes: float = MINUTES) -> pd.Data
     hours = (train_s + START_S) * work.devices / SECOND_PER_HOUR
     rows = [(None, 0.0, *half_widths(fit, question))]
     for at in np.flatnonzero(able):
-        then = half_widths(after(fit, found[at]), question)
+        then = half_widths(updated_fit(fit, found[at]), question)
         rows.append((found[at], hours[at], *then))
     return pd.DataFrame(rows, columns=["run", "gpu_hours", *WIDTHS])
 
@@ -91,7 +93,7 @@ def best(table: pd.DataFrame) -> pd.Series:
 
 def advice(fit: Fit, asked: list[RunConfig]) -> dict:
     """Say which run to make next, its cost and the half-widths then, or to stop."""
-    table = worth(fit, asked)
+    table = worth_of_runs(fit, asked)
     now, then = table.iloc[0], best(table)
     words = f"none of {MINUTES:g} minutes narrows these intervals by a tenth"
     if run := then["run"]:
@@ -112,7 +114,7 @@ def advice(fit: Fit, asked: list[RunConfig]) -> dict:
 # ------------------------------------------------------------------------- runs one could make
 
 
-def shorter(run: RunConfig, part: float = 0.0) -> RunConfig:
+def short_run(run: RunConfig, part: float = 0.0) -> RunConfig:
     """Make a run that trains on a part of the samples, in fewer epochs or a part of one.
 
     Of ERA5 it has a year.
@@ -139,5 +141,5 @@ def candidates(fit: Fit, asked: list[RunConfig]) -> list[RunConfig]:
     for size in (last.local_batch_size, last.local_batch_size // PART_OF_BATCH):
         for run in plan.grid(fit, last, size):
             if run.devices <= most and run.devices.bit_count() == 1:
-                found += [shorter(run, part) for part in PARTS]
+                found += [short_run(run, part) for part in PARTS]
     return list(dict.fromkeys(found))

@@ -53,7 +53,9 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
             "--max-global-batch-size"
         )
     seen, one = fit.runs, {"devices": 1}
-    ((run,), _) = predict.asked(seen.site, None, one | parameters, seen.longest)
+    ((run,), _) = predict.requested_runs(
+        seen.site, None, one | parameters, seen.longest
+    )
     return run
 
 

@@ -95,13 +95,13 @@ def factors_of(
 # ----------------------------------------------------------------------------- what is asked for
 
 
-def asked(
+def requested_runs(
     site: Site, names: list[str] | None, parameters: dict, longest: RunConfig | None
 ) -> tuple[list[RunConfig], str]:
     """Make the configurations that a person means: studies', with parameters that change them.
 
     Without a study they change ``longest``, of a fit. Returns also what is left out, as
-    ``systems.that_fit`` does.
+    ``systems.runs_that_fit`` does.
     """
     if not names and not (longest and parameters):
         raise ValueError(
@@ -116,7 +116,7 @@ def asked(
     if "global_batch_size" in parameters:
         anew = {"local_batch_size": None, "accumulation_steps": None}
     made = [config.make(**config.asdict(run) | anew | parameters) for run in found]
-    return systems.that_fit(site, made) if names else (made, "")
+    return systems.runs_that_fit(site, made) if names else (made, "")
 
 
 def most_devices(site: Site) -> int:
@@ -280,11 +280,11 @@ def held_out(
     """
     recipes = defaultdict(list)
     found, each = [], []
-    for record in runs.valid(runs_dir, site):
-        if runs.trained(record) == named or not named:
-            recipes[runs.trained(record), runs.recipe(record)].append(record)
+    for record in runs.valid_records(runs_dir, site):
+        if runs.workload_name(record) == named or not named:
+            recipes[runs.workload_name(record), runs.recipe(record)].append(record)
     for (workload, _), of_recipe in recipes.items():
-        seen = runs.own(of_recipe, workload, site, named)
+        seen = runs.own_runs(of_recipe, workload, site, named)
         few = seen.work.devices <= most
         if few.any() and not few.all() and fits.varies(seen.only(few)):
             made = fits.make(seen.only(few))

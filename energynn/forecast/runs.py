@@ -239,7 +239,7 @@ def _of_study(row: dict, site: Site) -> Observation:
 # ------------------------------------------------------------------------------------------ own
 
 
-def valid(runs_dir: Path, site: Site) -> list[records.Record]:
+def valid_records(runs_dir: Path, site: Site) -> list[records.Record]:
     """Read the valid records of trainings on a system, and of measured commands with samples."""
     found = []
     for record in records.read_all(runs_dir):
@@ -251,7 +251,7 @@ def valid(runs_dir: Path, site: Site) -> list[records.Record]:
     return found
 
 
-def checked(runs_dir: Path, workload: str, site: Site, parameters: dict) -> Runs:
+def checked_runs(runs_dir: Path, workload: str, site: Site, parameters: dict) -> Runs:
     """Make runs from records that have these parameters, as texts.
 
     Raises ValueError with the first fault of a record.
@@ -266,11 +266,11 @@ def checked(runs_dir: Path, workload: str, site: Site, parameters: dict) -> Runs
             name: str(run_parameters(record).get(name)) for name in parameters
         } == parameters
 
-    chosen = list(filter(is_asked_for, valid(runs_dir, site)))
-    return own(chosen, workload, site, workload)
+    chosen = list(filter(is_asked_for, valid_records(runs_dir, site)))
+    return own_runs(chosen, workload, site, workload)
 
 
-def own(
+def own_runs(
     found: list[records.Record], workload: str, site: Site, named: str = ""
 ) -> Runs:
     """Make runs from records of a workload, or of commands of this name.
@@ -279,9 +279,9 @@ def own(
     what was measured in all of them: the whole, else the GPUs alone. Raises ValueError with the
     remedy where there are none, or they do not belong together.
     """
-    chosen = [record for record in found if trained(record) == workload]
+    chosen = [record for record in found if workload_name(record) == workload]
     if not chosen:
-        there = ", ".join(sorted(set(map(trained, found)))) or "none"
+        there = ", ".join(sorted(set(map(workload_name, found)))) or "none"
         raise ValueError(
             f"no valid run of {workload} on {site.name}; there are {there}; a command counts with "
             "`energynn measure --name NAME --devices N --samples N`"
@@ -330,7 +330,7 @@ def _measured(found: list[records.Record], scopes=("total", "gpu")) -> str:
     return ""
 
 
-def trained(record: records.Record) -> str:
+def workload_name(record: records.Record) -> str:
     """Name what was trained: the workload, or the name that a measured command was given."""
     if "command" in record.config:
         return record.name or "command"

@@ -34,11 +34,11 @@ def matching_runs(run: RunConfig, site: Site, runs_dir: Path) -> Runs | None:
     recipe = runs.fitted_recipe(config.asdict(run))
     found = [
         record
-        for record in runs.valid(runs_dir, site)
+        for record in runs.valid_records(runs_dir, site)
         if record.workload == run.workload
         and runs.fitted_recipe(record.config) == recipe
     ]
-    return runs.own(found, run.workload, site, run.workload) if found else None
+    return runs.own_runs(found, run.workload, site, run.workload) if found else None
 
 
 def upcoming(
@@ -50,14 +50,16 @@ def upcoming(
     Empty where none is worth it. Raises ValueError for too few minutes.
     """
     if known := matching_runs(run, site, runs_dir):
-        found = next_run.best(next_run.worth(fits.make(known), [run], minutes))["run"]
+        found = next_run.best(next_run.worth_of_runs(fits.make(known), [run], minutes))[
+            "run"
+        ]
         return [found] if found else []
     if 60 * minutes < 2 * next_run.START_S:
         raise ValueError(f"minutes: {minutes:g} are too few for a probe; give more")
     full = min(run.devices, site.devices_per_node)
     small = max(1, run.local_batch_size // next_run.PART_OF_BATCH)
     pair = {"devices": full}, {"devices": 1, "local_batch_size": small}
-    return [next_run.shorter(config.replace(run, **sizes)) for sizes in pair]
+    return [next_run.short_run(config.replace(run, **sizes)) for sizes in pair]
 
 
 def make_here(

@@ -92,7 +92,7 @@ def queue_again(job: str) -> None:
             time.sleep(patience_s)
 
 
-def kept() -> list[str]:
+def kept_options() -> list[str]:
     """List the variables that a submission takes from this environment."""
     return [f"{name}={os.environ[name]}" for name in KEPT if os.environ.get(name)]
 

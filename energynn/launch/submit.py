@@ -68,7 +68,7 @@ def submit_runs(
     the batch scripts, too. Raises ValueError with the remedy, also where the jobs are expected
     to cost more than ``max_gpu_hours`` (default: the system's).
     """
-    runs, left_out = systems.that_fit(site, runs)
+    runs, left_out = systems.runs_that_fit(site, runs)
     if left_out:
         tell(left_out)
     system_dir = runs_dir.absolute() / site.name
@@ -96,7 +96,7 @@ def submit_runs(
     if jobs:
         tell(costs.in_words(costs.table(missing, site)))
     if dry_run:
-        if kept := slurm.kept():
+        if kept := slurm.kept_options():
             tell(f"from your environment, where the script has none: {', '.join(kept)}")
         if "account" not in f"{site.sbatch} {kept}".lower():
             faults.append("account: --account NAME, or sbatch takes your default")

@@ -240,7 +240,7 @@ def _leave_out_unused(sensors: list[Channel], events: list[dict]) -> list[str]:
 
     Returns, in words, the GPUs of ranks that none of the sensors reads.
     """
-    used = devices.used(events)
+    used = devices.used_devices(events)
     if used is None:
         return []
     for one in sensors:

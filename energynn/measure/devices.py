@@ -55,7 +55,7 @@ def visible(intent: dict) -> dict[str, list[str]]:
     return {"gpus": sorted(found)}
 
 
-def used(events: list[dict]) -> set[str] | None:
+def used_devices(events: list[dict]) -> set[str] | None:
     """Give the UUIDs that the ranks of a host name or may see; None where one tells nothing."""
     found = set()
     for event in events_of_kind(events, "rank_start"):

@@ -40,7 +40,7 @@ def grid(fit, **more) -> list:
 def foretold(fit, **sizes) -> dict:
     """The forecast of the fitted training, with other sizes."""
     seen = fit.runs
-    asked, _ = predict.asked(seen.site, None, sizes, seen.longest)
+    asked, _ = predict.requested_runs(seen.site, None, sizes, seen.longest)
     (row,) = predict.rows(fit, asked)
     return row
 

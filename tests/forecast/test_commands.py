@@ -174,12 +174,12 @@ def test_however_runs_were_watched_they_are_repeats_in_a_fit(fitted, a100, tmp_p
     chosen = [run for run in asked if run.repeat == 0 and run.devices in (4, 8, 16)]
     chosen[-1] = config.replace(chosen[-1], collective_timeout_s=600.0)
     simulate.write(fitted, chosen, tmp_path)
-    found = runs.valid(tmp_path, a100)
+    found = runs.valid_records(tmp_path, a100)
     again = [
         replace(record, config=record.config | {"idle_ready_s": 9.0})
         for record in found
     ]
-    seen = runs.own(found + again, "resnet50", a100)
+    seen = runs.own_runs(found + again, "resnet50", a100)
     assert sorted(run.devices for run in seen.configs) == [4, 8, 16]
     assert {run.repeats for run in seen.taken} == {2}
 

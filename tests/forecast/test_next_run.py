@@ -19,7 +19,7 @@ def points_off(seen, one, asked) -> np.ndarray:
     """How far the half-widths of hours and kWh that are reached are from those foretold, in %."""
     fit = fits.make(seen)
     question = fit.runs.works(asked)
-    foretold = functools.reduce(next_run.after, one.configs, fit)
+    foretold = functools.reduce(next_run.updated_fit, one.configs, fit)
     told = next_run.half_widths(foretold, question)
     reached = next_run.half_widths(fits.make(worlds.together(seen, one)), question)
     return reached - told
@@ -47,7 +47,7 @@ def of_h200():
     """From four configurations of kept runs: the fifth, of a small batch, for a long training."""
     site = Site(name="gpu-h200", file="", scheduler="local", devices_per_node=1)
     like = {"preset": "paper", "image_loading": "device"}
-    seen = runs.checked(REPOSITORY / "runs/gpu-h200", "resnet50", site, like)
+    seen = runs.checked_runs(REPOSITORY / "runs/gpu-h200", "resnet50", site, like)
     asked = [config.replace(seen.longest, epochs=90)]
     one = seen.work.local_batch_size == 32
     return seen.only(~one), seen.only(one), asked
@@ -75,16 +75,19 @@ def test_the_cheapest_run_that_tells_is_chosen(published):
     """Not one that is there, nor on more devices than are asked for."""
     few, _, asked = next(of_study(published))
     fit = fits.make(few)
-    table = next_run.worth(fit, asked)
+    table = next_run.worth_of_runs(fit, asked)
     best, now = next_run.best(table), table.iloc[0]
     assert best["hours"] < 0.8 * now["hours"] and best["gpu_hours"] < 0.3
     left = (table[next_run.WIDTHS] / now[next_run.WIDTHS]).sum(axis="columns")
     assert left[table["gpu_hours"] < best["gpu_hours"]].min() > left[best.name]
     assert next_run.best(table[:1])["run"] is None
     pair = [config.replace(asked[0], devices=2)]
-    assert {run.devices for run in next_run.worth(fit, pair)["run"][1:]} == {1, 2}
+    assert {run.devices for run in next_run.worth_of_runs(fit, pair)["run"][1:]} == {
+        1,
+        2,
+    }
     made = worlds.taken("resnet50", few.site, [best["run"]], worlds.CLUSTER)
-    again = next_run.worth(fits.make(worlds.together(few, made)), asked)
+    again = next_run.worth_of_runs(fits.make(worlds.together(few, made)), asked)
     assert best["run"] not in set(again["run"])
 
 

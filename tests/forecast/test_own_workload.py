@@ -181,7 +181,7 @@ def two(also=(), **more):
 
 def mine(*found, system="local"):
     """The runs of that command."""
-    return runs.own(found, "mine", systems.site(str(system)))
+    return runs.own_runs(found, "mine", systems.site(str(system)))
 
 
 def test_measured_commands_are_forecast_and_planned(monkeypatch):
@@ -308,7 +308,7 @@ def test_eight_gpus_of_a_light_host_are_forecast_from_one(cpu_W, tmp_path):
 
 def test_a_command_without_samples_is_told_what_it_lacks():
     record = measured(1, 1, 10.0)
-    own, here = runs.own, systems.site("local")
+    own, here = runs.own_runs, systems.site("local")
     refused("there are mine; a command counts with", own, [record], "yours", here)
     mixed = [record, measured(2, 1, 20.0, device_name="another")]
     refused("several recipes or devices", mine, *mixed)

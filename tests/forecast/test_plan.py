@@ -201,7 +201,7 @@ def test_own_runs_that_add_up_gradients_are_forecast_from_those_that_do_not():
     A global batch that no fitted run had is marked, as its epochs are assumed.
     """
     own = records.read_all(REPOSITORY / "runs/large-batch")
-    found = runs.own(own, "resnet50", systems.site("local"))
+    found = runs.own_runs(own, "resnet50", systems.site("local"))
     accumulates = np.array([run.accumulation_steps > 1 for run in found.configs])
     fit, asked = fits.make(found.only(~accumulates)), found.only(accumulates)
     value, low, high = fits.forecast(fit, asked.work)["time_s"].T

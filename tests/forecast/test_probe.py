@@ -157,7 +157,7 @@ def test_a_run_that_waits_tells_what_waiting_draws(a100):
     made = [make(devices=n, training_samples=n * 25_600) for n in (1, 4)]
     asked = [make(devices=4, system=a100.name, step_period_s=2.0)]
     fit = fits.make(worlds.taken("resnet50", a100, made, truth))
-    best = next_run.best(next_run.worth(fit, asked))["run"]
+    best = next_run.best(next_run.worth_of_runs(fit, asked))["run"]
     more = worlds.taken("resnet50", a100, [*made, best], truth)
     told, before = (fits.gpu_power_W(of) for of in (fits.make(more), fit))
     assert holds(told, 300 / 4 + 72)
