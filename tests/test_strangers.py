@@ -174,7 +174,7 @@ def test_a_run_that_is_starting_is_not_dead(run_dir):
 def checkpoints(tmp_path, monkeypatch):
     """Checkpoints of a run by its name, of one rank."""
     dist = checkpoint.distributed
-    monkeypatch.setattr(dist, "of_all", lambda own, world: [own])
+    monkeypatch.setattr(dist, "all_gather", lambda own, world: [own])
     monkeypatch.setattr(dist, "barrier", lambda world: None)
 
     def of(name, ranks=1):

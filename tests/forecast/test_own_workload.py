@@ -209,7 +209,7 @@ def test_measured_commands_are_forecast_and_planned(monkeypatch):
             held.append(holds(row["time_h"], took_s(10**6, devices) / 3600))
     assert np.mean(held) >= 0.9
     assert row["workload"] == "mine" and row["energy_kWh"]["value"] > 0
-    monkeypatch.setattr(runs, "valid", lambda *_: found)
+    monkeypatch.setattr(runs, "valid_records", lambda *_: found)
     rows, each = predict.held_out(None, site)
     assert rows[0]["workload"] == "mine" and each.empty
     found = plan.make(fit, grid(fit), {})

@@ -21,7 +21,7 @@ from energynn.launch import slurm
 )
 def test_a_job_s_number_is_found_among_what_a_site_says(fake_slurm, answer):
     fake_slurm.answers["sbatch"] = answer
-    assert "job 41: 1 x" in fake_slurm.submit()
+    assert "job 41: 1 run(s)" in fake_slurm.submit()
     assert json_table(fake_slurm.submission())["job_id"] == "41_0"
     queue = "** welcome | to | all **\n7_N/A|RUNNING|None\n41_0|PENDING|a|b\n"
     fake_slurm.answers["squeue"] = queue

@@ -322,7 +322,7 @@ def test_what_costs_more_than_allowed_is_refused(fake_slurm):
 def test_a_sweep_is_every_combination_and_each_value_is_checked_before(fake_slurm):
     words = ["submit", "--system", TWO_NODES]
     two = ["-p", "local_batch_size", "8,16,32", "-p", "devices", "1, 2"]
-    for told in ("job 44: 3 x", "0 to make"):
+    for told in ("job 44: 3 run(s)", "0 to make"):
         assert told in fake_slurm.energynn(*words, *two)
     folders = status.folders(fake_slurm.runs_dir, [])
     sizes = [re.search(r"-n(\d)-lbs(\d+)", each.name).groups() for each in folders]

@@ -124,7 +124,7 @@ def test_one_rank_has_lost_no_other_and_says_what_nccl_said_last(monkeypatch):
 def test_a_rank_has_the_cores_of_its_place_on_its_host(monkeypatch):
     """Rank 2 is the first of the second host."""
     pinned = []
-    monkeypatch.setattr(distributed, "of_all", lambda host, world: ["a", "a", "b"])
+    monkeypatch.setattr(distributed, "all_gather", lambda host, world: ["a", "a", "b"])
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {4, 5, 6, 7})
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: pinned.extend(cores))
     world = SimpleNamespace(rank=2, size=3, local_rank=0, host="b")

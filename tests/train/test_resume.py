@@ -203,6 +203,6 @@ def test_ranks_that_see_different_checkpoints_do_not_go_on(tmp_path, monkeypatch
     """As over a shared disk that is late, or damaged for one host: some would wait for the
     others for ever.
     """
-    monkeypatch.setattr(distributed, "of_all", lambda own, world: [own, "x"])
+    monkeypatch.setattr(distributed, "all_gather", lambda own, world: [own, "x"])
     message = "ranks see different checkpoints .*'', 'x'.*; start again"
     refused(message, checkpoint.Checkpoints(tmp_path, ALONE, 0, {}).load)
