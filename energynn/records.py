@@ -418,8 +418,14 @@ def differing(config: dict, others: list[dict]) -> str:
 
 
 def read_record(run_dir: Path) -> Record:
-    """Read a record. Raises ValueError where a field is missing or of another type."""
-    values = json_table(run_dir / "record.json")
+    """Read a record. Raises ValueError where there is none, and for a field of another type."""
+    path = run_dir / "record.json"
+    if (run_dir / "run.json").exists() and not path.exists():
+        raise ValueError(
+            f"{run_dir.name}: has no record yet; `energynn status` says how far it is, and "
+            "`energynn check --recover` ends one that has died"
+        )
+    values = json_table(path)
     with one_fault("record.json"):
         return convert(values, Record)
 

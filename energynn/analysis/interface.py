@@ -217,9 +217,10 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     and the ratio of the last to the first.
 
     ``runs`` are folders, or whatever `energynn show` takes; repeats, which share a name, are one
-    column, of their means. ``ratio_low`` and ``ratio_high`` bound
-    the ratio of the total energies by the bounds of both; what their sensors have in common is
-    not in them, and estimates have none. Raises ValueError for fewer than two runs.
+    column, of their means, with the relative standard deviation of their energies.
+    ``ratio_low`` and ``ratio_high`` bound the ratio of the total energies by the bounds of both;
+    what their sensors have in common is not in them, and estimates have none. Raises ValueError for
+    fewer than two runs.
     """
     found: dict[Path, str | Path] = {}
     for run in runs:
@@ -227,8 +228,11 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
         found |= {folder: run for folder in folders}
     made = [records.read_record(folder) for folder in found]
     numbers, columns = Counter(found.values()), []
+    energies = pd.Series([record.energy_total_J for record in made], dtype=float)
+    energies = energies.groupby(list(found.values()))
+    spreads = 100 * energies.std() / energies.mean()
     for record, run in zip(made, found.values(), strict=True):
-        mean = f"{run}, mean of {numbers[run]}"
+        mean = f"{run}, mean of {numbers[run]}, energies +-{spreads[run]:.2g} %"
         columns.append(mean if numbers[run] > 1 else record.run_id)
     if len({*columns}) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -62,6 +63,7 @@ for _command, _example in COMMANDS.items():
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2."""
     _open_what_is_closed()
+    signal.signal(signal.SIGTERM, _interrupt)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # a locale may know fewer characters than a name has
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -77,17 +79,22 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except (ValueError, OSError) as error:
         return _say(str(error))
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as stop:
         print(
             "\nenergynn: interrupted; the same command goes on from here",
             file=sys.stderr,
         )
-        return 130
+        return 128 + sum(stop.args or [signal.SIGINT])
     except Exception as error:
         if not hasattr(error, "format_message"):
             # of the library: a word that is no command
             raise
         return _say(f"{error.format_message()} `energynn COMMAND --help` says more")
+
+
+def _interrupt(number: int, _frame) -> None:
+    """Take a SIGTERM as a Ctrl-C: what runs has time for a checkpoint and its record."""
+    raise KeyboardInterrupt(number)
 
 
 def _open_what_is_closed() -> None:

@@ -82,6 +82,8 @@ def site(name: str) -> Site:
     path = Path(name) if is_own else folder / f"{name}.toml"
     if not path.is_file():
         known = sorted(path.stem for path in folder.glob("*.toml"))
+        if is_own:
+            raise ValueError(f"system: there is no file {path.absolute()}")
         raise ValueError(
             f"system: {name!r} is not known{suggestion(name, known)}; "
             f"choose one of {', '.join(known)}, or write a file (.toml)"

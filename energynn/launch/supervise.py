@@ -233,9 +233,8 @@ def make(run_dir: Path, parent: int) -> None:
             looked_s = time.monotonic()
             reason = reason or _hang(folder, intent["devices"])
         time.sleep(0.05)
-    # In a batch job Slurm's signal reaches papermill, too: the ranks still have time.
-    is_heard = os.getppid() == parent or SRUN_VARIABLE in os.environ
-    if reason and is_heard and events_of_kind(read_events(folder), "training_start"):
+    # A signal may reach papermill, too, which ends: the ranks still have time.
+    if reason and events_of_kind(read_events(folder), "training_start"):
         # which the ranks of every launcher see; hidden, so that no record lists it
         (folder / ".stop").touch()
         with suppress(subprocess.TimeoutExpired):
