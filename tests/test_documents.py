@@ -107,7 +107,7 @@ def test_paths_in_sentences_exist(path):
 @guides
 def test_a_guide_answers_first(path):
     beginning = path.read_text().split("\n## ")[0]
-    assert re.search(r"\n\n {4}(energynn|make|papermill) ", beginning)
+    assert re.search(r"\n( {4}|\$ )(energynn|make|papermill) ", beginning)
 
 
 @documents

@@ -258,12 +258,11 @@ def test_a_guide_is_true(checkout, environment, guide):
         if not of(NOT_TYPED, step) and (of(TYPED_BY, step) or guide) == guide:
             script += [of(BEFORE, step), typed(step), of(AFTER, step)]
     done = ended("bash", "-c", "\n".join(script), cwd=checkout, env=environment)
-    if folder := os.environ.get("GUIDES_LOG"):
-        Path(folder, Path(guide).name).write_text(done.stdout)
     assert done.returncode == 0, done.stdout
     for shown in STEP.finditer(text_of(guide)):
+        same = str if "forecast" in (shown["typed"] or "") else masked
         for line in (shown["answer"] or "").splitlines():
-            assert "  CPU: " in line or masked(line) in masked(done.stdout), line
+            assert "  CPU: " in line or same(line) in same(done.stdout), line
     if guide in CHECKS:
         CHECKS[guide](checkout / "runs", done.stdout)
 
