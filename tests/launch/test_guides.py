@@ -35,6 +35,7 @@ STEP = re.compile(
     re.MULTILINE,
 )
 
+REPRODUCED = "`make reproduce` types it after its runs"
 LONG = "takes ten minutes and more"
 GPU = (
     "needs a GPU; tests/test_examples.py and tests/test_gpu_study.py have imagined ones"
@@ -48,7 +49,8 @@ NOT_TYPED = {
     "make coverage": LONG,
     "make bench": LONG,
     "python -m tests.bench peers": LONG,
-    "energynn forecast predict --held-out": "`make reproduce` types it after its runs",
+    "energynn forecast predict --held-out": REPRODUCED,
+    "energynn check --reference": REPRODUCED,
     "python -m energynn.analysis": "`make paper` types it",
     "make lab": "is a server, which does not end",
     "make env": FETCHED,
