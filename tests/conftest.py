@@ -36,6 +36,7 @@ TOGETHER = (
 # What takes longest begins first, so that no process works long after the others have ended.
 FIRST = (
     "tests/launch/test_slurm.py",
+    "tests/launch/test_guides.py",
     "tests/launch/test_status.py",
     "tests/launch/test_launch.py",
     "tests/analysis/test_notebooks.py",

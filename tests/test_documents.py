@@ -1,10 +1,9 @@
-"""README.md and docs/*.md: their links lead somewhere; their commands, studies and paths exist."""
+"""README.md and docs/*.md: their links lead somewhere; their commands and paths exist."""
 
 import os
 import re
 import shlex
 import sys
-import textwrap
 import tomllib
 
 import pytest
@@ -12,9 +11,10 @@ import typer
 
 from energynn import cli
 from energynn.cli.options import parameters_of
-from energynn.experiment import config, studies
+from energynn.experiment import studies
 from energynn.host.files import REPOSITORY
 from energynn.host.reading import json_table
+from tests.launch.test_guides import steps
 from tests.processes import printed
 from tests.run_files import text_of
 
@@ -26,7 +26,6 @@ OTHERS = [
     REPOSITORY / "runs/README.md",
     *sorted((REPOSITORY / "data_manifests").glob("*/README.md")),
 ]
-LINES = ("make ", "energynn ", ".venv/bin/", "export ", "#!/", "#SBATCH ")
 OWN = ("my_study.py", "my_cluster.toml")  # named in commands
 COMMITTED = (
     "energynn/",
@@ -38,7 +37,6 @@ COMMITTED = (
     "paper/",
 )
 COMMITTED += ("examples/", "tests/")
-EXECUTED_ELSEWHERE = "own.md"  # tests/analysis/test_interface.py executes its Python
 
 guides = pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 documents = pytest.mark.parametrize(
@@ -46,40 +44,14 @@ documents = pytest.mark.parametrize(
 )
 
 
-def blocks(text: str) -> list[str]:
-    """Code blocks: what is indented by four spaces, blank lines within it included."""
-    indented = re.findall(r"(?<=\n\n)(?: {4}.*\n|\n(?= {4}))+", text)
-    return [textwrap.dedent(block).strip("\n") for block in indented]
-
-
-def is_python(block: str) -> bool:
-    try:
-        compile(block, "block", "exec")
-    except SyntaxError:
-        return False
-    return True
-
-
-def command_lines(text: str) -> list[str]:
-    lines = []
-    for block in blocks(text):
-        if not is_python(block):
-            lines += [line for line in block.splitlines() if line.startswith(LINES)]
-    return lines
-
-
 def code_spans(text: str) -> list[str]:
     return re.findall(r"`([^`\n]+)`", text)
 
 
-def commands(text: str, program: str) -> list[list[str]]:
+def commands(path, program: str) -> list[list[str]]:
     """Words after a program's name, in blocks and in code spans."""
-    lists = []
-    for line in command_lines(text) + code_spans(text):
-        words = shlex.split(line.removeprefix(".venv/bin/"), comments=True)
-        if words[:1] == [program] and words[2:] and "..." not in words:
-            lists.append(words[1:])
-    return lists
+    lists = [shlex.split(step) for step in steps(path) if step.startswith(program)]
+    return [words[1:] for words in lists if words[2:]]
 
 
 def parsed(words: list[str]) -> dict:
@@ -95,17 +67,8 @@ def parsed(words: list[str]) -> dict:
     return context.params
 
 
-def own_studies(text: str) -> list[str]:
-    return [
-        block.partition("\n\n.venv")[0]
-        for block in blocks(text)
-        if "def study" in block
-    ]
-
-
 def test_the_readme_opens_with_the_two_commands():
-    text = README.read_text()
-    assert blocks(text)[0].splitlines() == ["make reproduce", "make test"]
+    assert steps(README)[:2] == ["make reproduce", "make test"]
 
 
 def test_documents_are_read_in_minutes():
@@ -143,25 +106,14 @@ def test_paths_in_sentences_exist(path):
 
 @guides
 def test_a_guide_answers_first(path):
-    assert command_lines(path.read_text().split("\n## ")[0]), f"{path.name}: no command"
-
-
-@guides
-def test_every_line_of_a_block_is_a_command_that_is_tested(path):
-    for block in blocks(path.read_text()):
-        if is_python(block):
-            assert "def study" in block or path.name == EXECUTED_ELSEWHERE, block
-        elif "def study" not in block:
-            untested = [
-                line for line in block.splitlines() if not line.startswith(LINES)
-            ]
-            assert not untested, f"{path.name}: {untested} is tested by nothing"
+    beginning = path.read_text().split("\n## ")[0]
+    assert re.search(r"\n( {4}|\$ )(energynn|make|papermill) ", beginning)
 
 
 @documents
 def test_make_targets_exist(path):
     targets = re.findall(r"^([a-z-]+):", text_of("Makefile"), flags=re.MULTILINE)
-    for words in commands(path.read_text(), "make"):
+    for words in commands(path, "make"):
         assert {word for word in words if "=" not in word} <= set(targets), words
 
 
@@ -169,7 +121,7 @@ def test_make_targets_exist(path):
 def test_commands_are_parsed(path, monkeypatch):
     # whose workload docs/own.md makes
     monkeypatch.syspath_prepend(REPOSITORY / "examples")
-    for words in commands(path.read_text(), "energynn"):
+    for words in commands(path, "energynn"):
         options = parsed(cli.as_typer_takes_them(words))
         if words[0] in ("run", "submit"):
             given = [*(options.get("assigned") or []), *(options["p"] or [])]
@@ -187,35 +139,11 @@ def test_commands_are_parsed(path, monkeypatch):
 
 
 @guides
-def test_papermill_commands_are_runs_that_can_be_made(path):
-    for words in commands(path.read_text(), "papermill"):
-        assert words[0] == "notebooks/run_training.ipynb"
-        assert all(flag == "-p" for flag in words[2::3])
-        pairs = zip(words[3::3], words[4::3], strict=True)
-        given = parameters_of([f"{name}={value}" for name, value in pairs])
-        assert config.make(**given).devices == int(given["devices"])
-
-
-@guides
 def test_extras_that_pip_installs_exist(path):
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
-    for words in commands(path.read_text(), "pip"):
+    for words in commands(path, "pip"):
         for extra in re.findall(r"^\.\[(.*)\]$", words[-1]):
             assert extra in project["optional-dependencies"], extra
-
-
-@guides
-def test_an_own_study_gives_runs(path, tmp_path):
-    """tests/launch/test_slurm.py makes its runs, where there is a Slurm."""
-    for number, program in enumerate(own_studies(path.read_text())):
-        file = tmp_path / f"my_study_{number}.py"
-        file.write_text(program + "\n")
-        (runs,) = studies.find([str(file)]).values()
-        assert len({config.run_id(run) for run in runs}) == len(runs) > 1
-
-
-def test_the_guide_to_clusters_has_a_study_of_ones_own():
-    assert len(own_studies(text_of("docs/cluster.md"))) == 1
 
 
 def test_the_pictures_letters_fit_in_their_boxes():

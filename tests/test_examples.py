@@ -2,23 +2,16 @@
 
 import contextlib
 import importlib
-import os
-import re
-import shutil
 import sys
 from collections import Counter
 from unittest.mock import Mock, call
 
-import numpy as np
 import pytest
 
 from energynn import records
-from energynn.analysis import results
 from energynn.experiment import config
 from energynn.host.files import REPOSITORY
-from tests.jpegs import as_jpegs
-from tests.processes import ENERGYNN, printed, refused, with_gpus
-from tests.run_files import text_of
+from tests.processes import printed, refused, with_gpus
 
 EXAMPLES = REPOSITORY / "examples"
 
@@ -120,68 +113,6 @@ def test_the_example_of_a_workload_is_short():
     text = (EXAMPLES / "straight_line.py").read_text()
     code = text.partition("class Config")[2].splitlines()
     assert len([line for line in code if line.strip()]) <= 35
-
-
-@pytest.fixture
-def follow(tmp_path, monkeypatch):
-    """Execute the commands of docs/own.md that hold a word, in a checkout of its own, as they
-    stand there.
-    """
-    here = tmp_path / "checkout"
-    (here / "data_manifests").mkdir(parents=True)
-    shutil.copytree(REPOSITORY / "energynn", here / "energynn")
-    names = ("examples", "systems", "notebooks", "runs")
-    for name in (*names, "data_manifests/descriptions.json"):
-        os.symlink(REPOSITORY / name, here / name)
-    monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here / 'examples'}")
-    monkeypatch.setenv("ENERGYNN_RUNS", str(tmp_path / "runs"))
-
-    def follow(words: str) -> dict:
-        text = text_of("docs/own.md")
-        found = re.findall(rf"^    \.venv/bin/energynn (.*(?:{words}).*)", text, re.M)
-        assert len(found) == 2, found
-        for line in found:
-            printed(*ENERGYNN, *line.split(), cwd=here)
-        (run_dir,) = records.run_dirs(tmp_path / "runs")
-        record = records.read(run_dir)
-        assert record.valid, record.invalid_reasons
-        assert records.check(tmp_path / "runs") == []
-        return record
-
-    return follow
-
-
-@pytest.mark.slow
-def test_the_example_learns_the_line_and_leaves_a_valid_record(tmp_path, follow):
-    """As a person would: data below build/data, a manifest, a run."""
-    data = tmp_path / "checkout" / "build" / "data" / "my-points"
-    data.mkdir(parents=True)
-    x = np.linspace(-1, 1, 1000)
-    np.savetxt(data / "points.csv", np.column_stack([x, 3 * x]), delimiter=",")
-    record = follow(r"my-points|straight_line")
-    assert record.metrics["slope"] == pytest.approx(3, abs=0.01)
-    epochs = record.config["epochs"]
-    assert len(record.history) == epochs
-    assert record.optimizer_steps * 20 == epochs * 1000
-    runs = results.load(tmp_path / "runs")
-    assert not runs.attrs["excluded"] and {*runs["workload"]} == {"straight_line"}
-
-
-@pytest.mark.slow
-def test_resnet50_trains_on_ones_own_images(tmp_path, follow):
-    images = tmp_path / "images"
-    for split, count in (("train", 200), ("val", 8)):
-        for name in ("coffee", "rocket"):
-            folder = images / split / name
-            folder.mkdir(parents=True)
-            for number, data in enumerate(as_jpegs([name], count, (160, 120))):
-                (folder / f"{number}.jpg").write_bytes(data)
-    build = tmp_path / "checkout" / "build" / "data"
-    build.mkdir(parents=True)
-    os.symlink(images, build / "my-images")
-    record = follow("my-images")
-    assert record.config["dataset"] == "my-images"
-    assert record.dataset_samples == 400 and "top1_error" in record.metrics
 
 
 @pytest.mark.slow

@@ -83,7 +83,6 @@ def test_a_measured_command_leaves_its_record_below_the_working_folder(
     "words, expected",
     [
         ("check", "records below runs: 1, valid: 1, faults: 0"),
-        ("claims", "lbs-speed-up-near-optimal"),
         ("study show smoke", "10 runs"),
         (
             "submit kick-the-tires --system horeka-a100 --dry-run --scripts",

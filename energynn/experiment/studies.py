@@ -523,7 +523,7 @@ def find(names: list[str], system: str = "local") -> dict[str, Runs]:
             found[name] = STUDIES[name](system)
         else:
             known = [*STUDIES, *GROUPS]
-            near = suggestion(name, known)
+            near = f"; give -p {name}" if "=" in name else suggestion(name, known)
             raise ValueError(
                 f"study: {name!r} is not known{near}; "
                 f"choose one of {', '.join(known)}, or a file of your own (.py)"

@@ -36,7 +36,7 @@ def run(
     The trainer's lines are printed as they come. An earlier attempt without a valid record is moved
     to runs/<system>/superseded/. ``labels``: as ``records.labels`` gives them. Raises ValueError
     with the remedy before anything starts if the run cannot work, InterruptedError if it was
-    stopped and can go on, RuntimeError with the reason if it failed or was killed.
+    stopped and can go on, RuntimeError if it failed or was killed; its report says why.
     """
     if not str(runs_dir):
         raise ValueError("runs_dir: is empty; give a folder, as runs")
@@ -64,11 +64,9 @@ def run(
             f"`energynn check --recover {runs_dir}` says more"
         )
     tell(command.report(record, run_dir))
-    reason = f"{run_dir.name}: {record.status}: {record.status_reason}"
-    if record.status == "interrupted":
-        raise InterruptedError(reason)
     if record.status != "finished":
-        raise RuntimeError(f"{reason}; see its log.txt")
+        kind = InterruptedError if record.status == "interrupted" else RuntimeError
+        raise kind(f"{run_dir.name}: {record.status}; see its log.txt")
     return run_dir
 
 

@@ -287,16 +287,18 @@ def check(system: str) -> int:
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
     folder = configuration.folder(run, runs_dir)
     print(submit(Job({folder: run}, 10), site, "doctor"), flush=True)
-    while status.rows([folder])[0][0]["state"] in status.UNFINISHED:
+    while (row := status.rows([folder])[0][0])["state"] in status.UNFINISHED:
         time.sleep(2)
-    print(status.text(*status.rows([folder])))
+    print(status.text([row], []))
     record = records.read(folder)
     expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node)
-    found = {name: getattr(record, name, None) for name in expected}
-    wrong = [
-        f"{name} is {found[name]}, not {expected[name]}"
-        for name in expected
-        if found[name] != expected[name]
-    ]
-    print(f"WRONG: {'; '.join(wrong)}" if wrong else f"as {site.file} says")
-    return 1 if wrong else 0
+    wrong = []
+    for name, right in expected.items():
+        value = getattr(record, name, None)
+        if value != right:
+            wrong.append(f"{name} is {value}, not {right}")
+    if not wrong:
+        print(f"as {site.file} says")
+        return 0
+    print("WRONG:", "; ".join(filter(None, [*wrong, row["reason"]])))
+    return 1

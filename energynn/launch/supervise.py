@@ -38,7 +38,6 @@ NOT_OWN = re.compile(
     r"\s*(\[[\d,]+\]|\d+: ).*|\W*|This typically refers to.*|Please see the FAQ page.*"
 )
 POLL_S = 5.0  # between two looks at the ranks' files
-SHOWN = 4  # of the ranks that ended so
 AGAIN = {
     True: "goes on from its checkpoint",
     False: "begins anew, without a checkpoint",
@@ -146,13 +145,13 @@ def verdict(
         return "interrupted", f"{stop_reason}; {records.progress_in_words(events)}"
     if bad:
         first = min(bad, key=lambda end: end["t_wall_ns"])
-        return first["status"], f"rank {first['rank']}: {first['reason']}"
-    ranks = ", ".join(map(str, silent[:SHOWN]))
-    if len(silent) > SHOWN:
-        ranks += f" and {len(silent) - SHOWN} more"
+        who = f"rank {first['rank']}: " if size > 1 else ""
+        return first["status"], f"{who}{first['reason']}"
+    several = f"{len(silent)} of {size} ranks"
+    who = several if len(silent) > 1 else f"rank {silent[0]}"
     return (
         "killed",
-        f"rank {ranks} ended without a word{by}; {records.progress_in_words(events)}",
+        f"{who} ended without a word{by}; {records.progress_in_words(events)}",
     )
 
 

@@ -1,10 +1,6 @@
 """The Python interface: a table of all runs, traces, comparisons, and a meter of known truth."""
 
-import os
 import re
-import shlex
-import sys
-import textwrap
 
 import numpy as np
 import pandas as pd
@@ -13,12 +9,10 @@ import pytest
 import energynn
 from energynn import records
 from energynn.host import files
-from energynn.host.files import REPOSITORY
 from energynn.host.reading import json_table
-from tests import powercap
 from tests.conftest import POWER_W, TRAINING_S, write_runs
-from tests.processes import answer, printed, refused
-from tests.run_files import edit, text_of
+from tests.processes import answer, refused
+from tests.run_files import edit
 
 
 @pytest.fixture
@@ -142,49 +136,3 @@ def test_a_workload_of_ones_own_stands_beside_the_study(two_runs, tmp_path):
     own = runs.sel(run=["words-1", "words-2"])
     assert set(own.origin.values) == {"own"} and runs.attrs["excluded"] == []
     assert own.series.values[0] == "words, constant LBS = 16"
-
-
-# ------------------------------------------------------------------------------------ windows
-
-
-@pytest.fixture(scope="module")
-def powered(tmp_path_factory):
-    """The environment of a machine with one CPU socket of constant power."""
-    folder = tmp_path_factory.mktemp("powercap") / "powercap"
-    with powercap.constant_power(folder, 300.0):
-        yield os.environ | {"ENERGYNN_POWERCAP": str(folder)}
-
-
-def test_the_examples_of_the_guide_run(two_runs, powered, tmp_path):
-    text = text_of("docs/own.md")
-    blocks = re.findall(r"(?:^(?:    .*)?\n)+", text, flags=re.MULTILINE)
-    code = [textwrap.dedent(block) for block in blocks if "energynn." in block]
-    code = [block for block in code if ".venv/bin" not in block]
-    assert len(code) >= 2
-    program = "\n".join(
-        [f"import os\nos.chdir({str(tmp_path)!r})", *code, "print('{}')"]
-    )
-    path = tmp_path / "program.py"
-    path.write_text(program)
-    environment = powered | {"PYTHONPATH": str(REPOSITORY)}
-    assert "simulated" in printed(sys.executable, path, env=environment)
-
-
-@pytest.mark.slow
-def test_the_guide_forecasts_measured_commands(powered, tmp_path):
-    """docs/own.md as it stands, from three measured commands to how many devices and kWh."""
-    text = text_of("docs/own.md")
-    section = text.partition("## How many GPUs")[2].partition("\n## ")[0]
-    lines = re.findall(r"^    (\S.*)$", section, flags=re.MULTILINE)
-    assert len(lines) == 5
-    (tmp_path / "build").mkdir()
-    for name in ("examples", "energynn"):
-        os.symlink(REPOSITORY / name, tmp_path / name)
-    for line in lines:
-        line = line.replace(".venv/bin/energynn", ".venv/bin/python -m energynn.cli")
-        words = shlex.split(line.replace(".venv/bin/python", sys.executable))
-        environment = powered | {"PYTHONPATH": str(tmp_path)}
-        said = printed(*words, env=environment, cwd=tmp_path)
-    answer, table = said.split("\n\n")[:2]
-    assert "fastest" in answer and "kWh" in table and "not known" not in answer + table
-    assert "3 simulated runs" in said  # as this machine's sensor is

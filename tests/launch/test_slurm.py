@@ -5,8 +5,6 @@ Ranks run under srun, MPI and perun, one on each node. The energy counters are s
 
 import contextlib
 import re
-import sys
-import textwrap
 from itertools import chain
 
 import psutil
@@ -15,10 +13,10 @@ import pytest
 from energynn import records
 from energynn.analysis import results
 from energynn.host import files
-from energynn.host.files import REPOSITORY
 from energynn.launch import status
 from energynn.measure.samples import read_events, segments
 from tests.launch.conftest import NODE_W
+from tests.launch.test_guides import steps
 from tests.processes import processes_of, wait_until
 from tests.run_files import text_of
 
@@ -26,7 +24,6 @@ from tests.run_files import text_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 SYSTEM = "tests/launch/two-nodes.toml"
-GUIDE = text_of("docs/cluster.md")
 # Long enough to be stopped in the middle, and at a pace that leaves the cores to others.
 PACE = dict(epochs=30, step_period_s=0.05)  # 15 s
 
@@ -82,21 +79,13 @@ class Study:
         return found
 
 
-def code_of_guide(title):
-    """The indented lines of a section of the guide to clusters."""
-    section = GUIDE.split(f"## {title}\n")[1].split("\n## ")[0]
-    lines = [
-        line for line in section.splitlines() if line.startswith("    ") or not line
-    ]
-    return textwrap.dedent("\n".join(lines)).strip() + "\n"
-
-
 @pytest.fixture(scope="module")
 def study(cluster, tmp_path_factory):
     """The guide's walk, command by command: three runs; Slurm is killed for a while."""
     made = Study(cluster, tmp_path_factory.mktemp("study"))
-    guide = code_of_guide("A study of your own")
-    program, *commands = guide.split(".venv/bin/energynn ")
+    guide = steps("docs/cluster.md")
+    begin = next(n for n, step in enumerate(guide) if "def study(" in step)
+    program, *commands = guide[begin : begin + 6]
     assert "epochs=200" in program and "(0, 1)" in program
     # a run less
     program = program.replace("epochs=200", "**PACE").replace("(0, 1)", "(0,)")
@@ -107,7 +96,7 @@ def study(cluster, tmp_path_factory):
         "runs": made.runs_dir,
     }
     made.said = {}
-    for command in map(str.strip, commands):
+    for command in (each.removeprefix("energynn ") for each in commands):
         words = [places.get(word, word) for word in command.split()]
         if words[0] == "check":
             made.wait("finished")
@@ -216,27 +205,3 @@ def test_doctor_proves_a_system_and_says_what_slurm_refuses(cluster, tmp_path):
     path.write_text(right.replace("--exclusive", "--partition=no-such"))
     refused = cluster.energynn("doctor", "--system", path, check=False)
     assert refused.returncode == 2 and "invalid partition" in refused.stderr
-
-
-def test_a_batch_script_of_ones_own_makes_a_valid_record(cluster, tmp_path):
-    """The guide's script, with names of this cluster and at a pace."""
-    script = code_of_guide("A batch script of your own")
-    # 6 s
-    small = "-p workload fourcastnet -p embed_dim 32 -p depth 1 -p step_period_s 0.015"
-    for old, new in (
-        (".venv/bin/papermill", f"{sys.executable} -m papermill"),
-        (
-            " run.ipynb ",
-            f" {tmp_path / 'run.ipynb'} -p runs_dir {tmp_path / 'runs'} {small} ",
-        ),
-        ("my_cluster", "two-nodes"),
-    ):
-        assert old in script
-        script = script.replace(old, new)
-    (tmp_path / "mine.sh").write_text(script)
-    options = (f"--output={tmp_path}/log.txt", f"--chdir={REPOSITORY}")
-    cluster.run("sbatch", "--wait", *options, tmp_path / "mine.sh")
-    (path,) = tmp_path.glob("runs/two-nodes/*/record.json")
-    record = records.read(path.parent)
-    assert record.valid and record.nodes == 2, record.invalid_reasons
-    assert records.check(tmp_path / "runs") == []
