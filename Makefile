@@ -91,7 +91,8 @@ lab: $(ALL) ## JupyterLab on notebooks/00_start_here.ipynb
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 docs: $(DOCS) ## README, guides, executed notebooks, commands and Python interface as a site: build/site/index.html
-	@PYTHONPATH=. $(BIN)/python docs/make_site.py
+	@$(BIN)/sphinx-build -q -W --keep-going docs build/site
+	@echo "open build/site/index.html"
 
 check: $(BASE) ## derive every number of every record again and compare
 	$(BIN)/energynn check runs

@@ -16,8 +16,8 @@ CROPS = {"train": 100, "val": 25}  # per class
 TRAIN_SHARE = 0.75
 SEED = 0
 JPEG_QUALITY = 90
-# A second set, as large as ImageNet's images, for a loader's speed alone: its crops overlap, also
-# those of validation.
+# A second set, as large as ImageNet's images, for a loader's speed and for runs that learn in
+# seconds: its crops overlap, also those of validation.
 LARGE = "photographs_large"
 LARGE_PIXELS = (500, 375)
 LARGE_CROPS = {"train": 20, "val": 4}  # per class

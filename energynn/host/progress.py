@@ -9,7 +9,8 @@ from collections.abc import Callable
 from energynn.host.texts import printable
 
 PERIOD_S = 2.0  # between two lines
-CLASSES = {"photographs": 10, "imagenet": 1000}  # by data set
+# by data set
+CLASSES = {"photographs": 10, "photographs_large": 10, "imagenet": 1000}
 
 
 def entry(state: str, name: str, words: str) -> str:

@@ -133,7 +133,8 @@ def test_a_runs_name_is_what_it_was():
     made = config.make("fourcastnet", stage="finetune", initial_run="a-run", devices=2)
     name = "fourcastnet-finetune-era5_ensemble-n2-lbs1-gbs2-s0-r0-61a915fe"
     assert config.run_id(made) == name
-    before = studies.SHORT | dict(devices=2, image_size=64, training_samples=288)
+    before = dict(devices=2, image_size=64, training_samples=288, epochs=2)
+    before |= dict(learning_rate=0.1, validation_samples=50, evaluate_training_set=True)
     plain = config.make(**before)
     assert config.run_id(plain) == "resnet50-photographs-n2-lbs16-gbs32-s0-r0-62fa4037"
     changes = [dict(repeat=1), dict(seed=1), dict(epochs=7), dict(system="other")]

@@ -1,7 +1,7 @@
-"""`make docs`: README, guides, executed notebooks, commands and Python interface as a site.
+"""`sphinx-build docs build/site`: README, guides, executed notebooks, commands, Python interface.
 
-It needs no network. What it is made of is copied to build/site-source under the same names, so
-that the links of the documents hold.
+It needs no network. What the site is made of is copied to build/site-source under the same names,
+so that the links of the documents hold; Sphinx reads it there.
 """
 
 import json
@@ -12,14 +12,30 @@ import msgspec
 import nbformat
 import typer
 from nbconvert import HTMLExporter
-from sphinx.cmd.build import build_main
 
 import energynn
 from energynn import cli, records
 from energynn.experiment import config
 from energynn.host.files import REPOSITORY
 
-SOURCE, SITE = REPOSITORY / "build" / "site-source", REPOSITORY / "build" / "site"
+SOURCE = REPOSITORY / "build" / "site-source"
+
+project, release = "energynn", energynn.__version__
+author = "the energynn developers"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+myst_heading_anchors = 3
+suppress_warnings = ["toc.not_included"]
+highlight_language = "none"
+html_theme = "alabaster"
+html_theme_options = {
+    "description": "energy of data-parallel training",
+    "page_width": "1100px",
+}
+html_extra_path = [str(SOURCE / "extra")]
+html_static_path = ["custom.css"]
+html_show_sourcelink = False
+add_module_names = False
+
 COPIED = (
     "*.md",
     "LICENSE",
@@ -39,25 +55,6 @@ CHAPTERS = {
     "Reference": REFERENCE,
     "Work on it": ["CONTRIBUTING", "docs/architecture", "CHANGELOG"],
 }
-CONFIGURATION = f"""
-project, release, author = "energynn", "{energynn.__version__}", "the energynn developers"
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
-myst_heading_anchors = 3
-suppress_warnings = ["toc.not_included"]
-highlight_language = "none"
-html_theme = "alabaster"
-html_theme_options = {{"description": "energy of data-parallel training", "page_width": "1100px"}}
-html_extra_path = ["extra"]
-html_static_path = ["_static"]
-html_show_sourcelink = False
-add_module_names = False
-"""
-# On a narrow screen a wide table scrolls by itself, not the page. The theme reads custom.css.
-STYLE = """
-table.docutils { display: block; overflow-x: auto; border: 0; }
-.body :not(pre) > code, .body dt { overflow-wrap: anywhere; }
-.body td > code { overflow-wrap: normal; }
-"""
 INTERFACE = """
 # Python interface
 
@@ -74,7 +71,8 @@ INTERFACE = """
 """
 
 
-def main() -> int:
+def setup(app) -> None:
+    """Write what the site is made of, and let Sphinx read it instead of this folder."""
     shutil.rmtree(SOURCE, ignore_errors=True)
     for pattern in COPIED:
         for path in REPOSITORY.glob(pattern):
@@ -101,16 +99,7 @@ def main() -> int:
             json.dumps(schema, indent=1)
         )
     (SOURCE / "interface.md").write_text(INTERFACE)
-    (SOURCE / "conf.py").write_text(CONFIGURATION)
-    (SOURCE / "_static").mkdir()
-    (SOURCE / "_static" / "custom.css").write_text(STYLE)
-    failed = build_main(["-q", "-W", "--keep-going", str(SOURCE), str(SITE)])
-    print(
-        f"open {SITE.relative_to(REPOSITORY)}/index.html"
-        if not failed
-        else "energynn: the site has faults, see above"
-    )
-    return failed
+    app.srcdir = type(app.srcdir)(SOURCE)
 
 
 def contents(chapter: str) -> str:
@@ -150,7 +139,3 @@ def sections(command, parent) -> list[str]:
     for child in getattr(command, "commands", {}).values():
         pages += sections(child, context)
     return pages
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
