@@ -229,8 +229,8 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     made = [records.read_record(folder) for folder in found]
     numbers, columns = Counter(found.values()), []
     energies = pd.Series([record.energy_total_J for record in made], dtype=float)
-    energies = energies.groupby(list(found.values()))
-    spreads = 100 * energies.std() / energies.mean()
+    of_run = energies.groupby(list(found.values()))
+    spreads = dict(100 * of_run.std() / of_run.mean())
     for record, run in zip(made, found.values(), strict=True):
         mean = f"{run}, mean of {numbers[run]}, energies +-{spreads[run]:.2g} %"
         columns.append(mean if numbers[run] > 1 else record.run_id)

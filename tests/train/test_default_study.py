@@ -7,17 +7,17 @@ from energynn.experiment import config, studies
 
 STUDY = studies.smoke("local")
 RUNS = [run for run in STUDY if run.workload == "resnet50" and not run.repeat]
-LEAST_SHARE = 0.25
+MIN_SHARE = 0.25
 
 
 def has_learned(right: int, images: int) -> bool:
     """Whether the lower end of a 95 % interval (Clopper and Pearson) is a share of 25 %."""
-    return stats.binomtest(right, images).proportion_ci().low >= LEAST_SHARE
+    return stats.binomtest(right, images).proportion_ci().low >= MIN_SHARE
 
 
 def test_who_has_not_learned_passes_as_seldom_as_the_interval_says():
     least = next(right for right in range(41) if has_learned(right, 40))
-    guessed, nearly, learned = stats.binom.sf(least - 1, 40, [0.1, LEAST_SHARE, 0.6])
+    guessed, nearly, learned = stats.binom.sf(least - 1, 40, [0.1, MIN_SHARE, 0.6])
     assert guessed < 1e-6 and 0.005 < nearly < 0.025 and learned > 0.95
 
 
