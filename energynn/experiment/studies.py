@@ -23,6 +23,7 @@ SHORT = dict(
     image_size=24,
     epochs=3,
     momentum=0.0,
+    fused_optimizer=True,
     warmup_start=0.015,
     learning_rate=0.01,
     warmup_epochs=3,
