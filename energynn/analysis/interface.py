@@ -217,7 +217,7 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     and the ratio of the last to the first.
 
     ``runs`` are folders, or whatever `energynn show` takes; repeats, which share a name, are one
-    column, of their means, with the relative standard deviation of their energies.
+    column, of their means; ``energy_total_spread_percent`` is their standard deviation.
     ``ratio_low`` and ``ratio_high`` bound the ratio of the total energies by the bounds of both;
     what their sensors have in common is not in them, and estimates have none. Raises ValueError for
     fewer than two runs.
@@ -228,11 +228,8 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
         found |= {folder: run for folder in folders}
     made = [records.read_record(folder) for folder in found]
     numbers, columns = Counter(found.values()), []
-    energies = pd.Series([record.energy_total_J for record in made], dtype=float)
-    of_run = energies.groupby(list(found.values()))
-    spreads = dict(100 * of_run.std() / of_run.mean())
     for record, run in zip(made, found.values(), strict=True):
-        mean = f"{run}, mean of {numbers[run]}, energies +-{spreads[run]:.2g} %"
+        mean = f"{run}, mean of {numbers[run]}"
         columns.append(mean if numbers[run] > 1 else record.run_id)
     if len({*columns}) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
@@ -256,4 +253,7 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
             ratio - half,
             ratio + half,
         )
+    energies_J = pd.Series([record.energy_total_J for record in made], dtype=float)
+    of_run = energies_J.groupby(columns)
+    table.loc["energy_total_spread_percent"] = 100 * of_run.std() / of_run.mean()
     return table.replace("", np.nan).dropna(how="all").rename_axis("quantity")

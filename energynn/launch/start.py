@@ -36,7 +36,7 @@ def run(
     The trainer's lines are printed as they come. An earlier attempt without a valid record is moved
     to runs/<system>/superseded/. ``labels``: as ``records.labels`` gives them. Raises ValueError
     with the remedy before anything starts if the run cannot work, InterruptedError if it was
-    stopped and can go on, RuntimeError if it failed or was killed; its report says why.
+    stopped and can go on, RuntimeError with the reason if it failed or was killed.
     """
     if not str(runs_dir):
         raise ValueError("runs_dir: is empty; give a folder, as runs")
@@ -66,7 +66,8 @@ def run(
     tell(command.report(record, run_dir))
     if record.status != "finished":
         kind = InterruptedError if record.status == "interrupted" else RuntimeError
-        raise kind(f"{run_dir.name}: {record.status}; see its log.txt")
+        why = f"{record.status}: {record.status_reason}"
+        raise kind(f"{run_dir.name}: {why}; see its log.txt")
     return run_dir
 
 
