@@ -122,7 +122,7 @@ def read(kind: str) -> list[dict]:
     return toml_table(CLAIMS)[kind]
 
 
-def columns(claim: dict) -> list[tuple[str, dict]]:
+def verdicts_by_column(claim: dict) -> list[tuple[str, dict]]:
     """List the verdicts on a statement, each with its column."""
     return [
         (column, one)
@@ -136,7 +136,7 @@ def counts(claims: list[dict]) -> dict[str, dict[str, int]]:
     words = [*VERDICTS, *ELSEWHERE.values()]
     number_of = {column: dict.fromkeys(words, 0) for column in COLUMNS}
     for claim in claims:
-        for column, one in columns(claim):
+        for column, one in verdicts_by_column(claim):
             number_of[column][one["verdict"]] += 1
     return number_of
 
@@ -431,7 +431,8 @@ def report(found: dict) -> str:
     for claim in found["claims"]:
         lines.append(f"{claim['id']} ({claim['place']}): {claim['says']}")
         lines += [
-            f"  {one.get('on', column)}: {words(one)}" for column, one in columns(claim)
+            f"  {one.get('on', column)}: {words(one)}"
+            for column, one in verdicts_by_column(claim)
         ]
     lines += [f"restated ({one['place']}): {one['says']}" for one in found["restated"]]
     return "\n".join(lines)

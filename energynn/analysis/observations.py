@@ -53,7 +53,7 @@ WHAT = [
     "dataset_samples",
 ]
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
-PARTS = results.PROVENANCES[:3]
+PARTS = results.PROVENANCE_COLUMNS[:3]
 # Workload -> origin of runs that train none of our networks.
 ORIGINS = {"command": "command", "perun import": "imported"}
 # Published quantities that follow from others, whose spread they have.

@@ -71,7 +71,7 @@ def _statement(claim: dict) -> dict:
     errata = f" Errata: {', '.join(claim['errata'])}." if claim["errata"] else ""
     verdicts = [
         f"{one.get('on', column)}: {claims.words(one)}"
-        for column, one in claims.columns(claim)
+        for column, one in claims.verdicts_by_column(claim)
     ]
     return {
         "place": claim["place"],

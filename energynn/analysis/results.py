@@ -19,7 +19,9 @@ QUANTITIES = [
     if field.type in (int, records.Count, records.Quantity)
 ]
 SIZES = ["devices", "local_batch_size", "global_batch_size", "epochs", "seed"]
-PROVENANCES = [f"energy_{component}_provenance" for component in (*COMPONENTS, "total")]
+PROVENANCE_COLUMNS = [
+    f"energy_{component}_provenance" for component in (*COMPONENTS, "total")
+]
 # What was run, in words.
 WHAT = [
     "name",
@@ -37,7 +39,7 @@ TEXTS = [
     *WHAT,
     "run_id",
     "started_at",
-    *PROVENANCES,
+    *PROVENANCE_COLUMNS,
     "command",
     "recipe_at_any_pace",
     "run_dir",

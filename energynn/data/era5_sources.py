@@ -137,7 +137,7 @@ def _arranged(dataset):
             return COORDINATES.get(word.lower(), "")
         return our_name(word) if our_name(word) in WANTED else ""
 
-    def rank(name: str) -> tuple[bool, ...]:
+    def name_preference(name: str) -> tuple[bool, ...]:
         """Of two names take ours; of two times the one along a dimension, and when a forecast is
         valid.
         """
@@ -145,7 +145,7 @@ def _arranged(dataset):
         return not ours(name, name), dataset[name].ndim != 1, not is_first
 
     found = {}
-    for name in sorted(dataset.variables, key=rank):
+    for name in sorted(dataset.variables, key=name_preference):
         standard = dataset[name].attrs.get("standard_name", "")
         if word := ours(name, name) or ours(name, standard):
             found.setdefault(word, name)

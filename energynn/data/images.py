@@ -82,10 +82,10 @@ def decode(data: bytes) -> torch.Tensor:
         # keeps it
         return decode_jpeg(encoded, mode=ImageReadMode.RGB)
     except (RuntimeError, ValueError):
-        return torch.from_numpy(np.array(load_pillow(data))).permute(2, 0, 1)
+        return torch.from_numpy(np.array(load_with_pillow(data))).permute(2, 0, 1)
 
 
-def load_pillow(data: bytes) -> Image.Image:
+def load_with_pillow(data: bytes) -> Image.Image:
     """Load the image as torchvision's ImageFolder loads it."""
     with open_image(data) as image:
         return image.convert("RGB")

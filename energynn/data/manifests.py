@@ -88,7 +88,7 @@ def verify(dataset: str, folder: Path | None = None, every_byte: bool = False) -
     else:
         if dataset in PHOTOGRAPHS and not folder.is_dir():
             photographs.make_crops(folder)
-        _verify_small(dataset, folder, sums)
+        _verify_small_dataset(dataset, folder, sums)
     return folder
 
 
@@ -113,7 +113,7 @@ def check_run(config: RunConfig) -> None:
         imagenet.images_read(imagenet.list_images(folder), config)
 
 
-def _verify_small(dataset: str, folder: Path, sums: dict[str, str]) -> None:
+def _verify_small_dataset(dataset: str, folder: Path, sums: dict[str, str]) -> None:
     """Check every byte of a data set, and that its folder holds nothing else: ImageFolder would
     train on it.
     """

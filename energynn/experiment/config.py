@@ -34,7 +34,7 @@ ERA5_GRID = (720, 1440)  # latitudes x longitudes
 GRIDS = {"era5_ensemble": (60, 120), "synthetic": ERA5_GRID}
 
 # beside those of a workload
-OF_NOTEBOOK = ("workload", "name", "note", "runs_dir")
+NOTEBOOK_OPTIONS = ("workload", "name", "note", "runs_dir")
 INJECTED = "# Parameters"  # begins the cell of papermill
 FOLDER_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?!\n)$"
 YEARS = r"^(19|20)\d\d(-(19|20)\d\d)?(,(19|20)\d\d(-(19|20)\d\d)?)*(?!\n)$"
@@ -539,7 +539,7 @@ def _validated(config_class: type[RunConfig], given: dict) -> dict:
     known = types(config_class)
     values = {}
     for name, value in given.items():
-        if name in OF_NOTEBOOK and name not in known:
+        if name in NOTEBOOK_OPTIONS and name not in known:
             raise ValueError(
                 f"{name}: is no parameter; give --{name.replace('_', '-')} {value}"
             )
@@ -700,7 +700,7 @@ def from_notebook(namespace: dict) -> dict:
     """
     own, injected = _assigned(namespace)
     given = {name: namespace[name] for name in own | injected if name in namespace}
-    kinds = dict.fromkeys(OF_NOTEBOOK, str)
+    kinds = dict.fromkeys(NOTEBOOK_OPTIONS, str)
     if isinstance(given.get("workload"), str):
         kinds |= types(_class(given["workload"]))
     for name, value in given.items():

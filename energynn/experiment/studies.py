@@ -485,23 +485,23 @@ def large_batch_thresholds(run: RunConfig) -> dict[int, str]:
     return dict(sorted(known.items()))
 
 
-MAX_RUNS = 200  # of a sweep
+MAX_SWEEP_RUNS = 200  # of a sweep
 
 
 def sweep(parameters: dict[str, str]) -> Runs:
     """Make a run for each combination of values; a text with commas is several of them.
 
     Only years are one value with its commas. Raises ValueError with the remedy, also for more than
-    ``MAX_RUNS``.
+    ``MAX_SWEEP_RUNS``.
     """
     choices = []
     for name, value in parameters.items():
         values = [value] if name.endswith("_years") else value.split(",")
         choices.append([(name, each.strip()) for each in values])
     number = math.prod(map(len, choices))
-    if number > MAX_RUNS:
+    if number > MAX_SWEEP_RUNS:
         raise ValueError(
-            f"{number:,} runs; give fewer values, at most {MAX_RUNS} runs at once"
+            f"{number:,} runs; give fewer values, at most {MAX_SWEEP_RUNS} runs at once"
         )
     runs = [config.make(**dict(pairs)) for pairs in itertools.product(*choices)]
     runs = list(dict.fromkeys(runs))

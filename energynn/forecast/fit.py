@@ -224,8 +224,11 @@ def usual_priors(
 
 
 # Which terms more devices may have; the power of an all-reduce stays open.
-OF_TERMS = [name for name in TERMS if name != "exchange"]
-MOVE_TIMES, MOVE_POWERS = [*TIME_PARAMETERS, *OF_TERMS], [*POWER_PARAMETERS, "exchange"]
+TERMS_OF_TIME = [name for name in TERMS if name != "exchange"]
+MOVE_TIMES, MOVE_POWERS = (
+    [*TIME_PARAMETERS, *TERMS_OF_TIME],
+    [*POWER_PARAMETERS, "exchange"],
+)
 
 
 def is_single(seen: Runs) -> bool:
@@ -301,7 +304,7 @@ def _candidate_terms(fit: Fit) -> list[str]:
         _, _, usual, most = TERMS[name]
         precision = 1 / conditional(fit.covariance, chosen)[at, at]
         precision += ((usual / most) ** 2 - 1) / fit.prior_covariance[at, at]
-        if slope[at] > HINT * np.sqrt(precision) and name in OF_TERMS:
+        if slope[at] > HINT * np.sqrt(precision) and name in TERMS_OF_TIME:
             names.append(name)
     if np.ptp(seen.work.nodes) and fit.errors[0] > ERRORS[0]:
         names.append("storage")

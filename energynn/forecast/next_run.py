@@ -25,7 +25,7 @@ START_S = 15.0  # of a run, before and after its training
 MIN_S = 5.0  # of a training that tells of a long one
 FEW = 6  # batches of a device in an epoch, at least
 PARTS = (1e-4, 1e-3, 1e-2, 0.1, 0.3)  # of the whole training
-PART_OF_BATCH = 4  # of the local batch, for a further size
+SMALL_BATCH_DIVISOR = 4  # of the local batch, for a further size
 WORTH = 0.1  # part of the intervals that a run must take away
 ENOUGH = 0.8  # of what any run takes away
 SHORT = {
@@ -138,7 +138,7 @@ def candidates(fit: Fit, asked: list[RunConfig]) -> list[RunConfig]:
     """List short runs on as many devices and fewer, of two local batches and several lengths."""
     most, last = max(run.devices for run in asked), asked[-1]
     found = []
-    for size in (last.local_batch_size, last.local_batch_size // PART_OF_BATCH):
+    for size in (last.local_batch_size, last.local_batch_size // SMALL_BATCH_DIVISOR):
         for run in plan.grid(fit, last, size):
             if run.devices <= most and run.devices.bit_count() == 1:
                 found += [short_run(run, part) for part in PARTS]

@@ -26,7 +26,7 @@ CORE_LINK_GB_PER_S = 8.0  # between processes on cores, before their runs have t
 SCOPES = {"total": "", "gpu": ", energies of the GPUs alone", "": ""}
 # Of a recipe, what runs of one fit may differ in: a forecast takes account of it, or it changes
 # neither time nor power of a step.
-ACCOUNTED_FOR = {
+MAY_DIFFER_IN_FIT = {
     "command",
     "workload",
     "epochs",
@@ -340,7 +340,7 @@ def workload_name(record: records.Record) -> str:
 def fitted_recipe(values: dict) -> dict:
     """Select from a configuration what all runs of one fit share."""
     kept = config.recipe(values).items()
-    return {name: value for name, value in kept if name not in ACCOUNTED_FOR}
+    return {name: value for name, value in kept if name not in MAY_DIFFER_IN_FIT}
 
 
 def run_parameters(record: records.Record) -> dict:

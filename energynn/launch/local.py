@@ -94,7 +94,7 @@ def _command(parameters: dict, run_dir: Path) -> list[str]:
     else:  # a machine with a torch of its own and little else
         words = ["energynn.cli", "run", "--runs-dir", runs_dir]
         for name, value in parameters.items():
-            option = "--" if name in configuration.OF_NOTEBOOK[1:] else ""
+            option = "--" if name in configuration.NOTEBOOK_OPTIONS[1:] else ""
             words.append(f"{option}{name}={value}")
     return [*OWN_PYTHON, "-m", *words]
 

@@ -57,7 +57,7 @@ def upcoming(
     if 60 * minutes < 2 * next_run.START_S:
         raise ValueError(f"minutes: {minutes:g} are too few for a probe; give more")
     full = min(run.devices, site.devices_per_node)
-    small = max(1, run.local_batch_size // next_run.PART_OF_BATCH)
+    small = max(1, run.local_batch_size // next_run.SMALL_BATCH_DIVISOR)
     pair = {"devices": full}, {"devices": 1, "local_batch_size": small}
     return [next_run.short_run(config.replace(run, **sizes)) for sizes in pair]
 

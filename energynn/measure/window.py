@@ -33,7 +33,7 @@ PERIOD_S = 0.04
 MARGIN_B = 2**18
 # When a counter is renewed follows from its renewals around a window's edges.
 AROUND_S = 3.0  # at each edge, whose renewals are used
-MIN_RENEWALS = 5
+MIN_EDGE_RENEWALS = 5
 MIN_BEAT = 1.5  # sampling periods from one renewal to the next
 BEATS = np.linspace(0.97, 1.03, 601)  # that are tried, relative to what the sampler saw
 FIRST_S = 0.5  # of samples before the first window
@@ -350,7 +350,7 @@ def _curve_on_beat(window_s: tuple[float, float], *readings) -> energy.Curve:
     new = np.flatnonzero(np.diff(one.values)) + 1
     at_s = (one.t_s[new] + one.t_s[new - 1]) / 2
     near = (abs(np.subtract.outer(window_s, at_s)) < AROUND_S).any(axis=0)
-    is_slow = beat_s >= MIN_BEAT * one.period_s and near.sum() >= MIN_RENEWALS
+    is_slow = beat_s >= MIN_BEAT * one.period_s and near.sum() >= MIN_EDGE_RENEWALS
     if one.sensor.kind != "energy" or not is_slow:
         return one
     near_s = at_s[near]

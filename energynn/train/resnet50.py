@@ -24,7 +24,7 @@ from energynn.data.images import (
     CENTRE_SHARE,
     Images,
     centre_crop,
-    load_pillow,
+    load_with_pillow,
     normalized,
     random_crop,
 )
@@ -178,7 +178,7 @@ def make_transform(
             transforms.ToTensor(),
             transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD),
         ]
-    return transforms.Compose([load_pillow, *crops, *values])
+    return transforms.Compose([load_with_pillow, *crops, *values])
 
 
 class SeededCrops(Dataset):

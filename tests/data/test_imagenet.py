@@ -14,7 +14,7 @@ from scipy.io import savemat
 
 from energynn.data import imagenet
 from energynn.data.imagenet import list_images, stratified_prefix
-from energynn.data.images import decode, load_pillow
+from energynn.data.images import decode, load_with_pillow
 from energynn.experiment import config
 from tests.processes import answer, refused
 from tests.ranks import start_ranks
@@ -192,7 +192,7 @@ def test_grey_and_cmyk_become_rgb_as_pillow_does_it(mode):
     data = jpeg(3, mode=mode)
     pixels = decode(data)
     assert pixels.shape == (3, 38, 50)
-    assert (pixels.permute(1, 2, 0).numpy() == np.asarray(load_pillow(data))).all()
+    assert (pixels.permute(1, 2, 0).numpy() == np.asarray(load_with_pillow(data))).all()
 
 
 def test_a_prepared_store_is_the_same_listing_with_other_pixels(
@@ -211,7 +211,7 @@ def test_a_prepared_store_is_the_same_listing_with_other_pixels(
         assert (here.names == there.names).all() and (here.labels == there.labels).all()
     data = list_images(out)[0].read(0)
     assert decode(data).shape == (3, 20, 26)
-    assert (decode(data).permute(1, 2, 0).numpy() == load_pillow(data)).all()
+    assert (decode(data).permute(1, 2, 0).numpy() == load_with_pillow(data)).all()
     of_before = data.replace(b"P6\n", b"P6\n# 50 38\n", 1)  # with the original's size
     assert (decode(of_before) == decode(data)).all()
 

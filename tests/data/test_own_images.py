@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision.models import resnet50
 
 from energynn.data import imagenet, manifests
-from energynn.data.images import Images, decode, load_pillow
+from energynn.data.images import Images, decode, load_with_pillow
 from energynn.experiment import config
 from energynn.train import batches
 from tests.data.test_imagenet import jpeg
@@ -215,7 +215,7 @@ def test_a_name_that_is_no_text_is_taken_and_a_list_is_never_emptied(tree, monke
     ids=["grey PNG", "TIFF", "PGM", "PPM", "8 bits"],
 )
 def test_sixteen_bits_are_scaled_to_eight_by_every_loader(data):
-    for load in (load_pillow, lambda data: decode(data).permute(1, 2, 0), store):
+    for load in (load_with_pillow, lambda data: decode(data).permute(1, 2, 0), store):
         assert (np.asarray(load(data))[..., 0] == GREYS >> 8).all()
 
 
@@ -251,7 +251,7 @@ INTEGERS = encoded(GREYS.astype(np.int32), "TIFF")
         b"P6\n9 9\n255\n",
     ],
 )
-@pytest.mark.parametrize("load", [load_pillow, decode, imagenet.ppm])
+@pytest.mark.parametrize("load", [load_with_pillow, decode, imagenet.ppm])
 def test_a_broken_picture_is_named_and_fatal_or_replaced_and_counted(tree, data, load):
     broken = tree / "train" / "a" / "2.jpg"
     broken.write_bytes(data)
