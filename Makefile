@@ -73,11 +73,11 @@ picture: build/paper.pdf ## the README's picture, as the notebook draws it here
 
 # Two processes have a core each: threads of a third one would only wait.
 test: export OMP_NUM_THREADS = 1
-test: $(ALL) ## the fast tests (7 min)
-	@echo "=== the fast tests (7 min on two cores)"
+test: $(ALL) ## the fast tests (5 min)
+	@echo "=== the fast tests (5 min on two cores)"
 	$(PYTEST) $(FAST)
 
-test-all: $(ALL) ## these and the slow ones: real runs, killed processes, a private Slurm (25 min)
+test-all: $(ALL) ## these and the slow ones: real runs, killed processes, a private Slurm (22 min)
 	@rm -f $(RAN_TWICE)
 	$(MAKE) --no-print-directory test || $(ONCE_MORE)
 	@echo "=== the slow tests (16 min on two cores)"
