@@ -63,7 +63,8 @@ for _command, _example in COMMANDS.items():
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2."""
     _open_what_is_closed()
-    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # ignored, it stays so
+        signal.signal(signal.SIGTERM, _interrupt)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # a locale may know fewer characters than a name has
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -84,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
             "\nenergynn: interrupted; the same command goes on from here",
             file=sys.stderr,
         )
-        return 128 + sum(stop.args or [signal.SIGINT])
+        return 128 + (signal.SIGTERM if stop.args else signal.SIGINT)
     except Exception as error:
         if not hasattr(error, "format_message"):
             # of the library: a word that is no command

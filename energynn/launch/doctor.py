@@ -24,7 +24,7 @@ from energynn.measure.stream import read_streams
 
 # All is measured; something is not; no run is possible. The exit status is the place of the worst.
 STATES = GOOD, WEAK, BAD = "good", "weak", "bad"
-POLL_S = 3.0  # how long all sensors are sampled
+SAMPLING_S = 3.0  # how long all sensors are sampled
 PERIOD_S = 0.04
 # One write per rank, so that the ranks' lines do not mix.
 MPI_RANK = (
@@ -82,7 +82,7 @@ def _sensor_findings() -> list[Finding]:
             sampler.start()
         except TimeoutError as error:
             return [Finding("sensor", BAD, *str(error).split("; "))]
-        time.sleep(POLL_S)
+        time.sleep(SAMPLING_S)
         sampler.stop()
         samples = next(pieces(sampler.path))
         window_s = samples.t_ns[[0, -1]] / 1e9

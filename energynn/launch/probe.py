@@ -50,9 +50,8 @@ def upcoming(
     Empty where none is worth it. Raises ValueError for too few minutes.
     """
     if known := matching_runs(run, site, runs_dir):
-        found = next_run.best(next_run.worth_of_runs(fits.make(known), [run], minutes))[
-            "run"
-        ]
+        table = next_run.worth_of_runs(fits.make(known), [run], minutes)
+        found = next_run.best(table)["run"]
         return [found] if found else []
     if 60 * minutes < 2 * next_run.START_S:
         raise ValueError(f"minutes: {minutes:g} are too few for a probe; give more")

@@ -17,7 +17,7 @@ MPI = doctor.Finding("MPI", doctor.GOOD, "taken as given")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(doctor, "_mpi_finding", lambda devices: MPI)
-    monkeypatch.setattr(doctor, "POLL_S", 1.0)
+    monkeypatch.setattr(doctor, "SAMPLING_S", 1.0)
 
 
 def of(findings, subject):

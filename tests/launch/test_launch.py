@@ -338,6 +338,7 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
     words = [f"{name}={value}" for name, value in parameters.items()]
     command = [*ENERGYNN, "run", "--runs-dir", str(runs_dir), *words]
     stops = [("supervisor", signal.SIGTERM, 75), ("rank 1", signal.SIGKILL, 1)]
+    stops.append(("caller", signal.SIGTERM, 75))
     energies_J = [0.0]
     for number, (who, how, status) in enumerate([*stops, (None, None, 0)], start=1):
         started = subprocess.Popen(command, **PIPES)

@@ -66,7 +66,7 @@ def test_a_device_on_the_bus_is_missed_only_if_it_could_train(
     (tmp_path / "cpuinfo").write_text(f"model name\t: {bus['cpu']}\n")
     monkeypatch.setattr(kernel, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(doctor, "_mpi_finding", lambda devices: MPI)
-    monkeypatch.setattr(doctor, "POLL_S", 0.3)
+    monkeypatch.setattr(doctor, "SAMPLING_S", 0.3)
     monkeypatch.setattr(sensors, "WATCH_S", 0.1)
     findings = doctor.examine()
     said = of(findings, "sensor")
