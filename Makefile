@@ -1,25 +1,27 @@
 # energynn: `make help` lists what there is.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: coverage picture size wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-minutes gpu-carry lock clean env train-env python needs
+.PHONY: coverage picture size wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-minutes gpu-carry lock clean env train-env python needs again
 SHELL := /bin/sh
 
 # The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-# The environment is kept while these two files are unchanged, whatever their dates.
-LOCK := $(shell cat pyproject.toml requirements.lock | cksum | tr -d ' ')
-BASE := $(VENV)/base-$(LOCK)
-DOCS := $(VENV)/docs-$(LOCK)
-TRAIN := $(VENV)/train-$(LOCK)
-ALL := $(VENV)/all-$(LOCK)
+# An empty file marks a part of the environment that is whole; where pyproject.toml or the lock is newer, uv looks again.
+BASE := $(VENV)/has-analysis
+DOCS := $(VENV)/has-docs
+TRAIN := $(VENV)/has-train
+ALL := $(VENV)/has-all
 # `make SITE=1 ...` uses the torch and the MPI that this machine already has.
 TRAINS := $(if $(SITE),train-site,train)
 EXTRAS := $(TRAINS),lab,dev
 # Where there is no network: a folder from `make wheelhouse`.
-PIP_FROM := $(if $(WHEELHOUSE),--no-index --find-links $(WHEELHOUSE))
+FROM := $(if $(WHEELHOUSE),--no-index --find-links $(WHEELHOUSE))
+# uv takes the versions and checksums of the lock. It does not see a site's packages: there pip takes what fits them.
+UV := $(BIN)/uv
+INSTALL := $(if $(SITE),$(BIN)/python -m pip install --no-compile,$(UV) pip install --python $(BIN)/python -c requirements.lock) $(FROM)
 
 # Runs and tests start hundreds of processes: compile the package and the tests once, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE =
@@ -137,20 +139,18 @@ GPU_PYTHON_VERSION ?= 3.12
 gpu-carry: $(TRAIN) ## what a machine with a GPU needs of this one and git does not bring: build/data, build/commit, build/packages
 	$(BIN)/energynn data verify photographs photographs_large
 	rm -rf build/packages
-	$(BIN)/pip install -q --no-compile --target build/packages -c requirements.lock --only-binary=:all: \
-	  --implementation cp --python-version $(GPU_PYTHON_VERSION) --platform manylinux_2_17_x86_64 \
-	  --platform manylinux_2_28_x86_64 msgspec typer
+	$(UV) pip install -q --target build/packages -c requirements.lock --only-binary :all: \
+	  --python-version $(GPU_PYTHON_VERSION) --python-platform x86_64-manylinux_2_28 msgspec typer
 	$(BIN)/python -c "import json; from energynn.measure import machine; machine.COMMIT.write_text(json.dumps(machine.git_state()))"
 
-lock: ## choose new versions: writes requirements.lock from a fresh environment
-	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	build/lock/bin/pip install --upgrade ".[train,lab,docs,dev]"
-	{ echo "# Exact versions of every package (make lock). pip reads it as constraints: each part installs what it needs."; \
-	  build/lock/bin/pip freeze --exclude energynn; } > requirements.lock
+lock: $(UV) ## choose new versions: writes requirements.lock, for Python 3.11 and newer, with a checksum of every file
+	$(UV) pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --custom-compile-command "make lock" --extra train --extra lab --extra dev pyproject.toml -o requirements.lock
 
-wheelhouse: ## every package as a file in build/wheelhouse, for machines without network: make WHEELHOUSE=... there
+wheelhouse: python ## every package as a file in build/wheelhouse, for machines without network: make WHEELHOUSE=... there
 	$(PYTHON) -m venv build/fetch
-	build/fetch/bin/pip download -q -d build/wheelhouse -c requirements.lock ".[$(EXTRAS)]" "setuptools>=77" wheel
+	build/fetch/bin/pip download -q -d build/wheelhouse --no-deps --require-hashes -r requirements.lock
+	build/fetch/bin/pip download -q -d build/wheelhouse uv
 	@echo "build/wheelhouse: $$(ls build/wheelhouse | wc -l) files; copy it, then: make WHEELHOUSE=build/wheelhouse train-env"
 
 clean: ## delete what was generated; runs/ and the environment stay
@@ -169,51 +169,52 @@ needs: python
 	@test -n "$(SITE)" || $(PYTHON) -c 'import importlib.metadata as m; \
 	  print("note: this Python has torch", m.version("torch"), "- `make SITE=1` uses it and your MPI instead of wheels")' 2>/dev/null || true
 
-# pip's words go to a log, which is named, and shown where something fails. Python compiles what is imported: pip would
-# take 100 s to compile 14,000 files, most of which nobody imports. Each environment is one call of pip, which takes
-# seconds to begin. Only those of this lock count.
-install = test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SITE),--system-site-packages) $(VENV); \
-  rm -f $(filter-out %-$(LOCK),$(wildcard $(VENV)/*-[0-9]*)); \
-  echo "=== install $(1) into $(VENV); what pip says is in $(VENV)/pip.log"; \
-  $(BIN)/python -m pip install --no-compile $(PIP_FROM) $(if $(SITE),,-c requirements.lock)$(2) > $(VENV)/pip.log 2>&1 \
-  || { tail -n 15 $(VENV)/pip.log; echo "energynn: pip failed; all that it said is in $(VENV)/pip.log"; exit 1; }
+$(UV): | python
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SITE),--system-site-packages) $(VENV)
+	@$(BIN)/python -m pip install -q $(FROM) uv
 
-# pip finds out late that the disk is full, and leaves half an environment.
+# What the installer says goes to a log, which is named, and shown where something fails. Nothing is compiled:
+# Python does that when it imports, and most of 14,000 files are imported by nobody.
+install = echo "=== install $(1) into $(VENV); what is said is in $(VENV)/install.log"; \
+  $(INSTALL) $(2) > $(VENV)/install.log 2>&1 \
+  || { tail -n 15 $(VENV)/install.log; echo "energynn: not installed; all that was said is in $(VENV)/install.log"; exit 1; }
+
+# An installer finds out late that the disk is full, and leaves half an environment.
 room = $(if $(SITE)$(wildcard $(VENV)/lib/python*/site-packages/torch),,$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 1e9; \
   sys.exit(f"energynn: only {free:.1f} GB are free here; make room for 8 GB" if free < 8 else 0)')
 
-$(BASE): | python
+$(BASE): pyproject.toml requirements.lock | $(UV)
 	@$(call install,the analysis, -e .)
 	@touch $@
 
-$(DOCS): | python
+$(DOCS): pyproject.toml requirements.lock | $(UV)
 	@$(call install,what writes the site, -e ".[docs]")
 	@touch $(BASE) $@
 
-$(TRAIN): | python
+$(TRAIN): pyproject.toml requirements.lock | $(UV)
 	@$(room)
 	@$(call install,what trains and measures (3 GB once), -e ".[$(TRAINS)]")
 	@touch $(BASE) $@
 
-$(ALL): | python
+$(ALL): pyproject.toml requirements.lock | $(UV)
 	@$(room)
 	@$(call install,torch and all else (3 GB once), -e ".[$(EXTRAS)]")
 	@touch $(BASE) $(DOCS) $(TRAIN) $@
 
 # ---------------------------------------------------------------------------------------------------- the paper
 
-# The analysis is made again if a record was added, changed or removed; the name of the stamp carries their list.
-RECORDS := build/.records-$(shell find runs -type f \( -name record.json -o -name '*.csv' -o -name '*.toml' \) \
-	-printf '%p %s %T@\n' 2>/dev/null | LC_ALL=C sort | cksum | tr ' ' -)
-COMMIT := build/.commit-$(shell git rev-parse --short=12 HEAD 2>/dev/null || echo none)
+# The analysis is made again if a record was added, changed or removed (its folder has a new date then) since the
+# notebook $(1) was executed, or if that never was. A name of a record may hold what make does not read, so find looks.
+newer_records = $(if $(shell find runs \( -type d -o -name record.json -o -name '*.csv' -o -name '*.toml' \) \
+	-newer $(1) -print -quit 2>&1),again)
+# Where HEAD moves, git writes.
+COMMIT := $(wildcard $(shell git rev-parse --git-path logs/HEAD 2>/dev/null))
 NOTEBOOKS := $(patsubst notebooks/%,build/notebooks/%,$(sort $(wildcard notebooks/[1-9]*.ipynb)))
 ANALYSIS := $(filter-out energynn/train/%,$(shell find energynn -name "*.py" -o -name "*.toml")) paper/claims.toml \
   $(wildcard data_manifests/others/*)
 
-$(RECORDS) $(COMMIT):
-	@mkdir -p build && rm -f $(firstword $(subst -, ,$@))-* && touch $@
-
-build/notebooks/%.ipynb: notebooks/%.ipynb $(RECORDS) $(ANALYSIS)
+.SECONDEXPANSION:
+build/notebooks/%.ipynb: notebooks/%.ipynb $(ANALYSIS) $$(call newer_records,$$@)
 	@mkdir -p build/notebooks
 	@echo "analysis: $<"
 	@$(BIN)/papermill --no-progress-bar --log-level WARNING --cwd . $(if $(findstring notebooks/9,$<),-p live False) $< $@ \
