@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct, convert, to_builtins
 
 from energynn.experiment import config as configuration
-from energynn.host import texts
+from energynn.host import processes, texts
 from energynn.host.files import (
     is_locked,
     lock,
@@ -33,8 +33,6 @@ from energynn.measure.samples import events_of_kind, events_of_segments
 SCHEMA = "energynn-record/3"  # of the earlier one no number is derived again
 # MLPerf's power rules ask for as many before a result counts as measured
 MIN_SAMPLES = 60
-# Of the CPU time that was used, and of the CPUs of a host: others below have nearly none.
-MIN_PART, MIN_CPUS = 0.1, 0.1
 
 UTC = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z\Z"
 # of a record's fields, those that the files of the run do not tell
@@ -511,7 +509,7 @@ def remarks(record: Record, runs_dir: Path | None = None) -> list[str]:
     lines += [f"left out by system.toml: {name}" for name in record.left_out]
     if len(record.segments) > 1:
         lines.append(f"{len(record.segments)} starts, which add up")
-    lines += filter(None, [foreign_load(record)])
+    lines += filter(None, [work_of_others(record)])
     used = [sensor.notes for sensor in record.sensors if sensor.primary]
     ways = {notes["measured_by"] for notes in used if "measured_by" in notes}
     lines += [f"CPU: estimated; to have it measured, {way}" for way in sorted(ways)]
@@ -521,16 +519,11 @@ def remarks(record: Record, runs_dir: Path | None = None) -> list[str]:
     return lines + machine.remedy(doubts, path)
 
 
-def foreign_load(record: Record) -> str:
+def work_of_others(record: Record) -> str:
     """Say which part of the busy CPU time was not the run's; "" where that is little."""
-    others_s, own_s = record.cpu_time_others_s or 0.0, record.cpu_time_s or 0.0
-    part, idle_s = (
-        others_s / (own_s + others_s or 1),
-        MIN_CPUS * (record.training_time_s or 0),
-    )
-    if part < MIN_PART or others_s < idle_s * (record.nodes or 1):
-        return ""
-    return f"others used {part:.0%} of the CPU time; what they drew is counted"
+    own_s, others_s = record.cpu_time_s or 0.0, record.cpu_time_others_s or 0.0
+    time_s, hosts = record.training_time_s or 0.0, record.nodes or 1
+    return processes.work_of_others(own_s, others_s, time_s, hosts)
 
 
 def lock_run(run_dir: Path, name: str = "run.json"):

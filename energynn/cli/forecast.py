@@ -211,9 +211,12 @@ def fit(
         seen = runs.published(workload, system)
     fits.check(seen)
     made = fits.make(seen)
-    words = wording.fitted(made, runs_dir, details)
+    words = wording.fitted(made, details)
     table = fits.write(out, made)
     table["from_others"] = fits.from_others(made).to_dict("records")
+    if runs_dir:
+        table["left_out"] = runs.left_out(runs_dir, seen, parameters_of(p))
+        words += wording.left_out(table["left_out"])
     reply(as_json, table, words)
 
 

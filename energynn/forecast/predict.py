@@ -29,10 +29,6 @@ DRAWS = 2000  # of parameters, for the shares of causes
 OF_RUN = ("system", "devices", "local_batch_size", "global_batch_size", "epochs")
 # published runs reach so far; beyond, nothing tells of latency and storage
 MAX_DEVICES = 256
-NO_EXCHANGE = (
-    "what devices exchange is not known; `measure` takes --weights and --local-batch-size, a "
-    "workload's epoch() gradient_bytes, the system's file gpu_link_GB_per_s and link_GB_per_s"
-)
 
 
 def quantities(
@@ -136,10 +132,26 @@ def check_devices(site: Site, asked: int) -> None:
 def most_planned(fit: Fit, run: RunConfig) -> int:
     """Count the devices of a plan: all, or as many as ran where the all-reduce is unknown."""
     most = most_devices(fit.runs.site)
-    work = fit.runs.works([config.replace(run, devices=most)])
-    if fits.lacks_exchange(fit, work)[0]:
+    if unknown_exchange(fit, config.replace(run, devices=most)):
         return min(most, int(fit.runs.work.devices.max()))
     return most
+
+
+def unknown_exchange(fit: Fit, run: RunConfig) -> str:
+    """Say what is missing to know what the exchange of a run costs; "" where it is known."""
+    work = fit.runs.works([run])
+    if not fits.lacks_exchange(fit, work)[0]:
+        return ""
+    site = fit.runs.site
+    link = "link_GB_per_s" if work.nodes[0] > 1 else "gpu_link_GB_per_s"
+    parts = {
+        "the local batch (`measure --local-batch-size N`)": run.local_batch_size,
+        "the bytes of the gradients (`measure --weights N`, gradient_bytes of a workload's "
+        "epoch())": fit.runs.epoch(run).gradient_bytes,
+        f"{link} of the system (in {site.file})": getattr(site, link),
+    }
+    missing = [words for words, value in parts.items() if not value]
+    return f"what devices exchange is not known without {' and '.join(missing)}"
 
 
 # ------------------------------------------------------------------------------------ the answer
@@ -238,8 +250,8 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
             lines.append(
                 f"{name} {plain[name]}: no fitted run had it, its effect is not known"
             )
-    if fits.lacks_exchange(fit, work)[0]:
-        lines.append(f"the all-reduce is left out: {NO_EXCHANGE}")
+    if unknown := unknown_exchange(fit, run):
+        lines.append(f"the all-reduce is left out: {unknown}")
     thresholds = studies.large_batch_thresholds(run)
     batches = {one.global_batch_size for one in fit.runs.configs}
     if not thresholds and run.global_batch_size not in batches:

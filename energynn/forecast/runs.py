@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -241,14 +242,44 @@ def _of_study(row: dict, site: Site) -> Observation:
 
 def valid_records(runs_dir: Path, site: Site) -> list[records.Record]:
     """Read the valid records of trainings on a system, and of measured commands with samples."""
-    found = []
-    for record in records.read_all(runs_dir):
-        has_time = record.training_time_s is not None
-        is_training = record.system == site.name and has_time
-        is_command = {"command", "training_samples"} <= record.config.keys()
-        if record.valid and (is_training or is_command):
-            found.append(record)
-    return found
+    found = records.read_all(runs_dir)
+    return [record for record in found if not _why_not(record, site)]
+
+
+def _why_not(record: records.Record, site: Site) -> str:
+    """Say why a record is none of ``valid_records``; "" of one that is."""
+    if not record.valid:
+        return "not valid"
+    if "command" in record.config:
+        return (
+            "" if "training_samples" in record.config else "measured without --samples"
+        )
+    if record.system != site.name:
+        return f"of system {record.system}"
+    return "" if record.training_time_s is not None else "without a time"
+
+
+def left_out(runs_dir: Path, seen: Runs, parameters: dict) -> dict[str, str]:
+    """Say why ``checked_runs``, which has read ``seen``, takes no other run: by its name."""
+    found = records.read_folders(runs_dir)
+    reasons = {}
+    for folder in records.run_dirs(runs_dir):
+        if not (record := found.get(folder)):
+            reasons[folder.name] = "without a record"
+        elif reason := _why_not(record, seen.site):
+            reasons[folder.name] = reason
+        elif (name := workload_name(record)) != seen.workload:
+            reasons[folder.name] = f"of {name}"
+        elif different := parameters.items() - _texts(record, parameters).items():
+            reasons[folder.name] = f"of another {min(different)[0]}"
+    return reasons | dict.fromkeys(
+        (folder.name for folder in records.copies(found)), "a copy of another"
+    )
+
+
+def _texts(record: records.Record, names: Iterable[str]) -> dict[str, str]:
+    """Read parameters of a run as texts."""
+    return {name: str(run_parameters(record).get(name)) for name in names}
 
 
 def checked_runs(runs_dir: Path, workload: str, site: Site, parameters: dict) -> Runs:
@@ -260,13 +291,8 @@ def checked_runs(runs_dir: Path, workload: str, site: Site, parameters: dict) ->
         raise ValueError(
             f"{faults[0]}; move this run out of {runs_dir}, or make it again"
         )
-
-    def is_asked_for(record: records.Record) -> bool:
-        return {
-            name: str(run_parameters(record).get(name)) for name in parameters
-        } == parameters
-
-    chosen = list(filter(is_asked_for, valid_records(runs_dir, site)))
+    found = valid_records(runs_dir, site)
+    chosen = [record for record in found if _texts(record, parameters) == parameters]
     return own_runs(chosen, workload, site, workload)
 
 

@@ -1,11 +1,11 @@
 """Show forecasts, plans, fits and probes to people, as text."""
 
-from pathlib import Path
+from collections import defaultdict
 
 import numpy as np
 import pandas as pd
 
-from energynn import records
+from energynn.experiment import config
 from energynn.forecast import fit as fits
 from energynn.forecast import plan as plans
 from energynn.forecast import predict, scaling_cost
@@ -67,9 +67,10 @@ def planned(plan: Plan) -> str:
         f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations "
         f"with {found[0]['samples']:,} samples; limits: {limits}",
     ]
-    whole = predict.most_devices(plan.fit.runs.site)
-    if predict.most_planned(plan.fit, plan.runs[0]) < whole:
-        lines.append(f"on no more devices than ran: {predict.NO_EXCHANGE}")
+    most = predict.most_devices(plan.fit.runs.site)
+    whole = config.replace(plan.runs[0], devices=most)
+    if unknown := predict.unknown_exchange(plan.fit, whole):
+        lines.append(f"on no more devices than ran: {unknown}")
     added = scaling_cost.added_energy_percent(plan.fit)
     if added and plan.power_share == 1:
         if np.isin(added["works"], plan.work[plan.pareto]).all():
@@ -93,8 +94,8 @@ def answer(plan: Plan, best: dict, fastest: dict) -> str:
     return words
 
 
-def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str:
-    """Show how good the fit is, and what it leaves out of a folder; with details its parameters."""
+def fitted(fit: Fit, details: bool = False) -> str:
+    """Show how good the fit is; with details its parameters."""
     of_time, of_power = fit.errors
     words = (
         f"fitted to {len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload}; "
@@ -119,12 +120,18 @@ def fitted(fit: Fit, runs_dir: Path | None = None, details: bool = False) -> str
     if details:
         table = pd.DataFrame(fits.describe(fit)).T.drop(columns="meaning")
         words += "\n" + table.to_string(float_format="{:.3g}".format)
-    if runs_dir:
-        taken = sum(run.repeats for run in fit.runs.taken)
-        others = len(records.run_dirs(runs_dir)) - taken
-        if others:
-            words += f"\n{others} run(s) left out: invalid, or of another workload, recipe, system"
     return words
+
+
+def left_out(reasons: dict[str, str]) -> str:
+    """Count the runs that a fit leaves out, by the reason, and name the first of each."""
+    names = defaultdict(list)
+    for name, reason in reasons.items():
+        names[reason].append(name)
+    lines = [f"\n{len(reasons)} run(s) left out:"] if reasons else []
+    for reason, of_reason in names.items():
+        lines.append(f"  {len(of_reason)} {reason}, as {of_reason[0]}")
+    return "\n".join(lines)
 
 
 def from_others(each: pd.DataFrame, with_table: bool = True) -> str:

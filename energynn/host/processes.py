@@ -23,6 +23,8 @@ STARTER_VARIABLE = "ENERGYNN_STARTER"
 # the folder for which a process and all that it starts work
 MARK_VARIABLE = "ENERGYNN_MARK"
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # numbers of Linux's prctl
+# Of the CPU time that was used, and of the CPUs of a host: others below have nearly none.
+MIN_PART, MIN_CPUS = 0.1, 0.1
 GRACE_S = 2.0  # between asking processes to end and killing them
 STUCK_S = 30.0  # for one that even SIGKILL does not end, as it waits for a disk
 
@@ -135,6 +137,14 @@ def cpu_times() -> dict[str, float]:
     host = psutil.cpu_times()
     busy = host.user + host.nice + host.system + host.irq + host.softirq
     return {"cpu_own_s": own_s, "cpu_host_s": busy}
+
+
+def work_of_others(own_s: float, others_s: float, time_s: float, hosts: int = 1) -> str:
+    """Say which part of the busy CPU time was not one's own; "" where that is little."""
+    part = others_s / (own_s + others_s or 1)
+    if part < MIN_PART or others_s < MIN_CPUS * time_s * hosts:
+        return ""
+    return f"others used {part:.0%} of the CPU time; what they drew is counted"
 
 
 def end_marked(folder: Path) -> None:

@@ -167,7 +167,7 @@ def _row(folder: Path, queue: dict[str, slurm.Queued] | None) -> dict:
         "reason": reason,
         "since": facts["started_at"] or submission.submitted_at,
         "starts": len(segments(folder)),
-        "others": records.foreign_load(record) if record else "",
+        "others": records.work_of_others(record) if record else "",
         "job": submission.job_id,
     }
     return texts.each(row, texts.printable)

@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from energynn.host.files import write_json
-from energynn.host.processes import MARK_VARIABLE, lives
+from energynn.host.processes import MARK_VARIABLE, cpu_times, lives, work_of_others
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import start_sampler, until
 from energynn.measure.samples import Header, last_ns, pieces
@@ -37,6 +37,8 @@ MIN_EDGE_RENEWALS = 5
 MIN_BEAT = 1.5  # sampling periods from one renewal to the next
 BEATS = np.linspace(0.97, 1.03, 601)  # that are tried, relative to what the sampler saw
 FIRST_S = 0.5  # of samples before the first window
+# Times of processes are read between blocks, and not more often: a busy host has thousands.
+EVERY_S = 2.0
 SIZE_FILE = "gradient_bytes"  # of an empty file in a run's folder; bytes end its name
 # what torch's FSDP, its weights today, and those of DeepSpeed's ZeRO have
 SHARDED = ("sharding_strategy", "placements", "ds_numel")
@@ -81,6 +83,7 @@ class Window:
 
     def __enter__(self) -> Window:
         sampler = _sampler(self.no_gpu)
+        used = _used_cpu()
         _wait_for_cuda(self.synchronize)
         with _lock:
             if self._block and not self._block.end_ns:
@@ -88,7 +91,8 @@ class Window:
                     f"window {self.name}: its block goes on, here or in another thread; "
                     "make one for each block: energynn.window(...)"
                 )
-            self._block = Block(sampler, sampler.file.stat().st_size - MARGIN_B)
+            begin_B = sampler.file.stat().st_size - MARGIN_B
+            self._block = Block(sampler, begin_B, used)
         return copy.copy(self)
 
     def __exit__(self, *_error) -> None:
@@ -97,6 +101,7 @@ class Window:
         finally:
             assert self._block  # it was entered
             self._block.end_ns = time.monotonic_ns()
+            self._block.end_used = _used_cpu()
 
     @property
     def time_s(self) -> float:
@@ -134,7 +139,9 @@ class Window:
             )
             text += told.format(**self.energies)
         text = "\n  NOT valid: ".join([text, *self.energies["doubts"]])
-        return "\n  ".join([text, *self.energies["remedy"]])
+        return "\n  ".join(
+            [text, *self.energies["remedy"], *self._block.work_of_others]
+        )
 
 
 window = Window  # as it is written in a with statement
@@ -170,7 +177,8 @@ class Phases:
             raise ValueError("phases: no block has ended")
         end_ns = self._blocks[-1].end_ns
         if self._all is None or self._all.end_ns != end_ns:
-            self._all = replace(self._blocks[0], end_ns=end_ns)
+            used = self._blocks[-1].end_used
+            self._all = replace(self._blocks[0], end_ns=end_ns, end_used=used)
         return self._all.energies
 
     @property
@@ -199,7 +207,8 @@ class Phases:
         form = "{:16} {blocks:8} x {time_s:10.2f} s {energy_J:12.2f} J"
         lines = [form.format(name, **row) for name, row in self.rows.items()]
         lines.append(self.energies.get("energy_total_provenance", "not known"))
-        return "\n  NOT valid: ".join(["\n".join(lines), *self.energies["doubts"]])
+        text = "\n  NOT valid: ".join(["\n".join(lines), *self.energies["doubts"]])
+        return "\n  ".join([text, *self._all.work_of_others])
 
 
 phases = Phases
@@ -295,19 +304,45 @@ def _end(process: int, folder: Path, stop_sampler: Callable) -> None:
 
 # ---------------------------------------------------------------------------------- the energy
 
+_used: dict[str, float] = {"at_s": -EVERY_S}
+
+
+def _used_cpu() -> dict[str, float]:
+    """Return ``processes.cpu_times`` and when, ``at_s``; the last ones while they are new."""
+    global _used
+    if time.monotonic() - _used["at_s"] >= EVERY_S:
+        _used = cpu_times() | {"at_s": time.monotonic()}
+    return _used
+
 
 @dataclass
 class Block:
-    """A block of code that a window was entered for; ``begin_B``: samples from there on count."""
+    """A block of code that a window was entered for; ``begin_B``: samples from there on count.
+
+    begin_used, end_used: ``_used_cpu`` before and after it.
+    """
 
     sampler: Sampler
     begin_B: int
+    begin_used: dict[str, float]
+    end_used: dict[str, float] = field(default_factory=dict)
     start_ns: int = field(default_factory=time.monotonic_ns)
     end_ns: int = 0
 
     @property
     def time_s(self) -> float:
         return ((self.end_ns or time.monotonic_ns()) - self.start_ns) / 1e9
+
+    @property
+    def work_of_others(self) -> list[str]:
+        """What ``processes.work_of_others`` says of the block, a line; [] of a short one."""
+        begin, end = self.begin_used, self.end_used
+        if end.get("at_s", 0.0) <= begin["at_s"]:
+            return []
+        host_s, own_s, time_s = (
+            end[name] - begin[name] for name in ("cpu_host_s", "cpu_own_s", "at_s")
+        )
+        return list(filter(None, [work_of_others(own_s, host_s - own_s, time_s)]))
 
     @cached_property
     def energies(self) -> dict:

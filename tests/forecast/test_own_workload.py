@@ -230,24 +230,27 @@ def on_cores(told, seen, system="local"):
 
 
 @pytest.mark.parametrize(
-    "told, seen, most",
+    "told, seen, missing",
     [
-        (NETWORK, {}, 4),
-        ({}, NETWORK, 4),
-        ({}, {}, 1),
-        (NETWORK | {"local_batch_size": None}, {}, 1),
+        (NETWORK, {}, ""),
+        ({}, NETWORK, ""),
+        ({}, {}, "--weights"),
+        (NETWORK | {"local_batch_size": None}, {}, "--local-batch-size"),
     ],
 )
-def test_a_plan_goes_beyond_what_ran_where_the_exchange_is_known(told, seen, most):
+def test_a_plan_goes_beyond_what_ran_where_the_exchange_is_known(told, seen, missing):
     """By --weights, or by window(model=...), with the local batch; the remedies that are told."""
+    most = 1 if missing else 4
     fit = on_cores(told, seen)
     asked = grid(fit)
     assert {run.devices for run in asked} == set(range(1, most + 1))
     row = foretold(fit, devices=2)
     share = row["time_share_percent"]["allreduce"]["value"]
-    assert (share > 1, "--weights" in str(row["outside"])) == (most > 1, most == 1)
+    assert (share > 1) == (most > 1)
     text = wording.planned(plan.make(fit, asked, {}))
     assert ("on no more devices than ran: " in text) == (most == 1)
+    for words in ("--weights", "--local-batch-size", "link_GB_per_s"):
+        assert (words in str(row["outside"])) == (words in text) == (words == missing)
 
 
 def test_a_command_starts_once_whatever_its_epochs():
