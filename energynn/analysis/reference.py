@@ -36,6 +36,10 @@ def compare(runs_dir: Path, build_dir: Path) -> tuple[list[str], bool]:
         )
         lines.append(f"        {band['why']}")
     lines.append(f"{passed} of {len(bands)} bands passed.")
+    if missing := len(studies.smoke("local")) - values["study_runs"]:
+        lines.append(
+            f"{missing} runs of the default study are not there; `make reproduce` makes them"
+        )
     return lines, passed == len(bands)
 
 

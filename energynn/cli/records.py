@@ -26,7 +26,7 @@ def show(
     plot: Annotated[
         Path | None,
         Option(
-            metavar="FILE", help="draw power, energy, loss and error: .svg or .html"
+            metavar="FILE", help="draw power, energy, error: .svg, .html, .png, .pdf"
         ),
     ] = None,
     as_json: Json = False,

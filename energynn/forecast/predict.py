@@ -305,7 +305,7 @@ def held_out(
     if not found:
         raise ValueError(
             f"{runs_dir}: no recipe has valid runs that vary on {most} device(s), and runs on "
-            f"more on {site.name}; make some"
+            f"more on {site.name}; make some, as `energynn study run smoke` does here"
         )
     return found, pd.concat(each)
 

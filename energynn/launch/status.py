@@ -48,7 +48,7 @@ HEAD = [
     "error",
     "energy",
     "state",
-    "differs",
+    "notes",
 ]
 POLL_S = 2.0  # between two looks at a run
 WIDTH = 100  # of the table, where the terminal has no more
@@ -208,9 +208,9 @@ def _state(
 
 
 def text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
-    """Write the table that people read, the newest run first.
+    """Write the table that people read, the newest run first, as wide as the terminal.
 
-    ``failed``: only what failed or is not valid, with the whole reasons.
+    ``failed``: only what failed or is not valid, with the whole reasons, as a single run has them.
     """
     rows = sorted(rows, key=lambda row: row["since"], reverse=True)
     if failed:
@@ -218,7 +218,7 @@ def text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
     cells = [HEAD, *(_cells(row, rows) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [" ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
-    if not failed:
+    if not failed and len(rows) > 1:
         columns = max(WIDTH, shutil.get_terminal_size((WIDTH, 1)).columns)
         lines = [line[:columns] for line in lines]
     counts = Counter(row["state"] for row in rows)
@@ -229,7 +229,7 @@ def text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
 
 
 def _cells(row: dict, rows: list[dict]) -> list[str]:
-    """Describe a run in the columns of HEAD, the last against the run before it."""
+    """Describe a run in the columns of HEAD; the last says what differs from the run before it."""
     config = row["config"]
     errors = [
         f"{name.split('_')[0]} {error:.3g}"
@@ -244,9 +244,9 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         for each in rows[1 + rows.index(row) :]
         if each["workload"] == row["workload"]
     ]
-    parts = [row["reason"], row["job"] and f"job {row['job']}"]
+    parts = [row["reason"], records.differing(config, earlier[:1])]
+    parts += [row["job"] and f"job {row['job']}"]
     parts += [f"{row['starts']} starts" if row["starts"] > 1 else "", row["others"]]
-    parts.append(records.differing(config, earlier[:1]))
     what = config.get("command", row["workload"])
     return [
         row["since"][5:16].replace("T", " "),
