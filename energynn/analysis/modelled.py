@@ -30,8 +30,8 @@ def load(*workloads: str) -> pd.DataFrame:
 
 def _series(name: str, about: dict) -> pd.DataFrame:
     fit = fits.published(about["workload"], f"horeka-{about['hardware'].lower()}")
-    fewest = fit.runs.work.devices.min()
-    most = fit.runs.work.devices.max()
+    fewest = fit.runs.work["devices"].min()
+    most = fit.runs.work["devices"].max()
     stages = {getattr(config, "stage", "") for config in fit.runs.configs}
     configs = [
         config
@@ -49,20 +49,22 @@ def _series(name: str, about: dict) -> pd.DataFrame:
     # speed-ups relate to the fewest devices that are published, else to the fewest
     runs = published.runs().dropna(subset="gpu_hours")
     known = runs[runs["series"].str.contains(name)]["devices"]
-    base = int(min(known if known.nunique() > 1 else work.devices))
+    base = int(min(known if known.nunique() > 1 else work["devices"]))
     sizes = {
         "series": name,
         "name": f"{name}: {about['label']}",
         "workload": about["workload"],
-        "devices": work.devices.astype(int),
+        "devices": work["devices"].astype(int),
         "base_devices": base,
         "gpu_hours": hours[:, 0],
     }
     middle_h = hours[:, :1]
     least_last = [0, 2, 1]
-    base_h = time_h[work.devices == base, 0]
-    samples = (work.trained * work.devices * work.epochs)[:, None]
-    sockets = (fit.runs.site.sockets_per_node * work.nodes / work.devices)[:, None]
+    base_h = time_h[work["devices"] == base, 0]
+    samples = (work["trained"] * work["devices"] * work["epochs"])[:, None]
+    sockets = (fit.runs.site.sockets_per_node * work["nodes"] / work["devices"])[
+        :, None
+    ]
     rate = samples / hours[:, least_last]
     # (configurations, 3) each: value, low, high
     values |= {
@@ -73,7 +75,7 @@ def _series(name: str, about: dict) -> pd.DataFrame:
         "mean_power_gpu_W": 1000 * values["energy_gpu_kWh"] / middle_h,
         "mean_power_cpu_socket_W": 1000 * values["energy_cpu_kWh"] / middle_h / sockets,
         "samples_per_gpu_hour": rate,
-        "passes_per_gpu_hour": rate / work.local_batch_size[:, None],
+        "passes_per_gpu_hour": rate / work["local_batch_size"][:, None],
     }
     parts = []
     for quantity, ends in values.items():

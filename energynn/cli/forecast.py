@@ -130,11 +130,10 @@ def plan(
         predict.factors_of(gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue),
     )
     advice = next_run.advice(made, [answer.runs[at] for at in answer.choices.values()])
-    reply(
-        as_json,
-        plan.as_json(answer) | {"next_run": advice},
-        f"{wording.planned(answer)}\n{advice['in_words']}",
-    )
+    if as_json:
+        reply(True, plan.as_json(answer) | {"next_run": advice}, "")
+    else:
+        reply(False, {}, f"{wording.planned(answer)}\n{advice['in_words']}")
 
 
 @forecast.command()

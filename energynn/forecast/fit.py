@@ -6,13 +6,14 @@ and an error of the model that the residuals tell, with Student's t for the few 
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pandas as pd
-from scipy import optimize, special
+from scipy import special
 
 from energynn.experiment import config
 from energynn.forecast import command, model, runs
@@ -28,6 +29,11 @@ ERROR_OF_ONE = 0.03  # of times, where each configuration ran once
 ERROR_ON_CORES = 0.08  # where others use the machine, too
 ERROR_WEIGHT = 4.0  # as many observations that counts
 TURNS = 4  # until a fit's error and its parameters agree
+MOST_STEPS, DAMPING, LEAST_GAIN = (
+    200,
+    1e-3,
+    1e-12,
+)  # of Levenberg and Marquardt's method
 SCATTER = 0.06  # of single jobs, as the study prints it: the least error of an interval
 LEVEL = 0.9
 UPPER = (1 + LEVEL) / 2  # quantile at the high end of an interval
@@ -108,9 +114,7 @@ def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
     return values
 
 
-def outcomes(
-    names: tuple[str, ...], point: np.ndarray, work: np.recarray
-) -> np.ndarray:
+def outcomes(names: tuple[str, ...], point: np.ndarray, work: np.ndarray) -> np.ndarray:
     """Logarithms of times in s, of powers and of the GPUs' powers in W, (3, configurations).
 
     Of several points, (points, parameters), they are (points, 3, configurations).
@@ -120,8 +124,16 @@ def outcomes(
         return np.log(np.stack(predicted(names, point, work), axis=-2))
 
 
+def log_times(
+    names: tuple[str, ...], point: np.ndarray, work: np.ndarray
+) -> np.ndarray:
+    """Logarithms of times in s alone, (points, configurations), as ``outcomes`` has them."""
+    values = to_values(names, point[..., None, :])
+    return np.log(sum(model.times_s(values, work).values()))
+
+
 def predicted(
-    names: tuple[str, ...], point: np.ndarray, work: np.recarray
+    names: tuple[str, ...], point: np.ndarray, work: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What the model predicts at a point or several, (points, configurations) each."""
     return model.predict(to_values(names, point[..., None, :]), work)
@@ -154,7 +166,7 @@ def point_with(point: np.ndarray, is_free: np.ndarray, at: np.ndarray) -> np.nda
 
 def time_residuals(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
     """Relative errors of the times at a point, (runs,)."""
-    return outcomes(fit.names, point, seen.work)[..., 0, :] - np.log(seen.time_s)
+    return log_times(fit.names, point, seen.work) - np.log(seen.time_s)
 
 
 def power_residuals(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
@@ -181,8 +193,10 @@ def usual_priors(
     entered: terms that may be of any size.
     """
     work, run = seen.work, seen.configs[0]
-    workers = work.workers[0]
-    sample_s = np.median(seen.time_s / work.epochs / (work.trained + work.evaluated))
+    workers = work["workers"][0]
+    sample_s = np.median(
+        seen.time_s / work["epochs"] / (work["trained"] + work["evaluated"])
+    )
     found = {
         "tau": (sample_s, 2.0),
         "evaluation": (1.0, 0.5),  # a loader that is the limit is so in all passes
@@ -203,16 +217,21 @@ def usual_priors(
         found["t_start"] = 5.0, 1.5  # a whole command begins
     if workers > 1:
         found["fill"] = workers - 1, 0.3  # all first batches come together
-    rates = work.epochs * (work.trained + work.evaluated) * work.devices / seen.time_s
+    rates = (
+        work["epochs"]
+        * (work["trained"] + work["evaluated"])
+        * work["devices"]
+        / seen.time_s
+    )
     for name, (_, _, usual, most) in TERMS.items():
         unit = 1e6 / rates.max() if name == "storage" else 1.0
         found[name] = 0.0, unit * (most if name in entered else usual)
     known = np.isfinite(seen.power_W)
     if known.any():
         power_W = np.median(seen.power_W[known])
-        trained_s = (seen.time_s / work.trained / work.epochs)[known]
+        trained_s = (seen.time_s / work["trained"] / work["epochs"])[known]
         image_J = 0.2 * power_W * np.median(trained_s)
-        node_W = power_W * np.median(work.devices_of_node[known])
+        node_W = power_W * np.median(work["devices_of_node"][known])
         host_W = seen.site.cpu_W + seen.site.ram_W
         if seen.scope == "total":
             found["host"] = (host_W, 60.0) if host_W else (0.4 * node_W, 0.4 * node_W)
@@ -306,7 +325,7 @@ def _candidate_terms(fit: Fit) -> list[str]:
         precision += ((usual / most) ** 2 - 1) / fit.prior_covariance[at, at]
         if slope[at] > HINT * np.sqrt(precision) and name in TERMS_OF_TIME:
             names.append(name)
-    if np.ptp(seen.work.nodes) and fit.errors[0] > ERRORS[0]:
+    if np.ptp(seen.work["nodes"]) and fit.errors[0] > ERRORS[0]:
         names.append("storage")
     return [name for name in names if name not in fit.entered]
 
@@ -336,21 +355,18 @@ def _with_row(before: Fit, row: int, is_free: np.ndarray, misses) -> Fit:
         away = (point - before.point) @ whiten.T
         return np.concatenate([misses(point) / error, away], axis=-1)
 
-    slopes = functools.partial(jacobian, residuals)
-
     for _ in range(TURNS):
         # parameters for an error, and the error for these parameters
-        answer = optimize.least_squares(residuals, at, jac=slopes, x_scale="jac")
-        at = answer.x
+        at, slopes = least_squares(residuals, at)
         off = misses(point_with(before.point, is_free, at))
-        of_data = answer.jac[: len(off)]
-        covariance = np.linalg.inv(answer.jac.T @ answer.jac)
+        of_data = slopes[: len(off)]
+        covariance = np.linalg.inv(slopes.T @ slopes)
         freedom = len(off) - np.trace(of_data @ covariance @ of_data.T) + ERROR_WEIGHT
         squares = (off**2).sum() + ERROR_WEIGHT * before.errors[row] ** 2
         error = np.sqrt(squares / freedom)
-    point, away = point_with(before.point, is_free, at), answer.fun[len(off) :]
+    point, away = point_with(before.point, is_free, at), residuals(at)[len(off) :]
     prior = np.linalg.inv(before.covariance)
-    logdet_posterior = np.linalg.slogdet(answer.jac.T @ answer.jac)[1]
+    logdet_posterior = np.linalg.slogdet(slopes.T @ slopes)[1]
     logdet_prior = np.linalg.slogdet(prior[np.ix_(is_free, is_free)])[1]
     deviance = (len(off) + ERROR_WEIGHT) * np.log(squares) + away @ away
     deviance += logdet_posterior - logdet_prior
@@ -366,6 +382,28 @@ def _with_row(before: Fit, row: int, is_free: np.ndarray, misses) -> Fit:
         freedom=freedoms,
         neg_log_evidence=before.neg_log_evidence + deviance / 2 * (row == 0),
     )
+
+
+def least_squares(residuals: Callable, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find where the squares of residuals add up to least, and their slopes there.
+
+    By the method of Levenberg and Marquardt. scipy's takes more time to be imported than this fit.
+    """
+    off, slopes, damping = residuals(at), jacobian(residuals, at), DAMPING
+    for _ in range(MOST_STEPS):
+        normal = slopes.T @ slopes
+        damped = normal + damping * np.diag(np.diag(normal))
+        step = np.linalg.solve(damped, -slopes.T @ off)
+        then = residuals(at + step)
+        gain = 1 - then @ then / (off @ off)
+        if gain > 0:
+            at, off, slopes = at + step, then, jacobian(residuals, at + step)
+            damping /= 10
+        else:
+            damping *= 10
+        if abs(gain) < LEAST_GAIN:
+            break
+    return at, slopes
 
 
 def varies(seen: Runs) -> bool:
@@ -387,9 +425,14 @@ def check(seen: Runs) -> None:
             "apart. Add a run with another number of training_samples, devices or local_batch_size"
         )
     error, work = make(seen).errors[0], seen.work
-    costs = work.trained, work.trained * np.log2(work.nodes), work.updates, 1
+    costs = (
+        work["trained"],
+        work["trained"] * np.log2(work["nodes"]),
+        work["updates"],
+        1,
+    )
     terms = np.stack(np.broadcast_arrays(*costs), axis=1)
-    terms = terms * (work.epochs / seen.time_s)[:, None]
+    terms = terms * (work["epochs"] / seen.time_s)[:, None]
     solution, _, rank, _ = np.linalg.lstsq(terms, np.ones(len(seen)))
     squares = ((terms @ solution - 1) ** 2).sum()
     most = special.chdtri(len(seen) - rank, 0.9) * (error / 2) ** 2
@@ -403,7 +446,7 @@ def check(seen: Runs) -> None:
 # ------------------------------------------------------------------------------------ intervals
 
 
-def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
+def forecast(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     """Forecast time_s, power_W and energy_J of one GPU, (configurations, 3) each.
 
     Value, and low and high end of the 90 % interval; NaN: not known. The energy is the product of
@@ -418,11 +461,11 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     of_priors = covariance @ np.linalg.pinv(closed_prior) @ covariance
     # What follows is of times alone: nodes beyond the fitted ones, an exchange of unknown size, and
     # between nodes an all-reduce that may hide wholly, where no run was on several.
-    most = fit.runs.work.nodes.max()
-    beyond = STEP * np.log2(work.nodes / most).clip(min=0)
+    most = fit.runs.work["nodes"].max()
+    beyond = STEP * np.log2(work["nodes"] / most).clip(min=0)
     unknown = UNKNOWN * lacks_exchange(fit, work)
     times = model.times_s(fit.values, work)
-    is_new = (work.nodes > 1) & (most == 1)
+    is_new = (work["nodes"] > 1) & (most == 1)
     hidden = np.log(1 - is_new * times["allreduce"] / sum(times.values()))
     steps = np.array([*open_steps(fit), *fit.rivals])
     shifts = logs(fit.point + steps) - middle
@@ -455,9 +498,7 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     return result
 
 
-def profile_half_widths(
-    fit: Fit, work: np.recarray, quantile: np.ndarray
-) -> np.ndarray:
+def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.ndarray:
     """Half-widths of the logarithm of a time, upward and downward, (2, configurations).
 
     By the profile likelihood: as far as parameters can go while the squares of the runs' residuals
@@ -470,8 +511,8 @@ def profile_half_widths(
     )
     questions, signs = np.tile(work, 2)[:, None], np.repeat([1.0, -1.0], len(work))
 
-    def logs(at: np.ndarray, work: np.recarray) -> np.ndarray:
-        return outcomes(fit.names, point_with(fit.point, is_free, at), work)[..., 0, :]
+    def logs(at: np.ndarray, work: np.ndarray) -> np.ndarray:
+        return log_times(fit.names, point_with(fit.point, is_free, at), work)
 
     def asked(at: np.ndarray) -> np.ndarray:
         return logs(at, questions)[..., 0]
@@ -498,15 +539,15 @@ def profile_half_widths(
     return np.abs(asked(at) - value).reshape(2, -1)
 
 
-def lacks_exchange(fit: Fit, work: np.recarray) -> np.ndarray:
+def lacks_exchange(fit: Fit, work: np.ndarray) -> np.ndarray:
     """Say where the cost of an exchange is unknown: neither a like run tells it, nor its bytes, the
     local batch and the bandwidth.
     """
     sizes = ["devices", "local_batch_size"]
     fitted = set(fit.runs.work[sizes].tolist())
     is_new = np.array([size not in fitted for size in work[sizes].tolist()])
-    is_unknown = work.allreduce_s * work.local_batch_size == 0
-    return is_new & (work.devices > 1) & is_unknown
+    is_unknown = work["allreduce_s"] * work["local_batch_size"] == 0
+    return is_new & (work["devices"] > 1) & is_unknown
 
 
 def open_steps(fit: Fit) -> np.ndarray:
@@ -538,8 +579,8 @@ def errors_of(fit: Fit, facts: Runs) -> pd.DataFrame:
             continue
         value, low, high = np.log(ends.T / known[quantity])
         half = value - np.where(value > 0, low, high)
-        part = {"devices": facts.work.devices, "quantity": quantity}
-        part["local_batch_size"] = facts.work.local_batch_size
+        part = {"devices": facts.work["devices"], "quantity": quantity}
+        part["local_batch_size"] = facts.work["local_batch_size"]
         for end, off in {"value": value, "low": low, "high": high}.items():
             part[f"{end}_percent"] = 100 * np.expm1(off)
         part["is_inside"], part["is_odd"] = (low < 0) & (high > 0), value / half > ODD

@@ -74,41 +74,41 @@ LINEAR = [
 ]  # of the others the logarithm is fitted
 
 
-def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray]:
+def times_s(values: dict[str, float], work: np.ndarray) -> dict[str, np.ndarray]:
     """Seconds of the whole training by cause, (configurations,) each."""
-    repeated = values["repeated"] * work.validated * (work.devices - 1)
-    samples = work.trained + values["evaluation"] * (work.evaluated + repeated)
-    images = work.epochs * samples * values["tau"]
-    nodes = np.log2(work.nodes)
-    more = work.nodes - 1
-    slower = values["kappa"] * work.is_full + values["kappa_nodes"] * nodes
+    repeated = values["repeated"] * work["validated"] * (work["devices"] - 1)
+    samples = work["trained"] + values["evaluation"] * (work["evaluated"] + repeated)
+    images = work["epochs"] * samples * values["tau"]
+    nodes = np.log2(work["nodes"])
+    more = work["nodes"] - 1
+    slower = values["kappa"] * work["is_full"] + values["kappa_nodes"] * nodes
     slower = slower + values["kappa_storage"] * more
-    filled_s = work.filled * values["tau"] * (1 + slower)
+    filled_s = work["filled"] * values["tau"] * (1 + slower)
     start_s = values["t_start"] + values["start_node"] * more
-    update_s = values["t_update"] + 1e-6 * values["latency"] * (work.devices - 1)
-    exchange_s = work.allreduce_s / values["efficiency"] * np.exp(-values["overlap"])
-    stored = 1e-6 * values["storage"] * work.epochs * samples * work.devices
-    updates = work.epochs * work.updates
+    update_s = values["t_update"] + 1e-6 * values["latency"] * (work["devices"] - 1)
+    exchange_s = work["allreduce_s"] / values["efficiency"] * np.exp(-values["overlap"])
+    stored = 1e-6 * values["storage"] * work["epochs"] * samples * work["devices"]
+    updates = work["epochs"] * work["updates"]
     times = {
         "images": images,
-        "starts": work.epochs * work.passes * start_s,
-        "fill": work.epochs * values["fill"] * filled_s,
+        "starts": work["epochs"] * work["passes"] * start_s,
+        "fill": work["epochs"] * values["fill"] * filled_s,
         "updates": updates * update_s,
         "allreduce": updates * exchange_s * (1 + values["congestion"] * nodes),
         "contention": slower * images,
     }
     if np.any(stored):
         times["storage"] = np.maximum(stored - (1 + slower) * images, 0.0)
-    if work.step_period_s.any():
-        trained = (1 + slower) * images * work.trained / samples
+    if work["step_period_s"].any():
+        trained = (1 + slower) * images * work["trained"] / samples
         busy = trained + times["updates"] + times["allreduce"]
-        held = np.maximum(updates * work.step_period_s - busy, 0.0)
+        held = np.maximum(updates * work["step_period_s"] - busy, 0.0)
         times["waiting"] = held * (1 - 1 / updates)
     return times
 
 
 def predict(
-    values: dict[str, float], work: np.recarray
+    values: dict[str, float], work: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Time in s, and mean powers in W of one GPU: with its part of a node, and alone,
     (configurations,) each.
@@ -119,5 +119,5 @@ def predict(
     works_s = total_s - sum(times.get(cause, 0.0) for cause in waits)
     works_s = works_s + values["exchange"] * times["allreduce"]
     gpu_W = values["idle"] + (values["fed"] - values["idle"]) * works_s / total_s
-    gpu_W = gpu_W + values["image_J"] * work.epochs * work.trained / total_s
-    return total_s, gpu_W + values["host"] / work.devices_of_node, gpu_W
+    gpu_W = gpu_W + values["image_J"] * work["epochs"] * work["trained"] / total_s
+    return total_s, gpu_W + values["host"] / work["devices_of_node"], gpu_W

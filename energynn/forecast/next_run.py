@@ -56,7 +56,7 @@ def updated_fit(fit: Fit, made: RunConfig) -> Fit:
     return dataclasses.replace(fit, runs=runs, covariance=covariance)
 
 
-def half_widths(fit: Fit, work: np.recarray) -> np.ndarray:
+def half_widths(fit: Fit, work: np.ndarray) -> np.ndarray:
     """Half of the intervals of time and energy in % of the value, (2,), medians."""
     told = fits.forecast(fit, work)
     value, low, high = np.array([told["time_s"], told["energy_J"]]).T
@@ -76,7 +76,7 @@ def worth_of_runs(
     train_s, _, longest_s = fits.forecast(fit, work)["time_s"].T
     able = (train_s >= MIN_S) & (longest_s + START_S <= 60 * minutes)
     able &= ~np.isin(work, fit.runs.work)
-    hours = (train_s + START_S) * work.devices / SECOND_PER_HOUR
+    hours = (train_s + START_S) * work["devices"] / SECOND_PER_HOUR
     rows = [(None, 0.0, *half_widths(fit, question))]
     for at in np.flatnonzero(able):
         then = half_widths(updated_fit(fit, found[at]), question)

@@ -33,7 +33,7 @@ class Plan:
 
     fit: Fit
     runs: list[RunConfig]
-    work: np.recarray
+    work: np.ndarray
     values: dict[str, np.ndarray]
     limits: dict[str, float]
     pareto: np.ndarray
@@ -65,7 +65,7 @@ def grid(fit: Fit, run: RunConfig, size: int | None = None) -> list[RunConfig]:
     size: the only local batch.
     """
     site = fit.runs.site
-    fitted = fit.runs.work.local_batch_size
+    fitted = fit.runs.work["local_batch_size"]
     most = predict.most_planned(fit, run)
     least = fitted.min()
     greatest = fitted.max()
@@ -105,7 +105,7 @@ def make(
     limits = {name: most for name, most in limits.items() if most is not None}
     predict.check_devices(fit.runs.site, limits.get("devices", 1))
     costs = pd.DataFrame({name: of[:, 0] for name, of in values.items()})
-    costs["devices"] = work.devices
+    costs["devices"] = work["devices"]
     costs["global_batch_size"] = [run.global_batch_size for run in asked]
     limited = costs[list(limits)]
     if limited.isna().any(axis=None):

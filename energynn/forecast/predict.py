@@ -32,7 +32,7 @@ MAX_DEVICES = 256
 
 
 def quantities(
-    fit: Fit, work: np.recarray, power_share: float = 1.0, factors: list[tuple] = ()
+    fit: Fit, work: np.ndarray, power_share: float = 1.0, factors: list[tuple] = ()
 ) -> dict[str, np.ndarray]:
     """Forecast hours and energies: value, low and high at 90 %, (configurations, 3); NaN: unknown.
 
@@ -40,8 +40,8 @@ def quantities(
     of the GPUs, of the greatest. factors: of ``factors_of``, which add CO2_g and price.
     """
     site = fit.runs.site
-    devices = work.devices[:, None]
-    of_node = work.devices_of_node[:, None]
+    devices = work["devices"][:, None]
+    of_node = work["devices_of_node"][:, None]
     of_device = fits.forecast(fit, work)
     power_W = of_device["power_W"][:, :1]
     time_h = of_device["time_s"] / SECOND_PER_HOUR
@@ -50,9 +50,9 @@ def quantities(
         "time_h": time_h,
         "gpu_hours": time_h * devices,
         "energy_kWh": energy_kWh,
-        "charged_hours": time_h * site.devices_per_node * work.nodes[:, None],
+        "charged_hours": time_h * site.devices_per_node * work["nodes"][:, None],
     }
-    threads_W = site.cpu_thread_W * (work.workers[:, None] + 1)
+    threads_W = site.cpu_thread_W * (work["workers"][:, None] + 1)
     of_part_W = {
         "cpu": (site.cpu_W or np.nan) / of_node + threads_W,
         "ram": (site.ram_W or np.nan) / of_node,
@@ -133,7 +133,7 @@ def most_planned(fit: Fit, run: RunConfig) -> int:
     """Count the devices of a plan: all, or as many as ran where the all-reduce is unknown."""
     most = most_devices(fit.runs.site)
     if unknown_exchange(fit, config.replace(run, devices=most)):
-        return min(most, int(fit.runs.work.devices.max()))
+        return min(most, int(fit.runs.work["devices"].max()))
     return most
 
 
@@ -143,7 +143,7 @@ def unknown_exchange(fit: Fit, run: RunConfig) -> str:
     if not fits.lacks_exchange(fit, work)[0]:
         return ""
     site = fit.runs.site
-    link = "link_GB_per_s" if work.nodes[0] > 1 else "gpu_link_GB_per_s"
+    link = "link_GB_per_s" if work["nodes"][0] > 1 else "gpu_link_GB_per_s"
     parts = {
         "the local batch (`measure --local-batch-size N`)": run.local_batch_size,
         "the bytes of the gradients (`measure --weights N`, gradient_bytes of a workload's "
@@ -210,7 +210,7 @@ def rows(
     told = quantities(fit, works, power_share, factors)
     for at, (run, number) in enumerate(counts.items()):
         work = works[at : at + 1]
-        if run.local_batch_size and not work.updates[0]:
+        if run.local_batch_size and not work["updates"][0]:
             raise ValueError(
                 "local_batch_size: a device has fewer samples than one update takes; choose a "
                 "smaller one"
@@ -230,7 +230,7 @@ def rows(
     return result
 
 
-def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
+def outside(fit: Fit, run: RunConfig, work: np.ndarray) -> list[str]:
     """Say in words what of one configuration lies beyond the fitted runs."""
     lines = []
     seen = fit.runs.work
@@ -262,7 +262,7 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
     return lines
 
 
-def times_of_draws(fit: Fit, work: np.recarray) -> pd.DataFrame:
+def times_of_draws(fit: Fit, work: np.ndarray) -> pd.DataFrame:
     """Draw seconds of one configuration by cause: the best parameters first, then by chance."""
     points = np.random.default_rng(0).multivariate_normal(
         fit.point, fit.conditional_covariance, DRAWS
@@ -297,7 +297,7 @@ def held_out(
             recipes[runs.workload_name(record), runs.recipe(record)].append(record)
     for (workload, _), of_recipe in recipes.items():
         seen = runs.own_runs(of_recipe, workload, site, named)
-        few = seen.work.devices <= most
+        few = seen.work["devices"] <= most
         if few.any() and not few.all() and fits.varies(seen.only(few)):
             made = fits.make(seen.only(few))
             found += beside_facts(made, seen.only(~few))
@@ -313,7 +313,7 @@ def held_out(
 def beside_facts(fit: Fit, many: Runs) -> list[dict]:
     """Set forecasts by the fit to a few runs beside what many others took, a row each."""
     facts = pd.DataFrame({"time_h": many.time_s / SECOND_PER_HOUR})
-    facts["gpu_hours"] = facts["time_h"] * many.work.devices
+    facts["gpu_hours"] = facts["time_h"] * many.work["devices"]
     facts["energy_kWh"] = facts["gpu_hours"] * many.power_W / 1000
     result = rows(fit, many.configs)
     for row, of_row in zip(result, facts.to_dict("records"), strict=True):

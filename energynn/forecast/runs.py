@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import pandas as pd
 
 from energynn import records
 from energynn.experiment import config, published_values, studies, systems
@@ -44,7 +43,7 @@ MAY_DIFFER_IN_FIT = {
 }
 
 
-class Observation(msgspec.Struct, frozen=True):
+class Observation(msgspec.Struct, frozen=True, dict=True):
     """What one configuration took, repeats as their mean.
 
     time_s: of the training. power_W: of one GPU, with its part of a node or alone, as the runs'
@@ -58,6 +57,10 @@ class Observation(msgspec.Struct, frozen=True):
     repeats: int = 1
     spread: float = 0.0
     power_gpu_W: float | None = None
+
+    @functools.cached_property
+    def run(self) -> RunConfig:
+        return config.from_dict(self.config)
 
 
 class Runs(msgspec.Struct, frozen=True, dict=True):
@@ -80,10 +83,10 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def configs(self) -> list[RunConfig]:
-        return [config.from_dict(run.config) for run in self.taken]
+        return [each.run for each in self.taken]
 
     @functools.cached_property
-    def work(self) -> np.recarray:
+    def work(self) -> np.ndarray:
         return self.works(self.configs)
 
     @property
@@ -123,9 +126,11 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
             validation_samples=epoch.validation_samples or self.samples[1],
         )
 
-    def works(self, asked: list[RunConfig]) -> np.recarray:
+    def works(self, asked: list[RunConfig]) -> np.ndarray:
         """Count what one GPU does in runs on this system: fields as the model's text says."""
-        return pd.DataFrame([_work(self, run) for run in asked]).to_records(index=False)
+        rows = [_work(self, run) for run in asked]
+        fields = [(name, float) for name in rows[0]]
+        return np.array([tuple(row.values()) for row in rows], fields)
 
     def only(self, chosen: np.ndarray) -> Runs:
         """Choose runs by a mask."""

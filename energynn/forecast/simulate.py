@@ -103,7 +103,7 @@ def _intent(fit: Fit, run: RunConfig) -> dict:
 def _counts(fit: Fit, run: RunConfig) -> dict:
     """Count what a run's trainer would have counted."""
     epoch = fit.runs.epoch(run)
-    batches = int(fit.runs.works([run]).updates[0]) * run.epochs
+    batches = int(fit.runs.works([run])["updates"][0]) * run.epochs
     steps = batches // run.accumulation_steps
     evaluated = (
         epoch.validation_samples + epoch.evaluates_training_set * epoch.training_samples

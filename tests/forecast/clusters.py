@@ -30,7 +30,7 @@ GLOBAL_SIZE = 512
 class Truth:
     """What a cluster's runs take, (runs,) each, before the scatter: causes of time, powers."""
 
-    work: np.recarray
+    work: np.ndarray
     values: dict
     times: dict
     waits_s: np.ndarray  # of the time, that in which no kernel runs
@@ -105,20 +105,20 @@ def wholly(truth: Truth, chance) -> None:
 def epochs_grow(truth: Truth, chance) -> None:
     """Each epoch costs so many seconds more on each further node."""
     growth_s = np.exp(chance.uniform(np.log(0.1), np.log(3)))
-    truth.times["grown"] = truth.work.epochs * growth_s * (truth.work.nodes - 1)
+    truth.times["grown"] = truth.work["epochs"] * growth_s * (truth.work["nodes"] - 1)
 
 
 def starts_grow(truth: Truth, chance) -> None:
     """Each pass starts later with each device."""
     growth_s = np.exp(chance.uniform(np.log(0.003), np.log(0.05)))
-    passes = truth.work.epochs * truth.work.passes
-    truth.times["grown"] = passes * growth_s * truth.work.devices
+    passes = truth.work["epochs"] * truth.work["passes"]
+    truth.times["grown"] = passes * growth_s * truth.work["devices"]
 
 
 def every_rank_evaluates(truth: Truth, chance) -> None:
     """Every rank evaluates all validation data."""
     work = truth.work
-    more = work.epochs * work.validated * (work.devices - 1)
+    more = work["epochs"] * work["validated"] * (work["devices"] - 1)
     truth.times["grown"] = more * truth.values["evaluation"] * truth.values["tau"]
 
 
@@ -126,7 +126,7 @@ def storage_limit(truth: Truth, chance) -> None:
     """A storage that gives so many samples a second to all and no more."""
     devices_fed = np.exp(chance.uniform(np.log(10), np.log(150)))
     slower = truth.times["contention"] / truth.times["images"]
-    longest = truth.times["images"] * truth.work.devices / devices_fed
+    longest = truth.times["images"] * truth.work["devices"] / devices_fed
     own = truth.times["images"] * (1 + slower)
     truth.times["stored"] = np.maximum(longest - own, 0)
     truth.waits_s += truth.times["stored"]
@@ -135,32 +135,32 @@ def storage_limit(truth: Truth, chance) -> None:
 def slow_uplink(truth: Truth, chance) -> None:
     """Between groups of eight nodes the link is slower, by up to ten times."""
     slower = chance.choice([2, 4, 10])
-    truth.times["allreduce"] *= np.where(truth.work.nodes > 8, slower, 1)
+    truth.times["allreduce"] *= np.where(truth.work["nodes"] > 8, slower, 1)
 
 
 def slow_link(truth: Truth, chance) -> None:
     """The link between nodes reaches a part of what its file says."""
     slower = chance.uniform(2, 8)
-    truth.times["allreduce"] *= np.where(truth.work.nodes > 1, slower, 1)
+    truth.times["allreduce"] *= np.where(truth.work["nodes"] > 1, slower, 1)
 
 
 def congestion(truth: Truth, chance) -> None:
     """The all-reduce takes longer with each doubling of nodes."""
     growth = chance.uniform(0.1, 0.5)
-    truth.times["allreduce"] *= 1 + growth * np.log2(truth.work.nodes)
+    truth.times["allreduce"] *= 1 + growth * np.log2(truth.work["nodes"])
 
 
 def latency(truth: Truth, chance) -> None:
     """Each step of a ring, 2 (n - 1) in each of ten buckets, costs microseconds."""
     step_s = chance.uniform(2e-6, 2e-5)
-    updates = truth.work.epochs * truth.work.updates
-    truth.times["latency"] = updates * 10 * step_s * 2 * (truth.work.devices - 1)
+    updates = truth.work["epochs"] * truth.work["updates"]
+    truth.times["latency"] = updates * 10 * step_s * 2 * (truth.work["devices"] - 1)
 
 
 def page_cache(truth: Truth, chance) -> None:
     """From four nodes on the data fit into the nodes' memory, and samples come faster."""
     faster = chance.uniform(0.1, 0.3)
-    truth.times["cached"] = -faster * truth.times["images"] * (truth.work.nodes >= 4)
+    truth.times["cached"] = -faster * truth.times["images"] * (truth.work["nodes"] >= 4)
 
 
 def step_floor(truth: Truth, chance) -> None:
@@ -168,25 +168,27 @@ def step_floor(truth: Truth, chance) -> None:
     work = truth.work
     tau = truth.values["tau"]
     floor_s = tau * np.exp(chance.uniform(np.log(8), np.log(64)))
-    trained = work.epochs * work.trained * tau
-    truth.times["floor"] = np.maximum(work.epochs * work.updates * floor_s - trained, 0)
+    trained = work["epochs"] * work["trained"] * tau
+    truth.times["floor"] = np.maximum(
+        work["epochs"] * work["updates"] * floor_s - trained, 0
+    )
 
 
 def slow_nodes(truth: Truth, chance) -> None:
     """Every eighth node is slower, and all wait for it."""
     slower = chance.uniform(0.05, 0.2)
-    truth.factor *= np.where(truth.work.nodes >= 8, 1 + slower, 1)
+    truth.factor *= np.where(truth.work["nodes"] >= 8, 1 + slower, 1)
 
 
 def neighbours(truth: Truth, chance) -> None:
     """Some runs on several nodes are disturbed by others' jobs."""
     is_disturbed = chance.random(len(truth.work)) < 0.15
-    truth.factor *= np.where(is_disturbed & (truth.work.nodes > 1), 1.2, 1)
+    truth.factor *= np.where(is_disturbed & (truth.work["nodes"] > 1), 1.2, 1)
 
 
 def outlier(truth: Truth, chance) -> None:
     """One of the runs on one node took 1.25 to 2 times too long."""
-    on_one = np.flatnonzero(truth.work.nodes == 1)
+    on_one = np.flatnonzero(truth.work["nodes"] == 1)
     if len(on_one):
         truth.factor[chance.choice(on_one)] *= chance.uniform(1.25, 2)
 
@@ -208,7 +210,7 @@ def light_host(truth: Truth, chance) -> None:
 
 def busy_host(truth: Truth, chance) -> None:
     """CPUs draw more with each device in use."""
-    truth.node_W += chance.uniform(5, 25) * truth.work.devices_of_node
+    truth.node_W += chance.uniform(5, 25) * truth.work["devices_of_node"]
 
 
 GROUPS = {
@@ -235,9 +237,9 @@ def truth_of(kind, values: dict, seen: Runs, chance) -> Runs:
     truth = Truth(work, values, times, waits_s, node_W, np.ones(len(work)))
     kind(truth, chance)
     busy_s = sum(truth.times.values())
-    power_W = values["idle"] + truth.node_W / work.devices_of_node
+    power_W = values["idle"] + truth.node_W / work["devices_of_node"]
     power_W += (values["fed"] - values["idle"]) * (1 - truth.waits_s / busy_s)
-    power_W += values["image_J"] * work.epochs * work.trained / busy_s
+    power_W += values["image_J"] * work["epochs"] * work["trained"] / busy_s
     noise = np.exp(NOISE * chance.standard_normal((2, len(work))))
     return worlds.with_results(
         seen, busy_s * truth.factor * noise[0], power_W * noise[1]

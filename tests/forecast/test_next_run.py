@@ -27,7 +27,7 @@ def points_off(seen, one, asked) -> np.ndarray:
 
 def of_study(published):
     """From two runs on one GPU, four and six: one more, or one again, asked for 64 to 256 GPUs."""
-    devices, sizes = published.work.devices, published.work.local_batch_size
+    devices, sizes = published.work["devices"], published.work["local_batch_size"]
     asked = published.only(devices >= 64).configs
     for most, more in (1, 4), (1, 1), (1, 16), (2, 4), (2, 8), (4, 8), (4, 16):
         size = 16 if more == 16 else 256
@@ -49,7 +49,7 @@ def of_h200():
     like = {"preset": "paper", "image_loading": "device"}
     seen = runs.checked_runs(REPOSITORY / "runs/gpu-h200", "resnet50", site, like)
     asked = [config.replace(seen.longest, epochs=90)]
-    one = seen.work.local_batch_size == 32
+    one = seen.work["local_batch_size"] == 32
     return seen.only(~one), seen.only(one), asked
 
 
@@ -97,7 +97,7 @@ def test_the_cheapest_run_that_tells_is_chosen(published):
 def test_answers_say_what_to_do_next(published, tmp_path, most, beginning):
     """Which run, its GPU hours and the intervals then; or that none is worth it."""
     path = tmp_path / "fit.json"
-    fits.write(path, fits.make(published.only(published.work.devices <= most)))
+    fits.write(path, fits.make(published.only(published.work["devices"] <= most)))
     words = f"predict -p devices=64 --fit {path}".split()
     (line,) = re.findall("^next run: .*", answer("forecast", *words), re.MULTILINE)
     found = rf"next run: {beginning}.*; hours \+-(\S+) -> (\S+) %; kWh"

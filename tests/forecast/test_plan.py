@@ -260,7 +260,7 @@ def test_a_plan_is_right_where_the_truth_is_known(a100):
     asked = [run for run in grid(fit) if run.devices <= 64]
     taken = worlds.taken("resnet50", a100, asked, truth)
     hours = taken.time_s / 3600
-    kWh = hours * taken.work.devices * taken.power_W / 1000
+    kWh = hours * taken.work["devices"] * taken.power_W / 1000
     deadline_h = float(np.quantile(hours, 0.4))
     found = plan.make(fit, asked, {"time_h": deadline_h})
     fastest, frugal = (found.choices[name] for name in ("fastest", "most frugal"))

@@ -163,4 +163,4 @@ def test_a_run_that_waits_tells_what_waiting_draws(a100):
     assert holds(told, 300 / 4 + 72)
     assert told["high"] - told["low"] < 0.7 * (before["high"] - before["low"])
     waits = more.work[-1]
-    assert more.time_s[-1] > 0.8 * waits.updates * waits.step_period_s
+    assert more.time_s[-1] > 0.8 * waits["updates"] * waits["step_period_s"]

@@ -19,7 +19,7 @@ def forecast(fit, name: str) -> dict[int, dict]:
 
 @pytest.mark.parametrize("most, median, greatest", [(1, 2, 5), (4, 1, 4), (16, 1.5, 4)])
 def test_few_gpus_tell_what_256_need(published, most, median, greatest):
-    few = published.work.devices <= most
+    few = published.work["devices"] <= most
     fit, asked = fits.make(published.only(few)), published.only(~few)
     off = off_percent(fit, asked)
     assert np.median(off, axis=1).max() <= median and off.max() <= greatest
@@ -30,7 +30,7 @@ def test_few_gpus_tell_what_256_need(published, most, median, greatest):
             value, low, high = np.log(told[name]).T
             assert np.median(high - low) / 2 <= 0.09
         # the toy: samples cost the same
-        per_sample = published.time_s / published.work.trained
+        per_sample = published.time_s / published.work["trained"]
         assert np.ptp(np.log(per_sample)) > 0.15
 
 
@@ -63,7 +63,7 @@ def test_most_of_the_loss_at_256_gpus_is_fixed_cost_per_epoch(fitted):
     before, after = (
         predict.times_of_draws(fitted, one) for one in (work[:1], work[-1:])
     )
-    grown = work.devices[-1] * after - work.devices[0] * before
+    grown = work["devices"][-1] * after - work["devices"][0] * before
     shares = grown.div(grown.sum(axis="columns"), axis="index")
     loss = predict.with_ends(shares.assign(fixed=shares["starts"] + shares["fill"]))
     low, value, high = loss.loc["fixed", ["low", "value", "high"]]

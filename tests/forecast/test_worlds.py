@@ -59,7 +59,7 @@ def test_the_check_spares_good_runs_and_finds_odd_ones(number):
         plain = worlds.taken("resnet50", site, configs, values)
         every = clusters.truth_of(clusters.nothing, values, plain, chance)
         order = chance.permutation(len(every))
-        for part in (every.work.nodes == 1, order < 5, order < 8):
+        for part in (every.work["nodes"] == 1, order < 5, order < 8):
             seen = every.only(part)
             scatter = np.exp(0.01 * chance.standard_normal(len(seen)))
             spared.append(not is_refused(seen))
@@ -79,7 +79,7 @@ def of_study(a100):
 
 
 def split(seen, most):
-    few = seen.work.devices <= most
+    few = seen.work["devices"] <= most
     return seen.only(few), seen.only(~few)
 
 

@@ -29,8 +29,8 @@ def taken(workload: str, site: Site, configs: list, values: dict, **more) -> Run
 def unlike_the_model(seen: Runs, scatter: np.ndarray | float = 1.0) -> Runs:
     """Give the same runs times that each update makes shorter, which the model cannot say."""
     work = seen.work
-    samples = work.trained * (1e-3 + 2e-4 * np.log2(work.nodes))
-    time_s = work.epochs * (samples - 1.5e-2 * work.updates + 9)
+    samples = work["trained"] * (1e-3 + 2e-4 * np.log2(work["nodes"]))
+    time_s = work["epochs"] * (samples - 1.5e-2 * work["updates"] + 9)
     return with_results(seen, time_s * scatter, seen.power_W)
 
 
