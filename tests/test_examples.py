@@ -115,7 +115,7 @@ def test_the_example_of_a_workload_is_short():
     assert len([line for line in code if line.strip()]) <= 35
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_minutes_of_an_imagined_gpu_are_records_with_its_power(tmp_path):
     """`make gpu-minutes` with seconds for minutes, on a GPU of 300 W."""
     gpus = [dict(high_W=300.0, update_s=0.1, averaged=True)]

@@ -24,7 +24,7 @@ from tests.processes import ended, variables_without
 from tests.run_files import text_of
 
 GUIDES = ["README.md"]
-LONG_GUIDES = ("docs/forecast", "docs/paper", "docs/questions", "docs/run")
+SHORT_GUIDES = ("README.md", "docs/data.md", "docs/gpu.md", "docs/measure.md")
 GUIDES += sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md"))
 PROGRAMS = "energynn|make|papermill|pip|python|sudo|grep|pgrep|source|export"
 # indented by four spaces, blank lines within it included; fenced, with its answer; in a sentence
@@ -246,9 +246,8 @@ def masked(text):
 
 
 def marked(guide):
-    """Minutes long are those that make many runs, or the paper."""
-    is_long = guide.removesuffix(".md") in LONG_GUIDES
-    mark = pytest.mark.nightly if is_long else pytest.mark.slow
+    """Minutes long are those that make many runs, or the paper, or wait for Slurm."""
+    mark = pytest.mark.slow if guide in SHORT_GUIDES else pytest.mark.nightly
     return pytest.param(guide, marks=mark)
 
 

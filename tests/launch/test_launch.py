@@ -412,7 +412,7 @@ def study(system):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
     """As on a GPU server that is lent for minutes: no perun, no MPI, nothing of the analysis."""
     for dataset in ("photographs", "photographs_large"):
