@@ -66,14 +66,14 @@ def smoke(system: str) -> Runs:
 
 
 def one_device(system: str) -> Runs:
-    """One run with few samples and a small batch, which a forecast from one device needs.
+    """One run with fewer samples and a smaller batch, which a forecast from one device needs.
 
     Figures: none. Hardware: any core. Command: `make reproduce`, after the default study. Cost:
     half a minute. Expected: with the default study's runs on one device this one tells the time of
     a sample and of an update, from which `energynn forecast predict --held-out` forecasts the runs
     on two devices.
     """
-    small = SHORT | dict(training_samples=48, local_batch_size=4)
+    small = SHORT | dict(training_samples=96, local_batch_size=8)
     return [config.make("resnet50", device="cpu", system=system, **small)]
 
 

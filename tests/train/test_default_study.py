@@ -5,7 +5,7 @@ from scipy import stats
 
 from energynn.experiment import config, studies
 
-STUDY = studies.smoke("local")
+STUDY = studies.smoke("local") + studies.one_device("local")
 RUNS = [run for run in STUDY if run.workload == "resnet50" and not run.repeat]
 MIN_SHARE = 0.25
 
