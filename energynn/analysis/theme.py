@@ -219,9 +219,11 @@ def log_axis(
         return channel.scale(zero=True, domainMax=1.15 * high, nice=False).axis(
             tickCount=4
         )
-    steps = (1, 2, 5) if base == 10 and high < 50 * low else (1,)
-    ticks = [step * base**power for power in range(-12, 12) for step in steps]
-    ticks = [tick for tick in ticks if low <= tick <= high]
+    powers = [base**power for power in range(-12, 12)]
+    ticks = [tick for tick in powers if low <= tick <= high]
+    if base == 10 and (high < 50 * low or len(ticks) < 2):
+        ticks = [step * power for power in powers for step in (1, 2, 5)]
+        ticks = [tick for tick in ticks if low <= tick <= high]
     ticks = ticks[:: 1 + (len(ticks) - 1) // 6]
     channel = channel.scale(type="log", domain=[low, high], nice=False, padding=padding)
     return channel.axis(values=ticks, format="~g")

@@ -61,3 +61,11 @@ def test_figures_for_a_browser_hold_no_nan_and_need_no_network(tmp_path):
     assert spec["config"]["mark"]["tooltip"] == {"content": "encoding"}
     json.dumps(spec, allow_nan=False)
     assert "url" not in str(spec["datasets"])
+
+
+@pytest.mark.parametrize("low", [0.3, 1.0, 11.0, 70.0])
+@pytest.mark.parametrize("ratio", [9, 52, 70, 1e4])
+def test_a_logarithmic_axis_has_two_round_ticks_or_more(low, ratio):
+    channel = theme.log_axis(alt.Y("y:Q"), [low, low * ratio])
+    ticks = channel.to_dict()["axis"]["values"]
+    assert 2 <= len(ticks) <= 7 and low <= min(ticks) and max(ticks) <= low * ratio
