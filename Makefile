@@ -17,11 +17,14 @@ ALL := $(VENV)/has-all
 # `make SITE=1 ...` uses the torch and the MPI that this machine already has.
 TRAINS := $(if $(SITE),train-site,train)
 EXTRAS := $(TRAINS),lab,dev
-# Where there is no network: a folder from `make wheelhouse`.
-FROM := $(if $(WHEELHOUSE),--no-index --find-links $(WHEELHOUSE))
+# Where there is no network: a folder from `make wheelhouse`. Else the mirror that pip is told of, if it is of one, and
+# the certificates that this machine trusts.
+MIRROR = $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config get global.index-url 2>/dev/null))
+FROM = $(if $(WHEELHOUSE),--no-index --find-links $(WHEELHOUSE),$(addprefix --index-url ,$(MIRROR)))
+export UV_SYSTEM_CERTS = 1
 # uv takes the versions and checksums of the lock. It does not see a site's packages: there pip takes what fits them.
 UV := $(BIN)/uv
-INSTALL := $(if $(SITE),$(BIN)/python -m pip install --no-compile,$(UV) pip install --python $(BIN)/python -c requirements.lock) $(FROM)
+INSTALL = $(if $(SITE),$(BIN)/python -m pip install --no-compile,$(UV) pip install --python $(BIN)/python -c requirements.lock) $(FROM)
 
 # Runs and tests start hundreds of processes: compile the package and the tests once, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE =
