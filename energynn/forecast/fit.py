@@ -148,13 +148,21 @@ def conditional(covariance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 def jacobian(function, point: np.ndarray) -> np.ndarray:
-    """Derivatives of a function of the parameters, (..., parameters), at a point or several.
+    """Derivatives of a function of the parameters, (..., parameters), at a point or several."""
+    return value_and_jacobian(function, point)[1]
 
-    It is asked once, for all points with their steps, (parameters, points, parameters).
+
+def value_and_jacobian(
+    function: Callable, point: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Values of a function of the parameters at a point or several, and its ``jacobian``.
+
+    It is asked once, for all points with their imaginary steps, (parameters, points, parameters).
     """
     count = point.shape[-1]
     steps = np.eye(count).reshape(count, *[1] * (point.ndim - 1), count)
-    return np.moveaxis(function(point + 1e-20j * steps).imag, 0, -1) / 1e-20
+    values = function(point + 1e-20j * steps)
+    return values[0].real, np.moveaxis(values.imag, 0, -1) / 1e-20
 
 
 def point_with(point: np.ndarray, is_free: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -389,7 +397,7 @@ def least_squares(residuals: Callable, at: np.ndarray) -> tuple[np.ndarray, np.n
 
     By the method of Levenberg and Marquardt. scipy's takes more time to be imported than this fit.
     """
-    off, slopes, damping = residuals(at), jacobian(residuals, at), DAMPING
+    (off, slopes), damping = value_and_jacobian(residuals, at), DAMPING
     for _ in range(MOST_STEPS):
         normal = slopes.T @ slopes
         damped = normal + damping * np.diag(np.diag(normal))
@@ -453,7 +461,7 @@ def forecast(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     the others.
     """
     logs = functools.partial(outcomes, fit.names, work=work)
-    middle, slopes = logs(fit.point), jacobian(logs, fit.point)
+    middle, slopes = value_and_jacobian(logs, fit.point)
     covariance = fit.conditional_covariance
     errors2 = np.maximum(fit.errors, SCATTER if is_single(fit.runs) else 0.0) ** 2
     # How wide priors are is known; only what follows from the errors needs Student's t.
@@ -525,7 +533,7 @@ def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.
     at = np.tile(fit.point[is_free], (len(questions), 1))
     value, least = asked(at), (residuals(at) ** 2).sum(axis=1)
     for part in REACH:
-        off, slope = residuals(at), jacobian(residuals, at)
+        off, slope = value_and_jacobian(residuals, at)
         uphill, toward = (off[:, None] @ slope)[:, 0], jacobian(asked, at)
         turned = np.swapaxes(slope, 1, 2)
         sides = np.stack([uphill, toward], axis=2)
