@@ -180,12 +180,12 @@ def time_residuals(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
 def power_residuals(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
     """Relative errors of the known powers: of the whole, or of its parts, relative to the whole."""
     _, whole_W, gpu_W = predicted(fit.names, point, seen.work)
-    off_gpu = (gpu_W - seen.power_gpu_W) / seen.power_W
-    off_host = (whole_W - seen.power_W) / seen.power_W - off_gpu
+    gpu_residual = (gpu_W - seen.power_gpu_W) / seen.power_W
+    host_residual = (whole_W - seen.power_W) / seen.power_W - gpu_residual
     has_parts = np.isfinite(seen.power_gpu_W)
     known = np.isfinite(seen.power_W) & ~has_parts
-    off = np.log(whole_W[..., known]) - np.log(seen.power_W[known])
-    parts = off, off_gpu[..., has_parts], off_host[..., has_parts]
+    whole_residual = np.log(whole_W[..., known]) - np.log(seen.power_W[known])
+    parts = whole_residual, gpu_residual[..., has_parts], host_residual[..., has_parts]
     return np.concatenate(parts, axis=-1)
 
 
@@ -322,16 +322,16 @@ def _candidate_terms(fit: Fit) -> list[str]:
     limit there is no slope; it is tried where the times are missed by more than was expected.
     """
     seen, names = fit.runs, []
-    misses = functools.partial(time_residuals, fit, seen=seen)
-    slopes = jacobian(misses, fit.point) / fit.errors[0]
-    slope = -slopes.T @ misses(fit.point) / fit.errors[0]
-    for at in np.flatnonzero(fit.is_open):
-        name, chosen = fit.names[at], ~fit.is_open
-        chosen[at] = True
+    residuals = functools.partial(time_residuals, fit, seen=seen)
+    slopes = jacobian(residuals, fit.point) / fit.errors[0]
+    slope = -slopes.T @ residuals(fit.point) / fit.errors[0]
+    for index in np.flatnonzero(fit.is_open):
+        name, chosen = fit.names[index], ~fit.is_open
+        chosen[index] = True
         _, _, usual, most = TERMS[name]
-        precision = 1 / conditional(fit.covariance, chosen)[at, at]
-        precision += ((usual / most) ** 2 - 1) / fit.prior_covariance[at, at]
-        if slope[at] > HINT * np.sqrt(precision) and name in TERMS_OF_TIME:
+        precision = 1 / conditional(fit.covariance, chosen)[index, index]
+        precision += ((usual / most) ** 2 - 1) / fit.prior_covariance[index, index]
+        if slope[index] > HINT * np.sqrt(precision) and name in TERMS_OF_TIME:
             names.append(name)
     if np.ptp(seen.work["nodes"]) and fit.errors[0] > ERRORS[0]:
         names.append("storage")
@@ -351,34 +351,37 @@ def _fit(seen: Runs, entered: tuple[str, ...]) -> Fit:
     return fit
 
 
-def _with_row(before: Fit, row: int, is_free: np.ndarray, misses) -> Fit:
+def _with_row(before: Fit, row: int, is_free: np.ndarray, data_residuals) -> Fit:
     """Fit the free parameters to times (row 0) or powers (1), and estimate the model's error."""
     whiten = np.linalg.cholesky(np.linalg.inv(before.covariance)).T
-    error, at = before.errors[row], before.point[is_free]
+    error, free = before.errors[row], before.point[is_free]
     is_term = np.isin(before.names, list(TERMS))[is_free]
-    at = np.where(is_term, np.sqrt(np.diag(before.covariance))[is_free], at)
+    free = np.where(is_term, np.sqrt(np.diag(before.covariance))[is_free], free)
 
-    def residuals(at: np.ndarray) -> np.ndarray:
-        point = point_with(before.point, is_free, at)
-        away = (point - before.point) @ whiten.T
-        return np.concatenate([misses(point) / error, away], axis=-1)
+    def residuals(free: np.ndarray) -> np.ndarray:
+        point = point_with(before.point, is_free, free)
+        distance = (point - before.point) @ whiten.T
+        return np.concatenate([data_residuals(point) / error, distance], axis=-1)
 
     for _ in range(TURNS):
         # parameters for an error, and the error for these parameters
-        at, slopes = least_squares(residuals, at)
-        off = misses(point_with(before.point, is_free, at))
-        of_data = slopes[: len(off)]
+        free, slopes = least_squares(residuals, free)
+        residual = data_residuals(point_with(before.point, is_free, free))
+        of_data = slopes[: len(residual)]
         covariance = np.linalg.inv(slopes.T @ slopes)
-        freedom = len(off) - np.trace(of_data @ covariance @ of_data.T) + ERROR_WEIGHT
-        squares = (off**2).sum() + ERROR_WEIGHT * before.errors[row] ** 2
+        freedom = (
+            len(residual) - np.trace(of_data @ covariance @ of_data.T) + ERROR_WEIGHT
+        )
+        squares = (residual**2).sum() + ERROR_WEIGHT * before.errors[row] ** 2
         error = np.sqrt(squares / freedom)
-    point, away = point_with(before.point, is_free, at), residuals(at)[len(off) :]
+    point = point_with(before.point, is_free, free)
+    distance = residuals(free)[len(residual) :]
     prior = np.linalg.inv(before.covariance)
     logdet_posterior = np.linalg.slogdet(slopes.T @ slopes)[1]
     logdet_prior = np.linalg.slogdet(prior[np.ix_(is_free, is_free)])[1]
-    deviance = (len(off) + ERROR_WEIGHT) * np.log(squares) + away @ away
+    deviance = (len(residual) + ERROR_WEIGHT) * np.log(squares) + distance @ distance
     deviance += logdet_posterior - logdet_prior
-    of_data = jacobian(misses, point) / error
+    of_data = jacobian(data_residuals, point) / error
     precision = prior + of_data.T @ of_data
     errors, freedoms = before.errors.copy(), before.freedom.copy()
     errors[row], freedoms[row] = error, freedom
@@ -392,26 +395,29 @@ def _with_row(before: Fit, row: int, is_free: np.ndarray, misses) -> Fit:
     )
 
 
-def least_squares(residuals: Callable, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def least_squares(
+    residuals: Callable, point: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Find where the squares of residuals add up to least, and their slopes there.
 
     By the method of Levenberg and Marquardt. scipy's takes more time to be imported than this fit.
     """
-    (off, slopes), damping = value_and_jacobian(residuals, at), DAMPING
+    (residual, slopes), damping = value_and_jacobian(residuals, point), DAMPING
     for _ in range(MOST_STEPS):
         normal = slopes.T @ slopes
         damped = normal + damping * np.diag(np.diag(normal))
-        step = np.linalg.solve(damped, -slopes.T @ off)
-        then = residuals(at + step)
-        gain = 1 - then @ then / (off @ off)
+        step = np.linalg.solve(damped, -slopes.T @ residual)
+        next_residual = residuals(point + step)
+        gain = 1 - next_residual @ next_residual / (residual @ residual)
         if gain > 0:
-            at, off, slopes = at + step, then, jacobian(residuals, at + step)
+            point, residual = point + step, next_residual
+            slopes = jacobian(residuals, point)
             damping /= 10
         else:
             damping *= 10
         if abs(gain) < LEAST_GAIN:
             break
-    return at, slopes
+    return point, slopes
 
 
 def varies(seen: Runs) -> bool:
@@ -501,8 +507,8 @@ def forecast(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
         below2 = half2[1] + (opened.clip(max=0) ** 2).sum(axis=0)
         above = np.sqrt(above2 + has_time * unknown**2)
         below = np.sqrt(below2 + has_time * hidden**2)
-        off = np.stack([0 * above, -below, above], axis=1)
-        result[name] = np.exp(middle[parts].sum(axis=0)[:, None] + off)
+        offsets = np.stack([0 * above, -below, above], axis=1)
+        result[name] = np.exp(middle[parts].sum(axis=0)[:, None] + offsets)
     return result
 
 
@@ -519,32 +525,32 @@ def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.
     )
     questions, signs = np.tile(work, 2)[:, None], np.repeat([1.0, -1.0], len(work))
 
-    def logs(at: np.ndarray, work: np.ndarray) -> np.ndarray:
-        return log_times(fit.names, point_with(fit.point, is_free, at), work)
+    def logs(free: np.ndarray, work: np.ndarray) -> np.ndarray:
+        return log_times(fit.names, point_with(fit.point, is_free, free), work)
 
-    def asked(at: np.ndarray) -> np.ndarray:
-        return logs(at, questions)[..., 0]
+    def asked(free: np.ndarray) -> np.ndarray:
+        return logs(free, questions)[..., 0]
 
-    def residuals(at: np.ndarray) -> np.ndarray:
-        off = (logs(at, seen.work) - np.log(seen.time_s)) / fit.errors[0]
-        away = (at - fit.prior_point[is_free]) @ whiten
-        return np.concatenate([off, away], axis=-1)
+    def residuals(free: np.ndarray) -> np.ndarray:
+        residual = (logs(free, seen.work) - np.log(seen.time_s)) / fit.errors[0]
+        distance = (free - fit.prior_point[is_free]) @ whiten
+        return np.concatenate([residual, distance], axis=-1)
 
-    at = np.tile(fit.point[is_free], (len(questions), 1))
-    value, least = asked(at), (residuals(at) ** 2).sum(axis=1)
+    free = np.tile(fit.point[is_free], (len(questions), 1))
+    value, least = asked(free), (residuals(free) ** 2).sum(axis=1)
     for part in REACH:
-        off, slope = value_and_jacobian(residuals, at)
-        uphill, toward = (off[:, None] @ slope)[:, 0], jacobian(asked, at)
+        residual, slope = value_and_jacobian(residuals, free)
+        uphill, gradient = (residual[:, None] @ slope)[:, 0], jacobian(asked, free)
         turned = np.swapaxes(slope, 1, 2)
-        sides = np.stack([uphill, toward], axis=2)
-        back, far = np.moveaxis(np.linalg.solve(turned @ slope, sides), 2, 0)
+        sides = np.stack([uphill, gradient], axis=2)
+        to_best, direction = np.moveaxis(np.linalg.solve(turned @ slope, sides), 2, 0)
         # From the best parameters near here, in the direction in which the time grows most.
         room = (part * np.tile(quantile, 2)) ** 2 + least
-        room -= (off**2).sum(axis=1) - (uphill * back).sum(axis=1)
-        square = np.maximum((toward * far).sum(axis=1), 1e-12)
+        room -= (residual**2).sum(axis=1) - (uphill * to_best).sum(axis=1)
+        square = np.maximum((gradient * direction).sum(axis=1), 1e-12)
         step = signs * np.sqrt(np.maximum(room, 0) / square)
-        at = at + step[:, None] * far - back
-    return np.abs(asked(at) - value).reshape(2, -1)
+        free = free + step[:, None] * direction - to_best
+    return np.abs(asked(free) - value).reshape(2, -1)
 
 
 def lacks_exchange(fit: Fit, work: np.ndarray) -> np.ndarray:
