@@ -63,7 +63,7 @@ def points(runs_dir: str | Path = "runs") -> pd.DataFrame:
         energy=table["energy_total_kWh"].map(in_words, na_action="ignore"),
         is_own=is_own,
         is_mine=is_own & ~_is_committed(table),
-        **_repeats(table, is_own),
+        **_repeats(table),
     )
     table = table.sort_values(["is_mine", "is_own"], kind="stable")
     table = table.reindex(columns=[*TEXTS, *QUANTITIES, "is_mine"])
@@ -100,13 +100,14 @@ def _is_committed(runs: pd.DataFrame) -> pd.Series:
     return folders.isin(committed)
 
 
-def _repeats(runs: pd.DataFrame, is_own: pd.Series) -> dict[str, pd.Series]:
+def _repeats(runs: pd.DataFrame) -> dict[str, pd.Series]:
     """Tell the scatter of runs of one configuration and name; published values are means."""
     alike = runs.columns.intersection(["command", "name", *observations.WHAT])
     groups = runs.groupby([*alike], dropna=False)["energy_total_kWh"]
     mean_kWh = groups.transform("mean")
     std_kWh = groups.transform("std").fillna(runs["energy_total_kWh_std"])
-    count = runs["repeats"].where(~is_own, groups.transform("size"))
+    is_mean = runs["origin"] == "published"
+    count = runs["repeats"].where(is_mean, groups.transform("size"))
     words = count.map("{:.0f}: ".format) + mean_kWh.map(in_words)
     words += (100 * std_kWh / mean_kWh).map(" +- {:.2g} %".format)
     return {
