@@ -106,8 +106,9 @@ def _repeats(runs: pd.DataFrame) -> dict[str, pd.Series]:
     groups = runs.groupby([*alike], dropna=False)["energy_total_kWh"]
     mean_kWh = groups.transform("mean")
     std_kWh = groups.transform("std").fillna(runs["energy_total_kWh_std"])
-    is_mean = runs["origin"] == "published"
-    count = runs["repeats"].where(is_mean, groups.transform("size"))
+    count = groups.transform("size").mask(
+        runs["origin"] == "published", runs["repeats"]
+    )
     words = count.map("{:.0f}: ".format) + mean_kWh.map(in_words)
     words += (100 * std_kWh / mean_kWh).map(" +- {:.2g} %".format)
     return {
