@@ -61,11 +61,10 @@ def points(runs_dir: str | Path = "runs") -> pd.DataFrame:
         power_W=1000 * table["energy_per_gpu_hour_kW"],
         stands_in=table["energy_total_kWh_place"],
         energy=table["energy_total_kWh"].map(in_words, na_action="ignore"),
-        is_own=is_own,
         is_mine=is_own & ~_is_committed(table),
         **_repeats(table),
     )
-    table = table.sort_values(["is_mine", "is_own"], kind="stable")
+    table = table.sort_values("is_mine", kind="stable")
     table = table.reindex(columns=[*TEXTS, *QUANTITIES, "is_mine"])
     table[TEXTS] = table[TEXTS].astype(object).fillna("").astype(str)
     numbers = table[QUANTITIES].astype(float)
