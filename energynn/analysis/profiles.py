@@ -22,6 +22,11 @@ def segments(run_dir: Path, record: Record) -> Iterator[tuple[Path, float, float
         begin_s += length_s
 
 
+def folders(runs_dir: str | Path) -> set[str]:
+    """Find the folders below ``runs_dir`` that hold samples."""
+    return {str(path.parent) for path in Path(runs_dir).rglob("samples-*.jsonl")}
+
+
 def load(run_dir: str | Path, period_s: float = 1.0) -> pd.DataFrame:
     """Return mean power of each primary sensor: time_s, device, component, power_W.
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from energynn import records
 from energynn.experiment import config as run_config
-from energynn.host.reading import one_fault
+from energynn.host.reading import json_table, one_fault
 from energynn.measure.energy import COMPONENTS, JOULE_PER_KWH, SECOND_PER_HOUR
 
 # Quantities of a record that become columns; record_fields.toml has units and meanings.
@@ -196,3 +196,11 @@ def phases(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         rows, columns=["run_id", "rank", "device", "phase", "time_s", *energies]
     )
+
+
+def settings(runs: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Tabulate what the configuration of each run says of these names; NaN where it does not."""
+    configs = []
+    for run_dir in runs["run_dir"]:
+        configs.append(json_table(Path(run_dir, "record.json"))["config"])
+    return pd.DataFrame(configs, runs.index).reindex(columns=names)

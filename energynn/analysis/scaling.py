@@ -1,7 +1,7 @@
-"""Plots of scaling: published and own runs over the fitted model's curves.
+"""Plots of scaling: published and own runs over the fitted model's curves."""
 
-``of_model``: rows of ``modelled.load`` of one quantity; ``channels``: color and shape.
-"""
+from dataclasses import dataclass
+from functools import cached_property
 
 import altair as alt
 import pandas as pd
@@ -9,77 +9,105 @@ import pandas as pd
 from energynn.analysis import numbers, observations, regression, theme
 
 
-def over_devices(
-    rows: pd.DataFrame,
-    quantity: str,
-    y_title: str,
-    of_model: pd.DataFrame,
-    channels: dict,
-    extra_limits=(),
-    **chart,
-) -> alt.LayerChart:
-    """Draw a quantity over devices, with one standard deviation to each side."""
-    bounds = observations.bounds(rows, quantity)
-    are_gpus = (rows["device_kind"] == "gpu").all()
-    x = alt.X("devices:Q", title="GPUs" if are_gpus else "devices")
-    x = theme.log_axis(x, [*rows["devices"], *of_model["devices"]], base=2.0)
-    ends = [*bounds["low"], *bounds["high"], *of_model["low"], *of_model["high"]]
-    y = theme.log_axis(alt.Y("value:Q", title=y_title), [*ends, *extra_limits])
-    points = theme.with_error_bars(alt.Chart(bounds, **chart), x, y, **channels)
-    curves = theme.model_curves(of_model, x, y, channels["color"])
-    return alt.layer(*curves, points)
+@dataclass
+class Panels:
+    """Draw the panels of one figure, which share colours and shapes.
 
-
-def speed_up(
-    rows: pd.DataFrame, of_model: pd.DataFrame, channels: dict, **chart
-) -> alt.LayerChart:
-    """Draw the speed-up against the ratio of GPUs to the base run, and the ideal line."""
-    rows = observations.bounds(rows.query("devices > base_devices"), "speed_up")
-    rows = rows.assign(ratio=rows["devices"] / rows["base_devices"])
-    of_model = of_model.rename(columns={"value": "speed_up"})
-    of_model["ratio"] = of_model["devices"] / of_model["base_devices"]
-    of_model = of_model.query("ratio >= 1")
-    ends = [1.0, max([*rows["ratio"], *of_model["ratio"]])]
-    x, y = alt.X("ratio:Q", title="GPUs over the base's"), alt.Y("speed_up:Q")
-    x = theme.log_axis(x, ends, base=2.0, padding=6)
-    y = theme.log_axis(y.title("speed-up"), [*rows["speed_up"], *ends], 2.0, padding=6)
-    points = alt.Chart(rows, **chart).mark_point(filled=True).encode(x, y, **channels)
-    curves = theme.model_curves(of_model, x, y, channels["color"])
-    ideal = alt.Chart(pd.DataFrame({"ratio": ends, "speed_up": ends})).encode(x, y)
-    ideal = ideal.mark_line(color=theme.GREY, strokeWidth=1.3)
-    return alt.layer(ideal, *curves, points)
-
-
-def against_hours(
-    rows: pd.DataFrame, of_model: pd.DataFrame, unit: str, channels: dict, **chart
-) -> alt.LayerChart:
-    """Draw energies in kWh or Wh over GPU hours; ``of_model`` has powers in kW.
-
-    Energies in kWh have a line through the origin for each series with at least three runs on 4 or
-    more GPUs.
+    rows: of ``observations.means``. model: rows of ``modelled.load`` whose curves are drawn. size:
+    width and height of a panel in px. columns: of the legend.
     """
-    over = observations.bounds(rows, f"energy_total_{unit}")
-    ends = of_model[["value", "low", "high"]].mul(of_model["gpu_hours"], axis="index")
-    of_model = of_model.assign(**ends)
-    title = "GPU hours (h)" if unit == "kWh" else "device hours (h)"
-    hours = [*over["gpu_hours"], *of_model["gpu_hours"]]
-    x = theme.log_axis(alt.X("gpu_hours:Q", title=title), hours)
-    energies = [*over["value"], *ends["low"], *ends["high"]]
-    y = theme.log_axis(alt.Y("value:Q", title=f"energy ({unit})"), energies)
-    points = alt.Chart(over, **chart).mark_point(filled=True).encode(x, y, **channels)
-    layers = theme.model_curves(of_model, x, y, channels["color"])
-    is_fitted = rows["provenance"].isin(["published", "measured"])
-    is_fitted &= (rows["devices"] >= 4) & (unit == "kWh")
-    known = rows[is_fitted].dropna(subset="energy_total_kWh")
-    for (_, _, name), series in known.groupby(["origin", "system", "name"]):
-        if len(series) > 2:
-            line = regression.fit("energy_total_kWh ~ 0 + gpu_hours", series).line()
-            layers.append(
-                alt.Chart(line.assign(name=name))
-                .mark_line(strokeWidth=1.4)
-                .encode(x, channels["color"], y="mean:Q")
-            )
-    return alt.layer(*layers, points)
+
+    rows: pd.DataFrame
+    model: pd.DataFrame
+    size: dict[str, int]
+    columns: int = 3
+
+    @cached_property
+    def channels(self) -> dict:
+        return {
+            "color": theme.series(self.rows, self.columns),
+            "shape": theme.provenance(self.rows, title="value is", timed=True),
+        }
+
+    def over_devices(
+        self, quantity: str, y_title: str, title: str, extra_limits=()
+    ) -> alt.LayerChart:
+        """Draw a quantity over devices, with one standard deviation to each side."""
+        rows, of_model = self.rows, self._model_of(quantity)
+        bounds = observations.bounds(rows, quantity)
+        are_gpus = (rows["device_kind"] == "gpu").all()
+        x = alt.X("devices:Q", title="GPUs" if are_gpus else "devices")
+        x = theme.log_axis(x, [*rows["devices"], *of_model["devices"]], base=2.0)
+        ends = [*bounds["low"], *bounds["high"], *of_model["low"], *of_model["high"]]
+        y = theme.log_axis(alt.Y("value:Q", title=y_title), [*ends, *extra_limits])
+        points = theme.with_error_bars(
+            self._chart(bounds, title), x, y, **self.channels
+        )
+        return alt.layer(*self._curves(of_model, x, y), points)
+
+    def speed_up(self, title: str) -> alt.LayerChart:
+        """Draw the speed-up against the ratio of GPUs to the base run, and the ideal line."""
+        rows = self.rows.query("devices > base_devices")
+        rows = observations.bounds(rows, "speed_up")
+        rows = rows.assign(ratio=rows["devices"] / rows["base_devices"])
+        of_model = self._model_of("speed_up").rename(columns={"value": "speed_up"})
+        of_model["ratio"] = of_model["devices"] / of_model["base_devices"]
+        of_model = of_model.query("ratio >= 1")
+        ends = [1.0, max([*rows["ratio"], *of_model["ratio"]])]
+        x, y = alt.X("ratio:Q", title="GPUs over the base's"), alt.Y("speed_up:Q")
+        x = theme.log_axis(x, ends, base=2.0, padding=6)
+        values = [*rows["speed_up"], *ends]
+        y = theme.log_axis(y.title("speed-up"), values, 2.0, padding=6)
+        points = self._chart(rows, title).mark_point(filled=True)
+        points = points.encode(x, y, **self.channels)
+        ideal = alt.Chart(pd.DataFrame({"ratio": ends, "speed_up": ends})).encode(x, y)
+        ideal = ideal.mark_line(color=theme.GREY, strokeWidth=1.3)
+        return alt.layer(ideal, *self._curves(of_model, x, y), points)
+
+    def against_hours(self, title: str, unit: str = "kWh") -> alt.LayerChart:
+        """Draw energies in kWh or Wh over GPU hours.
+
+        Energies in kWh have a line through the origin for each series with at least three runs on
+        4 or more GPUs.
+        """
+        over = observations.bounds(self.rows, f"energy_total_{unit}")
+        of_model = self._model_of("energy_per_gpu_hour_kW")
+        ends = of_model[["value", "low", "high"]].mul(
+            of_model["gpu_hours"], axis="index"
+        )
+        of_model = of_model.assign(**ends)
+        x_title = "GPU hours (h)" if unit == "kWh" else "device hours (h)"
+        hours = [*over["gpu_hours"], *of_model["gpu_hours"]]
+        x = theme.log_axis(alt.X("gpu_hours:Q", title=x_title), hours)
+        energies = [*over["value"], *ends["low"], *ends["high"]]
+        y = theme.log_axis(alt.Y("value:Q", title=f"energy ({unit})"), energies)
+        points = self._chart(over, title).mark_point(filled=True)
+        points = points.encode(x, y, **self.channels)
+        lines = self._lines_through_origin(x) if unit == "kWh" else []
+        return alt.layer(*self._curves(of_model, x, y), *lines, points)
+
+    def _lines_through_origin(self, x: alt.X) -> list[alt.Chart]:
+        is_fitted = self.rows["provenance"].isin(["published", "measured"])
+        known = self.rows[is_fitted].query("devices >= 4")
+        known = known.dropna(subset="energy_total_kWh")
+        lines = []
+        for (_, _, name), series in known.groupby(["origin", "system", "name"]):
+            if len(series) > 2:
+                fit = regression.fit("energy_total_kWh ~ 0 + gpu_hours", series)
+                line = alt.Chart(fit.line().assign(name=name)).mark_line(
+                    strokeWidth=1.4
+                )
+                lines.append(line.encode(x, self.channels["color"], y="mean:Q"))
+        return lines
+
+    def _model_of(self, quantity: str) -> pd.DataFrame:
+        return self.model[self.model["quantity"] == quantity]
+
+    def _chart(self, rows: pd.DataFrame, title: str) -> alt.Chart:
+        return alt.Chart(rows, title=title, **self.size)
+
+    def _curves(self, of_model: pd.DataFrame, x: alt.X, y: alt.Y) -> list[alt.Chart]:
+        return theme.model_curves(of_model, x, y, self.channels["color"])
 
 
 def own_summary(runs: pd.DataFrame, workload: str) -> dict:

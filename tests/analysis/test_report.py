@@ -16,7 +16,7 @@ from energynn.forecast import wording
 from energynn.host.reading import json_table
 from tests.analysis.conftest import write_run, write_study
 from tests.analysis.notebook import execute
-from tests.processes import refused, told
+from tests.processes import answer, refused, told
 from tests.run_files import text_of
 
 BROWSERS = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
@@ -189,24 +189,34 @@ def test_a_click_in_the_plan_gives_its_command_to_copy(opened):
     assert any("Nothing keeps" in text for text in texts(opened, "#figure-plan"))
 
 
-def drawn(spec: dict, **values) -> tuple[dict[str, tuple], list[str]]:
-    """The sizes of the choices in the picture of a plan, with what a reader chooses and types,
-    and by what chances they keep the deadline.
-    """
+def drawn(spec: dict, **values) -> str:
+    """The picture of a plan, with what a reader chooses and types."""
     for param in spec["params"]:
         if param["name"] in values:
             param["value"] = values[param["name"]]
-    text = vl_convert.vegalite_to_svg(spec)
-    names = re.findall(">(fastest|balanced|most frugal)<", text)
-    sizes = re.findall(r">(\d+) GPUs, local batch (\d+), global batch (\d+)<", text)
-    kept = sorted(re.findall(r">[^<]* h kept: (\d+ %)", text))
-    return dict(zip(names, sizes, strict=True)), kept
+    return vl_convert.vegalite_to_svg(spec)
+
+
+def choices_in(picture: str) -> dict[str, tuple]:
+    names = re.findall(">(fastest|balanced|most frugal)<", picture)
+    sizes = re.findall(r">(\d+) GPUs, local batch (\d+), global batch (\d+)<", picture)
+    return dict(zip(names, sizes, strict=True))
+
+
+def unbeaten_in(picture: str) -> list[tuple]:
+    sizes = r"configuration: (\d+) GPUs, local batch (\d+), global batch (\d+)"
+    return re.findall(f"nothing within the limits beats it; {sizes}", picture)
 
 
 def sizes_of(row: dict, *names: str) -> tuple:
     return tuple(str(row[name]) for name in names)
 
 
+OFFERS = [
+    "resnet50 on horeka-a100",
+    "fourcastnet on horeka-a100",
+    "fourcastnet on horeka-h100",
+]
 LIMITS = {
     "": {"deadline_h": "", "most_batch": "", "most_GPUs": 256},
     "--deadline-h 40": {"deadline_h": "40"},
@@ -217,30 +227,62 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "resnet50 on horeka-a100",
-        "fourcastnet on horeka-a100",
-        "fourcastnet on horeka-h100",
-    ],
-)
-def test_picture_table_and_terminal_choose_the_same_runs(planned, built, where):
+@pytest.fixture
+def plan_spec(built):
+    """The plan's specification, as the report embeds it."""
     embedded = re.search("^const specs = (.*);$", built.read_text(), re.MULTILINE)[1]
-    spec = json.loads(embedded)["plan"]
+    return json.loads(embedded)["plan"]
+
+
+@pytest.mark.parametrize("where", OFFERS)
+def test_picture_table_and_terminal_choose_the_same_runs(planned, plan_spec, where):
+    """The picture has the rules of forecast/plan.py once more, for a reader without a kernel."""
     workload, _, system = where.split()
     answers = []
     for words, typed in LIMITS.items():
         command = f"forecast plan --workload {workload} --system {system}"
-        choices = told(*command.split(), *words.split())["choices"]
+        said = told(*command.split(), *words.split())
+        choices = said["choices"]
         names = ("devices", "local_batch_size", "global_batch_size")
         answers.append({name: sizes_of(row, *names) for name, row in choices.items()})
+        picture = drawn(plan_spec, workload=where, **typed)
+        assert choices_in(picture) == answers[-1]
+        unbeaten = [sizes_of(row, *names) for row in said["pareto"]]
+        assert sorted(unbeaten_in(picture)) == sorted(unbeaten)
         chances = [row["chance_percent"] for row in choices.values()]
         kept = [wording.percent(of["time_h"]) for of in chances if of]
-        assert drawn(spec, workload=where, **typed) == (answers[-1], sorted(kept))
+        assert sorted(re.findall(r">[^<]* h kept: (\d+ %)", picture)) == sorted(kept)
     rows = [row for row in planned["answers"] if row["workload"] == where]
     names = ("GPUs", "local batch", "global batch")
     assert {row["choice"]: sizes_of(row, *names) for row in rows} == answers[0]
+
+
+@pytest.mark.parametrize(
+    "where, limits, typed",
+    [
+        (OFFERS[0], "0.6 --devices 100", {"most_GPUs": 100}),
+        (OFFERS[2], "14 --devices 32", {"most_GPUs": 32}),
+        (OFFERS[1], "30 --energy-kwh 20", {"most_kWh": "20"}),
+        (
+            OFFERS[1],
+            "30 --energy-kwh 20 --gpu-hours 100",
+            {"most_kWh": "20", "most_hours": "100"},
+        ),
+    ],
+)
+def test_picture_and_terminal_name_the_same_limits_that_can_be_kept(
+    plan_spec, where, limits, typed
+):
+    workload, _, system = where.split()
+    command = f"forecast plan --workload {workload} --system {system} --deadline-h"
+    refusal = answer(*command.split(), *limits.split(), status=2)
+    deadline_h = limits.split()[0]
+    picture = drawn(plan_spec, workload=where, deadline_h=deadline_h, **typed)
+    shown = re.search(r">Nothing keeps[^<]*kept: ([^<]*)<", picture)[1]
+    possible = re.search("others kept: (.*)", refusal)[1]
+    # "0.9944 h" here is "--deadline-h 0.9944" there
+    numbers = [re.findall(r"\b[\d.]+|none", words) for words in (shown, possible)]
+    assert sorted(numbers[0]) == sorted(numbers[1]) != []
 
 
 @pytest.mark.parametrize("width", [1440, 390])
