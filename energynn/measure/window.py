@@ -171,15 +171,19 @@ class Phases:
         self._blocks.append(one._block)
 
     @property
-    def energies(self) -> dict:
-        """Those from the first block to the end of the last, as a window has them."""
+    def _whole(self) -> Block:
+        """From the first block to the end of the last."""
         if not self._blocks:
             raise ValueError("phases: no block has ended")
-        end_ns = self._blocks[-1].end_ns
-        if self._all is None or self._all.end_ns != end_ns:
-            used = self._blocks[-1].end_used
-            self._all = replace(self._blocks[0], end_ns=end_ns, end_used=used)
-        return self._all.energies
+        first, last = self._blocks[0], self._blocks[-1]
+        if self._all is None or self._all.end_ns != last.end_ns:
+            self._all = replace(first, end_ns=last.end_ns, end_used=last.end_used)
+        return self._all
+
+    @property
+    def energies(self) -> dict:
+        """Those from the first block to the end of the last, as a window has them."""
+        return self._whole.energies
 
     @property
     def rows(self) -> dict[str, dict[str, float]]:
@@ -208,7 +212,7 @@ class Phases:
         lines = [form.format(name, **row) for name, row in self.rows.items()]
         lines.append(self.energies.get("energy_total_provenance", "not known"))
         text = "\n  NOT valid: ".join(["\n".join(lines), *self.energies["doubts"]])
-        return "\n  ".join([text, *self._all.work_of_others])
+        return "\n  ".join([text, *self._whole.work_of_others])
 
 
 phases = Phases
