@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 from energynn.data import imagenet, manifests, photographs
 from energynn.experiment import config
 from energynn.host import files
-from energynn.host.files import REPOSITORY
 from energynn.measure import machine, sampler_process, sensors
 from energynn.train import fourcastnet, resnet50
 from energynn.train.afno import AFNO
@@ -258,7 +257,7 @@ def main() -> None:
     entries = []
     for function in [known[name] for name in sys.argv[1:]] or USUAL:
         entries += function()
-    path = REPOSITORY / "build" / "bench.json"
+    path = files.REPOSITORY / "build" / "bench.json"
     path.parent.mkdir(exist_ok=True)
     files.write_json(path, entries)
     for line in entries:

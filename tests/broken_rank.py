@@ -28,8 +28,9 @@ def step(
     torch=torch,
     launchers=launchers,
 ):
-    print("rank", launchers.rank(), "in step", index, "of epoch", epoch)
-    if launchers.rank() == 0 and epoch == 4:
+    rank, _ = launchers.rank_and_size()
+    print("rank", rank, "in step", index, "of epoch", epoch)
+    if rank == 0 and epoch == 4:
         if how == "exit":
             sys.exit(0)
         raise torch.OutOfMemoryError(

@@ -9,7 +9,6 @@ import pytest
 
 from energynn.experiment import config, studies
 from energynn.host import files
-from energynn.host.files import REPOSITORY
 from energynn.launch import local, start
 from energynn.measure import machine
 from tests.conftest import minimal_record
@@ -141,7 +140,7 @@ def test_the_archive_is_there_whatever_happens_and_has_no_checkpoints(tmp_path):
     (folder / "checkpoint").mkdir(parents=True)
     for name in ("run.json", "checkpoint/000000001.pt"):
         (folder / name).touch()
-    words = f"make -f {REPOSITORY}/Makefile gpu-study GPU_PYTHON=false OUT=out"
+    words = f"make -f {files.REPOSITORY}/Makefile gpu-study GPU_PYTHON=false OUT=out"
     assert subprocess.run(words.split(), cwd=tmp_path).returncode == 2
     names = tarfile.open(tmp_path / "out" / "gpu-study.tar.gz").getnames()
     assert "./local/run/run.json" in names and "checkpoint" not in str(names)

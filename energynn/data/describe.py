@@ -33,7 +33,7 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
     """
     if dataset in manifests.EMBEDDED:
         raise ValueError(f"{dataset}: comes with its description; {manifests.RESTORE}")
-    folder = (dataset in manifests.VARIABLES and source) or manifests.root(dataset)
+    folder = manifests.root(dataset, source)
     details = {}
     remarks = {}
     if dataset == "imagenet":

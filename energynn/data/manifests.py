@@ -47,23 +47,24 @@ def checksums(dataset: str) -> dict[str, str]:
     return digests
 
 
-def root(dataset: str) -> Path:
+def root(dataset: str, given: Path | None = None) -> Path:
     """Find where a data set's files lie: beside its manifest if they are embedded, else below
     build/data/.
 
-    What does not ship lies where its environment variable says; raises ValueError if that says
-    nothing, and for a path instead of a name: a manifest would be written there.
+    What does not ship lies where a person says, else its environment variable; raises ValueError if
+    neither does, and for a path instead of a name: a manifest would be written there.
     """
     if not re.match(FOLDER_NAME, dataset):
         raise ValueError(
             f"dataset: {dataset!r} is no name; link {GENERATED}/NAME to it"
         )
     if variable := VARIABLES.get(dataset):
-        if not os.environ.get(variable):
+        place = given or os.environ.get(variable)
+        if not place:
             raise ValueError(
                 f"{dataset}: does not ship; set {variable} to its folder (docs/data.md says more)"
             )
-        return Path(os.environ[variable])
+        return Path(place)
     return (DATA_MANIFESTS if dataset in EMBEDDED else GENERATED) / dataset
 
 
@@ -77,7 +78,7 @@ def verify(dataset: str, folder: Path | None = None, every_byte: bool = False) -
     or unlisted file, other SHA-256.
     """
     sums = checksums(dataset)
-    folder = (dataset in VARIABLES and folder) or root(dataset)
+    folder = root(dataset, folder)
     if dataset == "imagenet":
         _verify_imagenet(folder, sums, every_byte)
     elif dataset == "era5":

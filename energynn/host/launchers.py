@@ -75,22 +75,12 @@ SRUN = Variables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
 MPI_LAUNCHERS = (MPICH, OPEN_MPI, PMIX)
 LAUNCHERS = (*MPI_LAUNCHERS, TORCHRUN, SRUN)
 # What launchers tell ranks, and Kubernetes a pod, for which PET_ holds options of torchrun; what
-# sites set for MPI (OMPI_MCA_) is none of it.
+# sites set for MPI (OMPI_MCA_) is none of it. PERUN_ would overrule our file of perun's options.
 RANK_VARIABLES = re.compile(
     r"((LOCAL_|NODE_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|MPI_LOCAL.*"
-    r"|(TORCHELASTIC|PET|PMI|HYDI)_.*|(PMIX|OMPI|PRTE)_(?!MCA_).*)"
+    r"|(TORCHELASTIC|PET|PMI|HYDI|PERUN)_.*|(PMIX|OMPI|PRTE)_(?!MCA_).*)"
 )
 INTERACTIVE_STEP = "4294967290"  # of salloc: a shell, not a task
-
-
-def started_by_mpi() -> bool:
-    """Whether a launcher of MPI has started this process."""
-    return any(variables.are_set() for variables in MPI_LAUNCHERS)
-
-
-def rank() -> int:
-    """The number of this process among the ranks of its run; 0 where no launcher has started it."""
-    return rank_and_size()[0]
 
 
 def rank_and_size() -> tuple[int, int]:

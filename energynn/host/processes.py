@@ -134,9 +134,14 @@ def cpu_times() -> dict[str, float]:
         with contextlib.suppress(psutil.Error):  # it has ended
             # and of its children that have ended
             own_s += sum(process.cpu_times()[:4])
-    host = psutil.cpu_times()
-    busy = host.user + host.nice + host.system + host.irq + host.softirq
-    return {"cpu_own_s": own_s, "cpu_host_s": busy}
+    return {"cpu_own_s": own_s, "cpu_host_s": busy_core_seconds()}
+
+
+def busy_core_seconds() -> float:
+    """Return the time that all cores have been busy since boot, in core-seconds."""
+    # guest time is part of user; stolen time is somebody else's
+    times = psutil.cpu_times()
+    return round(times.user + times.nice + times.system + times.irq + times.softirq, 2)
 
 
 def work_of_others(own_s: float, others_s: float, time_s: float, hosts: int = 1) -> str:

@@ -6,7 +6,6 @@ takes from here what it needs, too: its host for itself, signals heard, a verdic
 
 import fcntl
 import hashlib
-import json
 import os
 import platform
 import re
@@ -23,7 +22,6 @@ from pathlib import Path
 from energynn import records
 from energynn.host import launchers, processes
 from energynn.host.files import PACKAGE, has_checkpoint, utc_now
-from energynn.host.launchers import SRUN_VARIABLE
 from energynn.measure import kernel, machine, perun_adapter
 from energynn.measure.samples import events_of_kind, read_events, segments
 
@@ -213,7 +211,7 @@ def make(run_dir: Path, parent: int) -> None:
     stopped = hear_signals()
     _held = records.lock_run(run_dir)
     _alone = take_host()
-    intent = json.loads((run_dir / "run.json").read_text())
+    intent = records.read_intent(run_dir)
     folder = segments(run_dir)[-1]
     ranks = start(
         ranks_command(folder, intent),
@@ -303,14 +301,14 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
     ranks = perun_adapter.command(
         launchers.python_of_ranks(), TRAIN_SCRIPT, folder, ini
     )
-    if SRUN_VARIABLE in os.environ:
+    if launchers.SRUN_VARIABLE in os.environ:
         return [
             "srun",
             "--export=ALL",
             "--kill-on-bad-exit=1",
             "--label",
             f"--ntasks={devices}",
-            *shlex.split(os.environ[SRUN_VARIABLE]),
+            *shlex.split(os.environ[launchers.SRUN_VARIABLE]),
             *ranks,
         ]
     return [*launchers.mpi_start(devices), *ranks]
@@ -318,7 +316,7 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
 
 def rank_environment(intent: dict) -> dict[str, str]:
     """Return the ranks' environment: threads, and the GPUs that they use; others are hidden."""
-    return perun_adapter.environment(launchers.mpi_environment()) | {
+    return launchers.mpi_environment() | {
         "OMP_NUM_THREADS": str(intent["config"]["threads_per_device"]),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, _gpus_of(intent))),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's

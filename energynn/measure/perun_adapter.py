@@ -102,13 +102,6 @@ def command(
     ]
 
 
-def environment(given: dict[str, str]) -> dict[str, str]:
-    """Return the ranks' environment: PERUN_* variables would overrule our configuration file."""
-    return {
-        name: value for name, value in given.items() if not name.startswith("PERUN_")
-    }
-
-
 # ------------------------------------------------------------------------------- during the run
 
 

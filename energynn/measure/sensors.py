@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import psutil
 
+from energynn.host.processes import busy_core_seconds
 from energynn.measure import energy, kernel
 from energynn.measure.samples import Channel, DeviceState, Header
 
@@ -221,13 +221,6 @@ def cpu_estimate(model: dict) -> Sensor:
         model=model | {"cores": os.cpu_count()},
         notes={"measured_by": kernel.way_to_cpu_counters()},
     )
-
-
-def busy_core_seconds() -> float:
-    """Return the time that all cores have been busy since boot, in core-seconds."""
-    # guest time is part of user; stolen time is somebody else's
-    times = psutil.cpu_times()
-    return round(times.user + times.nice + times.system + times.irq + times.softirq, 2)
 
 
 # ------------------------------------------------------------------------------------------ GPUs

@@ -138,10 +138,7 @@ class Window:
                 "{energy_total_provenance}"
             )
             text += told.format(**self.energies)
-        text = "\n  NOT valid: ".join([text, *self.energies["doubts"]])
-        return "\n  ".join(
-            [text, *self.energies["remedy"], *self._block.work_of_others]
-        )
+        return self._block.with_doubts(text)
 
 
 window = Window  # as it is written in a with statement
@@ -211,8 +208,7 @@ class Phases:
         form = "{:16} {blocks:8} x {time_s:10.2f} s {energy_J:12.2f} J"
         lines = [form.format(name, **row) for name, row in self.rows.items()]
         lines.append(self.energies.get("energy_total_provenance", "not known"))
-        text = "\n  NOT valid: ".join(["\n".join(lines), *self.energies["doubts"]])
-        return "\n  ".join([text, *self._whole.work_of_others])
+        return self._whole.with_doubts("\n".join(lines))
 
 
 phases = Phases
@@ -347,6 +343,11 @@ class Block:
             end[name] - begin[name] for name in ("cpu_host_s", "cpu_own_s", "at_s")
         )
         return list(filter(None, [work_of_others(own_s, host_s - own_s, time_s)]))
+
+    def with_doubts(self, text: str) -> str:
+        """Add to a text what speaks against the energies, remedies, and the work of others."""
+        text = "\n  NOT valid: ".join([text, *self.energies["doubts"]])
+        return "\n  ".join([text, *self.energies["remedy"], *self.work_of_others])
 
     @cached_property
     def energies(self) -> dict:

@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from energynn.experiment.config import RunConfig
 from energynn.host import launchers
-from energynn.host.launchers import AFTER_A_LOSS, started_by_mpi
 from energynn.measure import machine
 
 
@@ -179,7 +178,7 @@ def lost_ranks_named() -> Iterator[None]:
             raise
         first_line = words.splitlines()[0].replace("GLHF! 🏖️", "").strip()
         raise LostRank(
-            f"another rank is lost ({first_line}); {AFTER_A_LOSS}"
+            f"another rank is lost ({first_line}); {launchers.AFTER_A_LOSS}"
         ) from error
 
 
@@ -355,7 +354,8 @@ def _is_under_mpi() -> bool:
     """Tell whether MPI's launcher started this process, or perun, as one of several, MPI itself."""
     mpi = sys.modules.get("mpi4py.MPI")
     is_joined = mpi and mpi.Is_initialized() and not mpi.Is_finalized()
-    return started_by_mpi() or bool(is_joined and mpi.COMM_WORLD.size > 1)
+    is_started = any(each.are_set() for each in launchers.MPI_LAUNCHERS)
+    return is_started or bool(is_joined and mpi.COMM_WORLD.size > 1)
 
 
 def pin_to_cores(world: World, config: RunConfig) -> None:

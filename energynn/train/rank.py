@@ -27,7 +27,7 @@ def run(folder: str | Path) -> None:
     signal.signal(signal.SIGTERM, _stop)
     status = "finished"
     reason = ""
-    rank = launchers.rank()
+    rank, _ = launchers.rank_and_size()
     try:
         # blocked until now, see perun_adapter.PERUN
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -8,7 +8,6 @@ import pytest
 from energynn.host import files
 from energynn.host.launchers import CAN_GO_ON
 from energynn.launch import job, local, slurm, status
-from energynn.launch.status import Submission
 from tests.conftest import minimal_record
 
 
@@ -30,7 +29,7 @@ def start(tmp_path, monkeypatch, signals):
                 files.write_json(run_dir / "record.json", minimal_record(**record))
             return 1, "RuntimeError: out of memory"
 
-        status.write(run_dir, "submission", Submission(submitted_at))
+        status.write(run_dir, "submission", status.Submission(submitted_at))
         monkeypatch.setattr(local, "execute", execute)
         return job.main(run_dir)
 

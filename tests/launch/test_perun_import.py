@@ -13,7 +13,6 @@ import pytest
 
 from energynn import records
 from energynn.host import files
-from energynn.host.files import REPOSITORY
 from energynn.launch import perun_import
 from energynn.measure import perun_adapter
 from energynn.measure.samples import pieces
@@ -28,7 +27,7 @@ from tests.perun_files import (
 )
 from tests.processes import answer, refused
 
-HOREKA = REPOSITORY.parent / "shared" / "data" / "perun_horeka_0.8.hdf5"
+HOREKA = files.REPOSITORY.parent / "shared" / "data" / "perun_horeka_0.8.hdf5"
 
 CPU = layout_0_8()[:1]
 

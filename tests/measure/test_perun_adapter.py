@@ -4,6 +4,7 @@ from pathlib import Path
 
 from perun.util import matchesOneOf
 
+from energynn.host.launchers import mpi_environment
 from energynn.measure import perun_adapter
 
 
@@ -17,7 +18,7 @@ def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PERUN_SAMPLING_PERIOD", "5")
-    environment = perun_adapter.environment(dict(os.environ))
+    environment = mpi_environment()
     assert not [name for name in environment if name.startswith("PERUN_")]
     perun_adapter.write_configuration(tmp_path / "perun.ini", 0.25, [0, 12])
     ini = configparser.ConfigParser()

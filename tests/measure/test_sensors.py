@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from energynn.launch import doctor
@@ -225,7 +226,7 @@ def test_waiting_for_a_disk_is_not_busy(monkeypatch):
     times = types.SimpleNamespace(
         user=1, nice=2, system=4, irq=8, softirq=16, iowait=32, idle=64
     )
-    monkeypatch.setattr(sensors.psutil, "cpu_times", lambda: times)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: times)
     assert sensors.busy_core_seconds() == 31
 
 

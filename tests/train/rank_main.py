@@ -31,5 +31,5 @@ except ValueError as error:
 except LostRank as error:
     print(f"LostRank: {error}", flush=True)
     end_the_world()
-said = f"losses of rank {launchers.rank()} {json.dumps(losses)}\n"
+said = f"losses of rank {launchers.rank_and_size()[0]} {json.dumps(losses)}\n"
 print(said, end="", flush=True)  # at once: ranks share a pipe
