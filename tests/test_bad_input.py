@@ -100,7 +100,7 @@ def test_what_cannot_work_is_refused_before_it_starts(here):
     "words, says",
     [
         (["--", "no-such-command"], "'no-such-command' is no command"),
-        (["--period", "0", "--", "true"], "greater than or equal to 0.01"),
+        (["--period", "0", "--", "true"], "is not in the range 0.01<=x<=60"),
         (["--out", "/proc/nothing", "--", "true"], "No such file or directory"),
     ],
 )

@@ -93,7 +93,7 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
     starts = enumerate(events.items(), start=1)
     parts = [_read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
-    trained = [part for part in parts if any(host.time_s for host in part)]
+    trained = list(filter(_trained, parts))
     segments = list(map(_segment, trained))
     sensors = [sensor for host in hosts for sensor in host.sensors]
     doubts = [text for host in hosts for text in host.doubts]
@@ -139,6 +139,10 @@ def _cpu_times(events: dict[Path, list[dict]]) -> dict[str, float]:
         own_s += sum(own_of.values())
         others_s += sum(max(0.0, whole_of[host] - own_of[host]) for host in whole_of)
     return {"cpu_time_s": own_s, "cpu_time_others_s": others_s} if own_s else {}
+
+
+def _trained(hosts: list[Host]) -> bool:
+    return any(host.time_s for host in hosts)
 
 
 def _segment(hosts: list[Host]) -> Segment:

@@ -71,7 +71,7 @@ def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch):
     for name in ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5"):
         monkeypatch.delenv(name, raising=False)
     shown = answer(*words, runs_dir)
-    total = r"168 to make(?s:.*)\ntotal +168 +28,343.3 +30,495.7 +6,453.8 +93 "
+    total = r"168 to make(?s:.*)\ntotal +168 +28,343.4 +30,495.7 +6,453.8 +93 "
     assert re.search(total, shown), shown[:500]
     assert len(shown.splitlines()) <= 40 and "#SBATCH" not in shown
     missing = re.findall("^missing: (.*?):", shown, re.M)
