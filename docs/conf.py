@@ -85,7 +85,7 @@ def setup(app) -> None:
         index.write("\n".join([*map(contents, CHAPTERS), notebooks]))
     (SOURCE / "commands.md").write_text(commands())
     (SOURCE / "parameters.md").write_text(
-        f"# Parameters\n\n```text\n{config.help_text()}\n```\n"
+        f"# Parameters\n\n```text\n{config.parameters_help_text()}\n```\n"
     )
     configurations = {
         "$defs": msgspec.json.schema_components(config.CONFIGS.values())[1]

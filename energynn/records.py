@@ -20,23 +20,25 @@ from energynn.host.files import (
     lock,
     sha256,
     sync_to_disk,
-    utc_now,
+    utc_time_text,
     write_json,
 )
-from energynn.host.launchers import WITHOUT_PERUN
-from energynn.host.reading import json_table, one_fault
+from energynn.host.launchers import LAUNCHERS_WITHOUT_PERUN
+from energynn.host.reading import join_faults, read_json
 from energynn.measure import energy, machine
-from energynn.measure.account import Segment, account
-from energynn.measure.perun_adapter import read_results
-from energynn.measure.samples import events_of_kind, events_of_segments
+from energynn.measure.account import SegmentAccount, account_for_run
+from energynn.measure.perun_adapter import read_perun_results
+from energynn.measure.samples import events_of_kind, read_events_of_segments
 
-SCHEMA = "energynn-record/3"  # of the earlier one no number is derived again
+RECORD_SCHEMA_VERSION = (
+    "energynn-record/3"  # of the earlier one no number is derived again
+)
 # MLPerf's power rules ask for as many before a result counts as measured
-MIN_SAMPLES = 60
+MIN_POWER_SAMPLES = 60
 
-UTC = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z\Z"
+UTC_TIME_PATTERN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z\Z"
 # of a record's fields, those that the files of the run do not tell
-GIVEN = (
+FIELDS_NOT_DERIVED = (
     "schema",
     "status",
     "status_reason",
@@ -46,8 +48,8 @@ GIVEN = (
 )
 # Files and folders of a run that the record is not derived from: the notebook is a view of the run,
 # the log of a batch job grows after the record, checkpoints are of use until the training ends.
-NO_RAW_FILES = {"record.json", "notebook.ipynb", "job", "checkpoint"}
-COUNTS = (
+FILES_WITHOUT_RAW_DATA = {"record.json", "notebook.ipynb", "job", "checkpoint"}
+COUNT_FIELDS = (
     "samples_trained",
     "samples_evaluated",
     "optimizer_steps",
@@ -56,19 +58,19 @@ COUNTS = (
     "memory_gpu_peak_B",
 )
 # of a run, as a person gives it: no path, and no option
-NAME = r"(?!last$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
+RUN_NAME_PATTERN = r"(?!last$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
 # fields of every event
-OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank", "host")
-NO_TRAINING = ("command", "perun import")  # workloads without a trainer
+EVENT_FIELDS = ("event", "t_mono_ns", "t_wall_ns", "rank", "host")
+WORKLOADS_WITHOUT_TRAINING = ("command", "perun import")  # workloads without a trainer
 START_LOCK = ".start"  # held from before there is a run.json to the end of the run
 
 
 # None: not known
-Quantity: TypeAlias = float | None
-Count: TypeAlias = int | None
+OptionalNumber: TypeAlias = float | None
+OptionalCount: TypeAlias = int | None
 
 
-class Intent(Struct, kw_only=True, omit_defaults=True):
+class RunIntent(Struct, kw_only=True, omit_defaults=True):
     """What is known of a run before it begins; record_fields.toml says what each field means."""
 
     run_id: str
@@ -95,7 +97,7 @@ class Intent(Struct, kw_only=True, omit_defaults=True):
     git_dirty: bool | None = None
 
 
-class Record(Intent, kw_only=True):
+class Record(RunIntent, kw_only=True):
     """What is known of a run at its end; what is not has its default, and is not in the file."""
 
     schema: Literal["energynn-record/2", "energynn-record/3"]
@@ -103,68 +105,68 @@ class Record(Intent, kw_only=True):
     status_reason: str
     valid: bool
     invalid_reasons: list[str]
-    ended_at: Annotated[str, Meta(pattern=UTC)]
-    nodes: Count = None
-    sockets: Count = None
-    dataset_samples: Count = None
-    samples_trained: Count = None
-    samples_evaluated: Count = None
-    images_skipped: Count = None
-    optimizer_steps: Count = None
-    forward_backward_passes: Count = None
-    memory_gpu_peak_B: Count = None
-    power_limit_gpu_W: Quantity = None
-    power_limit_gpu_end_W: Quantity = None
-    training_time_s: Quantity = None
-    cpu_time_s: Quantity = None
-    cpu_time_others_s: Quantity = None
-    perun_time_s: Quantity = None
-    device_hours_training: Quantity = None
-    device_hours_perun: Quantity = None
-    energy_gpu_J: Quantity = None
-    energy_cpu_J: Quantity = None
-    energy_ram_J: Quantity = None
-    energy_total_J: Quantity = None
+    ended_at: Annotated[str, Meta(pattern=UTC_TIME_PATTERN)]
+    nodes: OptionalCount = None
+    sockets: OptionalCount = None
+    dataset_samples: OptionalCount = None
+    samples_trained: OptionalCount = None
+    samples_evaluated: OptionalCount = None
+    images_skipped: OptionalCount = None
+    optimizer_steps: OptionalCount = None
+    forward_backward_passes: OptionalCount = None
+    memory_gpu_peak_B: OptionalCount = None
+    power_limit_gpu_W: OptionalNumber = None
+    power_limit_gpu_end_W: OptionalNumber = None
+    training_time_s: OptionalNumber = None
+    cpu_time_s: OptionalNumber = None
+    cpu_time_others_s: OptionalNumber = None
+    perun_time_s: OptionalNumber = None
+    device_hours_training: OptionalNumber = None
+    device_hours_perun: OptionalNumber = None
+    energy_gpu_J: OptionalNumber = None
+    energy_cpu_J: OptionalNumber = None
+    energy_ram_J: OptionalNumber = None
+    energy_total_J: OptionalNumber = None
     energy_gpu_provenance: str = ""
     energy_cpu_provenance: str = ""
     energy_ram_provenance: str = ""
     energy_total_provenance: str = ""
-    energy_gpu_bound_J: Quantity = None
-    energy_cpu_bound_J: Quantity = None
-    energy_ram_bound_J: Quantity = None
-    energy_total_bound_J: Quantity = None
-    energy_gpu_systematic_J: Quantity = None
-    energy_cpu_systematic_J: Quantity = None
-    energy_ram_systematic_J: Quantity = None
-    energy_total_systematic_J: Quantity = None
-    idle_power_gpu_before_W: Quantity = None
-    idle_power_cpu_before_W: Quantity = None
-    idle_power_ram_before_W: Quantity = None
-    idle_power_gpu_after_W: Quantity = None
-    idle_power_cpu_after_W: Quantity = None
-    idle_power_ram_after_W: Quantity = None
-    idle_power_gpu_ready_W: Quantity = None
-    idle_power_cpu_ready_W: Quantity = None
-    idle_power_ram_ready_W: Quantity = None
+    energy_gpu_bound_J: OptionalNumber = None
+    energy_cpu_bound_J: OptionalNumber = None
+    energy_ram_bound_J: OptionalNumber = None
+    energy_total_bound_J: OptionalNumber = None
+    energy_gpu_systematic_J: OptionalNumber = None
+    energy_cpu_systematic_J: OptionalNumber = None
+    energy_ram_systematic_J: OptionalNumber = None
+    energy_total_systematic_J: OptionalNumber = None
+    idle_power_gpu_before_W: OptionalNumber = None
+    idle_power_cpu_before_W: OptionalNumber = None
+    idle_power_ram_before_W: OptionalNumber = None
+    idle_power_gpu_after_W: OptionalNumber = None
+    idle_power_cpu_after_W: OptionalNumber = None
+    idle_power_ram_after_W: OptionalNumber = None
+    idle_power_gpu_ready_W: OptionalNumber = None
+    idle_power_cpu_ready_W: OptionalNumber = None
+    idle_power_ram_ready_W: OptionalNumber = None
     energy_phases: list[dict] = []
-    energy_perun_gpu_J: Quantity = None
-    energy_perun_cpu_J: Quantity = None
-    energy_perun_ram_J: Quantity = None
-    energy_perun_total_J: Quantity = None
-    mean_power_gpu_W: Quantity = None
-    mean_power_cpu_W: Quantity = None
-    mean_power_ram_W: Quantity = None
-    mean_power_total_W: Quantity = None
-    sampling_period_s: Quantity = None
+    energy_perun_gpu_J: OptionalNumber = None
+    energy_perun_cpu_J: OptionalNumber = None
+    energy_perun_ram_J: OptionalNumber = None
+    energy_perun_total_J: OptionalNumber = None
+    mean_power_gpu_W: OptionalNumber = None
+    mean_power_cpu_W: OptionalNumber = None
+    mean_power_ram_W: OptionalNumber = None
+    mean_power_total_W: OptionalNumber = None
+    sampling_period_s: OptionalNumber = None
     samples_in_training: int = 0
-    coverage: Quantity = None
+    coverage: OptionalNumber = None
     doubts: list[str] = []
     flags: list[str] = []
     sensors: list[energy.SensorEnergy]
     metrics: dict
     history: list[dict]
-    segments: list[Segment]
-    exit_status: Count = None
+    segments: list[SegmentAccount]
+    exit_status: OptionalCount = None
     files: dict[str, dict]
     record_sha256: str = ""
 
@@ -180,16 +182,18 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     read to the end.
     """
     intent = read_intent(run_dir)
-    by_segment = events_of_segments(run_dir)
+    by_segment = read_events_of_segments(run_dir)
     events = list(chain.from_iterable(by_segment.values()))
     epochs = {}  # one that was repeated from a checkpoint counts once
     for event in events_of_kind(events, "epoch"):
         epochs[event["epoch"]] = {
-            name: event[name] for name in event if name not in OF_AN_EVENT
+            name: event[name] for name in event if name not in EVENT_FIELDS
         }
     history = list(epochs.values())
-    result = {name: intent[name] for name in Intent.__struct_fields__ if name in intent}
-    result |= given | account(by_segment, intent.get("thresholds", {}))
+    result = {
+        name: intent[name] for name in RunIntent.__struct_fields__ if name in intent
+    }
+    result |= given | account_for_run(by_segment, intent.get("thresholds", {}))
     starts = events_of_kind(events, "training_start") or [{}]
     ends = events_of_kind(events, "training_end") or [{}]
     result["history"] = history
@@ -198,13 +202,13 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     result["invalid_reasons"] = []
     # at the end, or after the last epoch of a dead run
     known = starts[0] | (ends[-1] or [{}, *history][-1])
-    result |= {name: known[name] for name in COUNTS if name in known}
+    result |= {name: known[name] for name in COUNT_FIELDS if name in known}
     if broken := events_of_kind(events, "bad_images"):
         result["images_skipped"] = sum(event["images_skipped"] for event in broken)
     if "exit_status" in ends[0]:
         # of a measured command, the highest of its hosts
         last = events_of_kind(list(by_segment.values())[-1], "training_end")
-        statuses = [shell_status(end["exit_status"]) for end in last]
+        statuses = [shell_exit_status(end["exit_status"]) for end in last]
         result["exit_status"] = max(statuses, default=128 + signal.SIGKILL)
     sensors = result["sensors"]
     gpus = [one.notes for one in sensors if one.primary and one.component == "gpu"]
@@ -213,8 +217,8 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
         if any(limits_W):
             result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
     for event in events_of_kind(events, "outlived"):
-        result["flags"].append(leftover_processes(event["processes"]))
-    _add_perun(result, run_dir, intent.get("perun_run"), trusted)
+        result["flags"].append(leftover_processes_text(event["processes"]))
+    _add_perun_results(result, run_dir, intent.get("perun_run"), trusted)
     if "nodes" in result:
         result["sockets"] = result["nodes"] * intent["machine"]["sockets"]
     for name in ("training", "perun"):
@@ -222,19 +226,19 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
             hours = result[f"{name}_time_s"] / energy.SECOND_PER_HOUR
             result[f"device_hours_{name}"] = intent["devices"] * hours
     plain = to_builtins(result, enc_hook=float)  # of numpy's numbers
-    record = convert(texts.each(plain, texts.unicode), Record)
-    record.invalid_reasons = reasons_against(record)
+    record = convert(texts.map_texts(plain, texts.escape_non_text_bytes), Record)
+    record.invalid_reasons = reasons_not_valid(record)
     record.valid = not record.invalid_reasons
     return record
 
 
-def _add_perun(result: dict, run_dir: Path, run: str | None, trusted) -> None:
+def _add_perun_results(result: dict, run_dir: Path, run: str | None, trusted) -> None:
     """Add up what perun's files say, and flag each file that cannot be read."""
     sums: Counter[str] = Counter()
     for path in sorted(run_dir.rglob("perun/*.hdf5")):
         name = str(path.relative_to(run_dir))
         try:
-            values = read_results(path, run, name in trusted)
+            values = read_perun_results(path, run, name in trusted)
         except ValueError:  # our own samples do not depend on it
             result["flags"].append(
                 f"{name}: cannot be read, perun was cut off while it wrote"
@@ -245,17 +249,17 @@ def _add_perun(result: dict, run_dir: Path, run: str | None, trusted) -> None:
     result |= {name: total for name, total in sums.items() if math.isfinite(total)}
 
 
-def leftover_processes(left: list[str]) -> str:
+def leftover_processes_text(left: list[str]) -> str:
     """Say which processes a measured command left behind."""
     return f"still running after the command, and not measured then: {', '.join(left)}"
 
 
-def shell_status(status: int) -> int:
+def shell_exit_status(status: int) -> int:
     """Return an exit status as a shell does: 128 + the signal that ended the process."""
     return status if status >= 0 else 128 - status
 
 
-def reasons_against(record: Record) -> list[str]:
+def reasons_not_valid(record: Record) -> list[str]:
     """Say why a run may not be used as evidence; empty for a valid one."""
     reasons = []
     if record.status != "finished":
@@ -263,14 +267,16 @@ def reasons_against(record: Record) -> list[str]:
     if record.energy_total_J is None:
         reasons.append("no component has an energy")
     samples = record.samples_in_training
-    if samples < MIN_SAMPLES:
-        reasons.append(f"{samples} power samples in the training, {MIN_SAMPLES} needed")
+    if samples < MIN_POWER_SAMPLES:
+        reasons.append(
+            f"{samples} power samples in the training, {MIN_POWER_SAMPLES} needed"
+        )
     reasons += record.doubts
     if not record.job.get("is_exclusive", True):
         reasons.append("other jobs could use its nodes; give sbatch --exclusive")
-    if record.workload in NO_TRAINING:
+    if record.workload in WORKLOADS_WITHOUT_TRAINING:
         return reasons
-    if record.perun_time_s is None and record.launcher not in WITHOUT_PERUN:
+    if record.perun_time_s is None and record.launcher not in LAUNCHERS_WITHOUT_PERUN:
         reasons.append("perun's HDF5 is missing or cannot be read")
     for name, value in record.metrics.items():
         if not (isinstance(value, int | float) and math.isfinite(value)):
@@ -283,61 +289,61 @@ def reasons_against(record: Record) -> list[str]:
     return reasons
 
 
-def build(run_dir: Path, status: str, reason: str) -> Record:
+def save_record(run_dir: Path, status: str, reason: str) -> Record:
     """Derive the record of a run whose processes have ended, and write it to record.json."""
     record = derive(
         run_dir,
-        schema=SCHEMA,
+        schema=RECORD_SCHEMA_VERSION,
         status=status,
         status_reason=reason,
-        ended_at=utc_now(),
-        files=hash_files(run_dir),
+        ended_at=utc_time_text(),
+        files=hash_raw_files(run_dir),
     )
     for name in record.files:
         sync_to_disk(
             run_dir / name
         )  # a record never promises what the disk has not got
-    record.record_sha256 = configuration.digest(to_builtins(record))
+    record.record_sha256 = configuration.json_digest(to_builtins(record))
     write_json(run_dir / "record.json", to_builtins(record))
     return record
 
 
-def hash_files(run_dir: Path) -> dict[str, dict]:
+def hash_raw_files(run_dir: Path) -> dict[str, dict]:
     """Return size and SHA-256 of a run's raw files, by their path within the run."""
     files = {}
     for path in sorted(run_dir.rglob("*")):
         name = path.relative_to(run_dir)
         if (
             path.is_file()
-            and not _is_hidden(name)
-            and not NO_RAW_FILES & set(name.parts)
+            and not _is_hidden_file(name)
+            and not FILES_WITHOUT_RAW_DATA & set(name.parts)
         ):
-            files[texts.unicode(str(name))] = {
+            files[texts.escape_non_text_bytes(str(name))] = {
                 "bytes": path.stat().st_size,
                 "sha256": sha256(path),
             }
     return files
 
 
-def _is_hidden(path: Path) -> bool:
+def _is_hidden_file(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
 # ------------------------------------------------------------------------------ reading, checking
 
 
-def run_dirs(runs_dir: Path) -> list[Path]:
+def list_run_folders(runs_dir: Path) -> list[Path]:
     """Find the folders of all runs below a folder, or itself if it is one; superseded ones too."""
     files = chain(runs_dir.rglob("run.json"), runs_dir.rglob("record.json"))
     folders = {path.parent for path in files}
     return sorted(
-        each for each in folders if not _is_hidden(each.relative_to(runs_dir))
+        each for each in folders if not _is_hidden_file(each.relative_to(runs_dir))
     )
 
 
-def labels(name: str = "", note: str = "") -> dict:
+def check_labels(name: str = "", note: str = "") -> dict:
     """Return what a person calls a run, for run.json; raises ValueError for no fit name."""
-    if name and not re.fullmatch(NAME, name):
+    if name and not re.fullmatch(RUN_NAME_PATTERN, name):
         raise ValueError(
             f"name: {name!r} is none; take letters, digits, - _ . only, and not 'last'; "
             "--note takes any text"
@@ -345,26 +351,26 @@ def labels(name: str = "", note: str = "") -> dict:
     return {key: text for key, text in (("name", name), ("note", note)) if text}
 
 
-def known_runs(runs_dir: Path) -> dict[Path, str]:
+def list_known_runs(runs_dir: Path) -> dict[Path, str]:
     """Return the folder of each run that was submitted or started, the oldest first, and its start,
     system, run_id and name in one line.
     """
     called = {}
     for path in [*runs_dir.glob("*/*/run.json"), *runs_dir.glob("*/*/job")]:
-        facts = {"started_at": "", "name": ""} | intended(path.parent)
+        facts = {"started_at": "", "name": ""} | read_intent_if_any(path.parent)
         place = path.parent.relative_to(runs_dir)
         called[path.parent] = f"{facts['started_at']} {place} {facts['name']}"
     return dict(sorted(called.items(), key=lambda item: item[1]))
 
 
-def find(run: str | Path, runs_dir: Path) -> Path:
+def find_run(run: str | Path, runs_dir: Path) -> Path:
     """Find a run's folder: by itself, by its run_id, name or a part of them, or as "last".
 
     Raises ValueError where that is no run, or more than one.
     """
     if (Path(run) / "run.json").is_file():
         return Path(run)
-    called = known_runs(runs_dir)
+    called = list_known_runs(runs_dir)
     is_whole = rf"[ /]{re.escape(str(run))}( |$)"
     found = [each for each in called if re.search(is_whole, called[each])]
     found = found or [each for each in called if str(run) in called[each]]
@@ -379,39 +385,39 @@ def find(run: str | Path, runs_dir: Path) -> Path:
     return found[0]
 
 
-def find_repeats(run: str | Path, runs_dir: Path) -> list[Path]:
-    """Find the folders of all runs of one name; else what ``find`` does."""
-    called = known_runs(runs_dir)
+def find_runs_of_name(run: str | Path, runs_dir: Path) -> list[Path]:
+    """Find the folders of all runs of one name; else what ``find_run`` does."""
+    called = list_known_runs(runs_dir)
     named = [each for each in called if called[each].split()[2:] == [str(run)]]
-    return named or [find(run, runs_dir)]
+    return named or [find_run(run, runs_dir)]
 
 
-def intended(run_dir: Path) -> dict:
+def read_intent_if_any(run_dir: Path) -> dict:
     """Read run.json; empty where that cannot be, as before the first start of a batch job."""
-    with one_fault(run_dir.name, []):
+    with join_faults(run_dir.name, []):
         return read_intent(run_dir)
     return {}
 
 
-def settings(config: dict) -> list[str]:
+def list_settings(config: dict) -> list[str]:
     """List what was set, in words: parameters but those of scale, or the arguments of a command."""
     if "command" in config:
         return re.findall(r"-\S*[ =][^-\s]\S*|\S+", config["command"])
-    scale = configuration.Scale.__struct_fields__
-    kept = configuration.with_defaults(config).items()
+    scale = configuration.ScaleFields.__struct_fields__
+    kept = configuration.add_missing_parameters(config).items()
     return [f"{name} {value}" for name, value in kept if name not in scale]
 
 
-def global_batch(config: dict, devices: int | None) -> int | None:
+def global_batch_size(config: dict, devices: int | None) -> int | None:
     """Tell the samples of an update; of a command by what a person told of it."""
     local = config.get("local_batch_size")
     return config.get("global_batch_size", local and local * (devices or 1))
 
 
-def differing(config: dict, others: list[dict]) -> str:
+def differing_settings_text(config: dict, others: list[dict]) -> str:
     """Say which settings of a run not all others have."""
-    mine = settings(config)
-    shared = set(mine).intersection(*map(settings, others))
+    mine = list_settings(config)
+    shared = set(mine).intersection(*map(list_settings, others))
     return "; ".join(each for each in mine if each not in shared)
 
 
@@ -423,20 +429,20 @@ def read_record(run_dir: Path) -> Record:
             f"{run_dir.name}: has no record yet; `energynn status` says how far it is, and "
             "`energynn check --recover` ends one that has died"
         )
-    values = json_table(path)
-    with one_fault("record.json"):
+    values = read_json(path)
+    with join_faults("record.json"):
         return convert(values, Record)
 
 
 def read_intent(run_dir: Path) -> dict:
     """Read run.json. Raises ValueError where a field is missing or of another type."""
-    values = json_table(run_dir / "run.json")
-    with one_fault("run.json"):
-        convert(values, Intent)
+    values = read_json(run_dir / "run.json")
+    with join_faults("run.json"):
+        convert(values, RunIntent)
     return values
 
 
-def read(run_dir: Path) -> Record | None:
+def read_record_if_any(run_dir: Path) -> Record | None:
     """Read the record of a run; None if it has none or it cannot be read."""
     try:
         return read_record(run_dir)
@@ -444,49 +450,51 @@ def read(run_dir: Path) -> Record | None:
         return None
 
 
-def reason(record: Record | None) -> str:
+def reason_of_record(record: Record | None) -> str:
     """Say why a run did not finish, or is not valid; empty for a valid one, and for none."""
     if record is None:
         return ""
     return record.status_reason or "; ".join(record.invalid_reasons)
 
 
-def is_made(run_dir: Path) -> bool:
+def has_valid_record(run_dir: Path) -> bool:
     """Tell whether a run has a valid record, of a run that somebody made."""
-    record = read(run_dir)
-    return bool(record and is_evidence(record))
+    record = read_record_if_any(run_dir)
+    return bool(record and is_valid_evidence(record))
 
 
-def is_evidence(record: Record) -> bool:
+def is_valid_evidence(record: Record) -> bool:
     """Tell whether a record is valid, and not simulated."""
     return record.valid and record.launcher != "simulated"
 
 
 def read_all(runs_dir: Path) -> list[Record]:
     """Read the records below a folder that can be read; of copies of a run the first alone."""
-    found = read_folders(runs_dir)
-    again = copies(found)
+    found = read_records_by_folder(runs_dir)
+    again = find_copies(found)
     return [record for folder, record in found.items() if folder not in again]
 
 
-def read_folders(runs_dir: Path) -> dict[Path, Record]:
+def read_records_by_folder(runs_dir: Path) -> dict[Path, Record]:
     """Read the records below a folder that can be read, by the folder of each."""
-    found = ((folder, read(folder)) for folder in run_dirs(runs_dir))
+    found = (
+        (folder, read_record_if_any(folder)) for folder in list_run_folders(runs_dir)
+    )
     return {folder: record for folder, record in found if record}
 
 
-def copies(found: dict[Path, Record]) -> dict[Path, Path]:
+def find_copies(found: dict[Path, Record]) -> dict[Path, Path]:
     """Return the folder of each run that is a copy of one before, and that one's."""
     first: dict[str, Path] = {}
     again = {}
     for folder, record in found.items():
-        for mark in fingerprints(record):
+        for mark in record_fingerprints(record):
             if (other := first.setdefault(mark, folder)) != folder:
                 again[folder] = other
     return again
 
 
-def fingerprints(record: Record) -> set[str]:
+def record_fingerprints(record: Record) -> set[str]:
     """What no two runs share, whatever they are called: files of samples, and time with energy."""
     files = record.files
     # of runs that were killed before they had a sample, the files are empty alike
@@ -498,7 +506,7 @@ def fingerprints(record: Record) -> set[str]:
     return marks | {"{:.9g} s, {:.9g} J".format(*took)} if all(took) else marks
 
 
-def remarks(record: Record, runs_dir: Path | None = None) -> list[str]:
+def remarks_on_record(record: Record, runs_dir: Path | None = None) -> list[str]:
     """Say by what thresholds of its own a record was judged, what it leaves out, and remedies."""
     own = record.thresholds
     lines = [
@@ -516,7 +524,7 @@ def remarks(record: Record, runs_dir: Path | None = None) -> list[str]:
     path = machine.system_file(runs_dir, record.system)
     # what perun has measured cannot be measured again
     doubts = record.doubts if record.system != "imported" else []
-    return lines + machine.remedy(doubts, path)
+    return lines + machine.system_file_remedy(doubts, path)
 
 
 def work_of_others(record: Record) -> str:
@@ -526,7 +534,7 @@ def work_of_others(record: Record) -> str:
     return processes.work_of_others(own_s, others_s, time_s, hosts)
 
 
-def lock_run(run_dir: Path, name: str = "run.json"):
+def lock_run_file(run_dir: Path, name: str = "run.json"):
     """Lock a file of a run: this process will write its record. Keep what this returns.
 
     Raises ValueError where another process has locked it.
@@ -540,7 +548,7 @@ def lock_run(run_dir: Path, name: str = "run.json"):
     )
 
 
-def is_running(run_dir: Path) -> bool:
+def is_run_locked(run_dir: Path) -> bool:
     """Tell whether a process holds this run, or starts it, and will write its record."""
     return any(is_locked(run_dir / name) for name in ("run.json", START_LOCK))
 
@@ -548,17 +556,17 @@ def is_running(run_dir: Path) -> bool:
 def check(runs_dir: Path) -> list[str]:
     """Say every fault in the records below a folder, a line each."""
     faults = []
-    for folder in run_dirs(runs_dir):
+    for folder in list_run_folders(runs_dir):
         name = folder.name
-        if is_dead(folder):
+        if is_abandoned_run(folder):
             faults.append(
                 f"{name}: no record.json; the launcher died. "
                 f"`energynn check --recover {runs_dir}` writes one"
             )
         elif (folder / "record.json").exists():
-            with one_fault(f"{name}: record.json cannot be checked", faults):
+            with join_faults(f"{name}: record.json cannot be checked", faults):
                 faults += [f"{name}: {fault}" for fault in check_record(folder)]
-    for copy, other in copies(read_folders(runs_dir)).items():
+    for copy, other in find_copies(read_records_by_folder(runs_dir)).items():
         faults.append(f"{copy}: has the samples of {other}; keep one of the two")
     return faults
 
@@ -567,13 +575,13 @@ def check_record(run_dir: Path) -> list[str]:
     """Derive every number of a record again from the raw files, and say what differs."""
     record = read_record(run_dir)
     faults = []
-    content = json_table(run_dir / "record.json")
-    if content.pop("record_sha256", "") != configuration.digest(content):
+    content = read_json(run_dir / "record.json")
+    if content.pop("record_sha256", "") != configuration.json_digest(content):
         faults.append(
             "record.json was changed after it was written (record_sha256 differs)"
         )
     files = record.files
-    present = hash_files(run_dir)
+    present = hash_raw_files(run_dir)
     damaged = [
         f"{name}: differs from the record's list of files"
         for name in files | present
@@ -581,10 +589,10 @@ def check_record(run_dir: Path) -> list[str]:
     ]
     if damaged:
         return [*faults, *damaged, "its numbers were not derived again"]
-    if record.schema != SCHEMA:
+    if record.schema != RECORD_SCHEMA_VERSION:
         return faults
     unread = {flag.partition(": ")[0] for flag in record.flags}
-    given = {name: getattr(record, name) for name in GIVEN}
+    given = {name: getattr(record, name) for name in FIELDS_NOT_DERIVED}
     again = derive(run_dir, record.files.keys() - unread, **given)
     told = to_builtins(record)
     derived = to_builtins(again)
@@ -595,20 +603,22 @@ def check_record(run_dir: Path) -> list[str]:
     for name in told | derived:
         old = told.get(name)
         new = derived.get(name)
-        if not same(old, new):
+        if not are_equal_values(old, new):
             faults.append(
                 f"{name}: is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}"
             )
     return faults
 
 
-def same(a, b) -> bool:
+def are_equal_values(a, b) -> bool:
     """Compare up to the rounding of another machine's sums."""
     match a, b:
         case dict(), dict():
-            return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+            return a.keys() == b.keys() and all(
+                are_equal_values(a[key], b[key]) for key in a
+            )
         case list(), list():
-            return len(a) == len(b) and all(map(same, a, b))
+            return len(a) == len(b) and all(map(are_equal_values, a, b))
         case float(), float():
             return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
     return a == b
@@ -619,26 +629,30 @@ def same(a, b) -> bool:
 
 def recover(runs_dir: Path) -> list[str]:
     """Write records for runs whose launcher died; returns a line for each."""
-    return [recover_one(folder) for folder in run_dirs(runs_dir) if is_dead(folder)]
+    return [
+        recover_record(folder)
+        for folder in list_run_folders(runs_dir)
+        if is_abandoned_run(folder)
+    ]
 
 
-def is_dead(run_dir: Path) -> bool:
+def is_abandoned_run(run_dir: Path) -> bool:
     """Tell whether a run has no record, and no process that will write it."""
     # in this order: its end unlocks it when the record is there
-    return not is_running(run_dir) and not (run_dir / "record.json").exists()
+    return not is_run_locked(run_dir) and not (run_dir / "record.json").exists()
 
 
-def recover_one(folder: Path) -> str:
+def recover_record(folder: Path) -> str:
     """Write the record of a run whose launcher died; returns a line, also where it cannot be."""
     lines: list[str] = []
     # one folder that cannot be read must not cost the others
-    with one_fault(
+    with join_faults(
         f"{folder.name}: cannot be recovered, mend this or move it elsewhere", lines
     ):
-        _held = lock_run(folder)  # nobody starts it meanwhile
-        events = chain.from_iterable(events_of_segments(folder).values())
+        _held = lock_run_file(folder)  # nobody starts it meanwhile
+        events = chain.from_iterable(read_events_of_segments(folder).values())
         reason = f"the launcher died before it could write a record; {progress_in_words(events)}"
-        build(folder, "killed", reason)
+        save_record(folder, "killed", reason)
         lines.append(f"{folder.name}: recovered as killed: {reason}")
     return lines[0]
 

@@ -38,7 +38,7 @@ WORKERS = 2
 
 def sample_until_told(folder: str, period_s: float, stop) -> None:
     """The sampler in a process of its own, as perun has it."""
-    found = sampler_process.find({"cpu_model": machine.CPU_MODEL}, None)
+    found = sampler_process.find_sensors({"cpu_model": machine.DEFAULT_CPU_MODEL}, None)
     sampler = sensors.Sampler(Path(folder) / "samples.jsonl", found, period_s)
     sampler.start()
     stop.wait()
@@ -173,12 +173,12 @@ def image_loading(baseline: str = "ImageFolder and Pillow") -> list[dict]:
     """
     with tempfile.TemporaryDirectory() as folder:
         root, store = Path(folder) / "tree", Path(folder) / "store"
-        for label, name in enumerate(photographs.PHOTOGRAPHS):
+        for label, name in enumerate(photographs.PHOTOGRAPH_SOURCES):
             for split, count in (("train", 48), ("val", 1)):
                 (root / split / name).mkdir(parents=True)
                 for k, data in enumerate(as_jpegs([name], count, (500, 375), label)):
                     (root / split / name / f"{k}.jpg").write_bytes(data)
-        imagenet.prepare(root, store)
+        imagenet.write_ppm_store(root, store)
         pillow = usual_images(root / "train", 224)
         loaders = {
             baseline: DataLoader(

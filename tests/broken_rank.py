@@ -9,12 +9,12 @@ import torch
 
 from energynn.host import launchers
 
-launchers.write_whole_lines()
+launchers.buffer_output_by_line()
 
 from energynn.train import rank  # noqa: E402
-from energynn.train.phases import Progress  # noqa: E402
+from energynn.train.phases import TrainingProgress  # noqa: E402
 
-original, how = Progress.step, os.environ["HOW_IT_ENDS"]
+original, how = TrainingProgress.step, os.environ["HOW_IT_ENDS"]
 
 
 def step(
@@ -39,5 +39,5 @@ def step(
     original(self, epoch, index, loss)
 
 
-Progress.step = step
-rank.run(sys.argv[1])
+TrainingProgress.step = step
+rank.run_rank(sys.argv[1])

@@ -12,7 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 from energynn import records
 from energynn.experiment import config
 from energynn.host import files, launchers
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests import perun_files
 from tests.measure.worlds import sensor
 from tests.run_files import edit, nanoseconds, write_lines, write_marks, write_samples
@@ -114,7 +114,7 @@ def variables(text):
 def around(monkeypatch):
     """Set the variables of a text, and no other launcher's."""
     for name in list(os.environ):
-        if launchers.RANK_VARIABLES.fullmatch(name) or name.startswith("SLURM_"):
+        if launchers.RANK_VARIABLE_PATTERN.fullmatch(name) or name.startswith("SLURM_"):
             monkeypatch.delenv(name)
 
     def put(text):
@@ -127,7 +127,7 @@ def around(monkeypatch):
 def minimal_record(**fields) -> dict:
     """A record with every field that each must have, empty but for those given."""
     record = records.Record(
-        schema=records.SCHEMA,
+        schema=records.RECORD_SCHEMA_VERSION,
         run_id="",
         workload="",
         system="",
@@ -170,14 +170,14 @@ def run_dir(tmp_path):
 
 def built(run_dir):
     """Build the record of a run that has finished."""
-    return records.build(run_dir, "finished", "")
+    return records.save_record(run_dir, "finished", "")
 
 
 def forge(path, **fields):
     """Change a record and make its own digest right again, as somebody who knows how would."""
-    record = json_table(path) | fields
+    record = read_json(path) | fields
     del record["record_sha256"]
-    edit(path, **record, record_sha256=config.digest(record))
+    edit(path, **record, record_sha256=config.json_digest(record))
 
 
 def write_runs(runs_dir, *systems):
@@ -203,7 +203,7 @@ def write_run_dir(runs_dir, system="local"):
             "system": system,
             "started_at": "2026-01-01T00:00:00Z",
             "config": values,
-            "config_digest": config.digest(values),
+            "config_digest": config.json_digest(values),
             "data_digest": config.manifest_digest("photographs"),
             "device_kind": "cpu core",
             "device_name": "a core",

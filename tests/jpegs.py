@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from energynn.data.photographs import PHOTOGRAPHS, source_path
+from energynn.data.photographs import PHOTOGRAPH_SOURCES, photograph_path
 
 
 def as_jpegs(
@@ -23,7 +23,9 @@ def as_jpegs(
     """
     generator, files = np.random.default_rng(seed), []
     for name in names:
-        photograph = Image.open(source_path(*PHOTOGRAPHS[name][:2])).convert("RGB")
+        photograph = Image.open(photograph_path(*PHOTOGRAPH_SOURCES[name][:2])).convert(
+            "RGB"
+        )
         for _ in range(count):
             share = generator.uniform(0.6, 1) * min(
                 photograph.width / size[0], photograph.height / size[1]

@@ -5,8 +5,8 @@ import json
 import numpy as np
 
 from energynn.host.files import REPOSITORY
-from energynn.measure.account import account
-from energynn.measure.samples import events_of_segments
+from energynn.measure.account import account_for_run
+from energynn.measure.samples import read_events_of_segments
 
 ZERO_NS = 10**15  # of the monotonic clock, at which the times of these files begin
 
@@ -78,7 +78,7 @@ def write_training(folder, begin_s, end_s, rank=0, host="h", **told):
 
 def judged(folder, thresholds=None):
     """Account for a run."""
-    return account(events_of_segments(folder), thresholds or {})
+    return account_for_run(read_events_of_segments(folder), thresholds or {})
 
 
 def letters(found):

@@ -86,7 +86,7 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, name, what):
     assert status == 1 and faults and not errors, (out, errors)
     assert all(bad.name in line and good.name not in line for line in faults), faults
     assert "finished" in answer("status", "--runs-dir", here / "runs")
-    loaded = results.load(here / "runs")
+    loaded = results.load_records(here / "runs")
     assert good.name in loaded["run_id"].values
     assert len(loaded) + len(loaded.attrs["excluded"]) == 2
 
@@ -209,15 +209,15 @@ EPS = (
 
 def test_an_image_that_is_a_program_is_not_executed(here):
     """Other files that are no images: tests/data/test_own_images.py."""
-    for split in imagenet.SPLITS:
+    for split in imagenet.SPLIT_NAMES:
         picture(here / "images" / split / "n01" / "good.JPEG")
     bad = here / "images" / "train" / "n01" / "bad.JPEG"
     bad.write_bytes(EPS)
     with pytest.raises(ValueError, match="bad.JPEG is broken"):
-        imagenet.prepare(here / "images", here / "store")
+        imagenet.write_ppm_store(here / "images", here / "store")
     assert not (here / "canary").exists(), "Ghostscript was started"
     spoil(bad, PIPE)  # a pipe is no image, and is not waited for
-    imagenet.prepare(here / "images", here / "other")
+    imagenet.write_ppm_store(here / "images", here / "other")
 
 
 def test_a_description_of_the_machine_that_is_none(here):

@@ -12,7 +12,7 @@ import pytest
 from energynn import cli
 from energynn.host import files
 from energynn.host.files import REPOSITORY
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests.conftest import built, write_perun_hdf5, write_runs
 from tests.processes import ENERGYNN, answer, ended, printed, said
 from tests.run_files import edit
@@ -163,7 +163,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 
 def test_a_notebook_opened_in_jupyterlab_writes_where_the_others_read(monkeypatch):
-    cells = json_table(REPOSITORY / "notebooks" / "run_training.ipynb")["cells"]
+    cells = read_json(REPOSITORY / "notebooks" / "run_training.ipynb")["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     monkeypatch.chdir(REPOSITORY / "notebooks")
     monkeypatch.setenv("ENERGYNN_RUNS", "/somewhere/runs")
@@ -185,6 +185,6 @@ def test_a_closed_standard_output_costs_no_commands_status(tmp_path):
 def test_parameters_are_taken_as_papermill_takes_them_but_not_those_of_a_command_measured():
     words = "run -p devices 2 -p epochs=3".split()
     joined = "run -p devices=2 -p epochs=3".split()
-    assert cli.as_typer_takes_them(words) == joined
+    assert cli.join_parameter_words(words) == joined
     measured = "measure python train.py -p devices 2".split()
-    assert cli.as_typer_takes_them(measured) == measured
+    assert cli.join_parameter_words(measured) == measured

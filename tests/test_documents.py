@@ -9,10 +9,10 @@ import pytest
 import typer
 
 from energynn import cli
-from energynn.cli.options import parameters_of
+from energynn.cli.options import parse_parameters
 from energynn.experiment import studies
 from energynn.host.files import REPOSITORY
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests.launch.test_guides import steps
 from tests.processes import printed
 from tests.run_files import text_of
@@ -121,15 +121,17 @@ def test_commands_are_parsed(path, monkeypatch):
     # whose workload docs/own.md makes
     monkeypatch.syspath_prepend(REPOSITORY / "examples")
     for words in commands(path, "energynn"):
-        options = parsed(cli.as_typer_takes_them(words))
+        options = parsed(cli.join_parameter_words(words))
         if words[0] in ("run", "submit"):
             given = [*(options.get("assigned") or []), *(options["p"] or [])]
-            assert studies.sweep(parameters_of(given))
+            assert studies.make_sweep(parse_parameters(given))
         if words[0] in ("study", "submit"):
             names = (
                 [options["name"]] if "name" in options else options.get("studies") or []
             )
-            studies.find([name for name in names if name not in OWN and name[0] != "-"])
+            studies.find_studies(
+                [name for name in names if name not in OWN and name[0] != "-"]
+            )
         system = options.get("system")
         assert (
             system in (None, "", "NAME", "local", *OWN)
@@ -208,6 +210,6 @@ def test_docker_and_apptainer_have_the_same_files():
 
 
 def test_the_devcontainer_makes_the_environment_without_torch():
-    container = json_table(REPOSITORY / ".devcontainer/devcontainer.json")
+    container = read_json(REPOSITORY / ".devcontainer/devcontainer.json")
     words = container["postCreateCommand"].split()
     assert words[:2] == ["make", "env"] and "-e '.[lab]'" in " ".join(words)

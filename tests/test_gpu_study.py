@@ -72,7 +72,7 @@ def clock(monkeypatch):
     now, made = [0.0], []
 
     def execute(parameters, run_dir):
-        run = config.from_dict(parameters)
+        run = config.config_from_dict(parameters)
         made.append(run)
         now[0] += clock.seconds(run, len(made))
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -85,8 +85,8 @@ def clock(monkeypatch):
 
     monkeypatch.setattr(local, "execute", execute)
     monkeypatch.setattr(local.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(start, "prepare", lambda *_: {})
-    monkeypatch.setattr(start, "warnings_of", lambda _: [])
+    monkeypatch.setattr(start, "prepare_intent", lambda *_: {})
+    monkeypatch.setattr(start, "list_warnings", lambda _: [])
     return clock
 
 
@@ -113,10 +113,10 @@ def test_a_loan_makes_all_anchors_and_tells_samples_from_updates(
         return overhead_s + run.epochs * epoch_s + (60 if run.compile else 0)
 
     made = []
-    monkeypatch.setattr(local, "_is_done", lambda run, _runs_dir: run in made)
+    monkeypatch.setattr(local, "_has_valid_record", lambda run, _runs_dir: run in made)
     for minutes in calls_min:
         begun, of_call = local.time.monotonic(), clock(seconds)
-        local.run_study(study, tmp_path, minutes=minutes, warm_up=True)
+        local.make_missing_runs(study, tmp_path, minutes=minutes, warm_up=True)
         assert local.time.monotonic() - begun < 60 * minutes + 5
         made += of_call
     assert made.pop(0) == made[0], "to warm up"
@@ -127,7 +127,7 @@ def test_a_loan_makes_all_anchors_and_tells_samples_from_updates(
 
 def test_a_cold_first_run_leaves_out_no_others(tmp_path, clock):
     made = clock(lambda run, number: 200 if number == 1 else 20)
-    left_out = local.run_study(
+    left_out = local.make_missing_runs(
         RUNS, tmp_path, minutes=(200 + 4 * 20 + 10) / 60, warm_up=True
     )
     assert made == [RUNS[0], *RUNS[:4]]
@@ -157,7 +157,7 @@ def test_valid_records_are_counted_and_the_exit_status_tells_of_failures(
     outcomes[second] |= {"status_reason": "no network"}
 
     def execute(parameters, run_dir):
-        run = config.from_dict(parameters)
+        run = config.config_from_dict(parameters)
         run_dir.mkdir(parents=True, exist_ok=True)
         files.write_json(run_dir / "record.json", minimal_record(**outcomes[run]))
         return int(run == second), ""
@@ -174,7 +174,7 @@ def test_valid_records_are_counted_and_the_exit_status_tells_of_failures(
 def test_two_kinds_of_gpu_never_have_one_name(monkeypatch):
     names = set()
     for gpu in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
-        monkeypatch.setattr(machine, "gpus", lambda name=gpu: [{"name": name}])
+        monkeypatch.setattr(machine, "list_gpus", lambda name=gpu: [{"name": name}])
         names |= {studies.gpu_system(), studies.gpu()[0].system}
     assert names == {"gpu-h100-80gb-hbm3", "gpu-h200"}
 
@@ -183,5 +183,5 @@ def test_the_commit_travels_where_git_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "COMMIT", tmp_path / "commit")
     state = machine.git_state()
     machine.COMMIT.write_text(json.dumps(state))
-    monkeypatch.setattr(machine, "git", lambda *words: "")
+    monkeypatch.setattr(machine, "call_git", lambda *words: "")
     assert machine.git_state() == state and len(state[0]) == 40

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from energynn.data import describe, era5_sources, manifests, photographs
 from energynn.host import files
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests.processes import answer, printed, refused
 
 
@@ -17,7 +17,7 @@ def copies(tmp_path, monkeypatch):
     """Manifests and generated data of this test alone."""
     shutil.copytree(files.DATA_MANIFESTS, tmp_path / "data_manifests")
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", tmp_path / "data_manifests")
-    monkeypatch.setattr(manifests, "GENERATED", tmp_path / "build" / "data")
+    monkeypatch.setattr(manifests, "GENERATED_DATA_FOLDER", tmp_path / "build" / "data")
     return tmp_path
 
 
@@ -54,7 +54,7 @@ def test_missing_and_damaged_manifests_are_named(copies):
     refused(
         "imagenet: no checksums.*data describe imagenet", manifests.verify, "imagenet"
     )
-    refused("put files into .*dataset is synthetic", manifests.checksums, "my-own")
+    refused("put files into .*dataset is synthetic", manifests.read_checksums, "my-own")
     assert manifests.verify("synthetic")
     folder = copies / "data_manifests" / "era5_ensemble"
     (folder / "SHA256SUMS").write_text("not a checksum\n")
@@ -69,7 +69,7 @@ def test_a_listing_is_read_or_refused_in_one_line(copies, content):
     path = copies / "data_manifests" / "photographs" / "SHA256SUMS"
     path.write_bytes(content)
     try:
-        assert manifests.checksums("photographs") is not None
+        assert manifests.read_checksums("photographs") is not None
     except ValueError as error:
         assert "SHA256SUMS" in str(error) and "\n" not in str(error)
 
@@ -81,7 +81,7 @@ def test_another_jpeg_encoder_is_explained_and_can_be_described(copies, monkeypa
     )
     crops = manifests.root("photographs")
     (crops / "thesis.txt").write_text("years of work")
-    describe.build("photographs")
+    describe.build_manifest("photographs")
     manifests.verify("photographs")
     assert list(crops.parent.glob("photographs-before-*/photographs/thesis.txt"))
 
@@ -89,12 +89,12 @@ def test_another_jpeg_encoder_is_explained_and_can_be_described(copies, monkeypa
 def test_manifests_say_what_is_needed():
     for dataset in ("photographs", "era5_ensemble"):
         folder = files.DATA_MANIFESTS / dataset
-        manifest = json_table(folder / "manifest.json")
+        manifest = read_json(folder / "manifest.json")
         for key in ("license", "citeAs", "url", "energynn:rule", "energynn:split"):
             assert manifest[key], (dataset, key)
         listed = {entry["name"]: entry["sha256"] for entry in manifest["distribution"]}
-        assert listed == manifests.checksums(dataset)
-    texts = json_table(describe.DESCRIPTIONS)
+        assert listed == manifests.read_checksums(dataset)
+    texts = read_json(describe.DESCRIPTIONS_FILE)
     assert (
         f"JPEG quality {photographs.JPEG_QUALITY}"
         in texts["photographs"]["energynn:rule"]
@@ -113,9 +113,11 @@ def test_a_path_is_no_name_and_nothing_is_written_there(tmp_path, path):
 
 def test_what_cannot_be_described_is_refused():
     refused(
-        "era5_ensemble: comes with its description", describe.build, "era5_ensemble"
+        "era5_ensemble: comes with its description",
+        describe.build_manifest,
+        "era5_ensemble",
     )
-    refused("cats has no files; put its files into it", describe.build, "cats")
+    refused("cats has no files; put its files into it", describe.build_manifest, "cats")
 
 
 @pytest.fixture
@@ -136,7 +138,7 @@ def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch):
     answer("data", "describe", "imagenet", "--root", imagenet_tree)
     sums = copies / "data_manifests" / "imagenet" / "SHA256SUMS"
     printed("sha256sum", "-c", sums, cwd=imagenet_tree)
-    manifest = json_table(sums.with_name("manifest.json"))
+    manifest = read_json(sums.with_name("manifest.json"))
     assert manifest["energynn:files"] == 11 + 3
 
     refused("set ENERGYNN_IMAGENET", manifests.verify, "imagenet")

@@ -8,7 +8,7 @@ import pytest
 import energynn
 from energynn import cli, records
 from energynn.experiment import config
-from energynn.host.progress import sentence
+from energynn.host.progress import summarize_record
 from energynn.launch import start
 from tests.conftest import built, minimal_record, read_as_record, write_run_dir
 from tests.processes import answer, refused, said
@@ -27,7 +27,7 @@ def runs(tmp_path, monkeypatch):
 
 
 def call(folder, name, started_at="2026-01-01T00:00:00Z"):
-    labels = records.labels(name, "why: a/b")
+    labels = records.check_labels(name, "why: a/b")
     edit(folder / "run.json", started_at=started_at, **labels)
     built(folder)
 
@@ -42,10 +42,10 @@ def test_a_run_is_found_by_folder_run_id_name_part_of_either_and_as_the_last(run
         "e.1",
         "local",
     ):
-        assert records.find(word, Path("runs")).samefile(first), word
-    assert records.find("last", Path("runs")) == last
+        assert records.find_run(word, Path("runs")).samefile(first), word
+    assert records.find_run("last", Path("runs")) == last
     call(first, "mine")  # an exact name is no part of others
-    assert records.find("mine", Path("runs")) == first
+    assert records.find_run("mine", Path("runs")) == first
 
 
 def test_a_word_that_means_two_runs_or_none_is_one_line_with_their_dates(runs):
@@ -86,7 +86,7 @@ def test_a_name_is_in_the_record_and_not_in_the_digest(tmp_path):
     folder = tmp_path / "run"
     words = ["--out", folder, "--name", "mine", "--note", "a/b: ä", "--", "true"]
     answer("measure", *words)
-    record = records.read(folder)
+    record = records.read_record_if_any(folder)
     assert (record.name, record.note) == ("mine", "a/b: ä")
     assert records.check(tmp_path) == []
 
@@ -94,10 +94,10 @@ def test_a_name_is_in_the_record_and_not_in_the_digest(tmp_path):
 def test_a_run_that_is_made_keeps_its_name(run_dir, capsys):
     made = config.make("resnet50", devices=2, local_batch_size=16)
     call(run_dir, "mine")
-    assert start.run(made, run_dir.parent.parent, {"name": "mine"}) == run_dir
-    start.run(made, run_dir.parent.parent, {"name": "yours"})
+    assert start.make_run(made, run_dir.parent.parent, {"name": "mine"}) == run_dir
+    start.make_run(made, run_dir.parent.parent, {"name": "yours"})
     assert "nor named anew" in capsys.readouterr().out
-    assert records.read(run_dir).name == "mine"
+    assert records.read_record_if_any(run_dir).name == "mine"
 
 
 # ------------------------------------------------------------------- what is told
@@ -114,7 +114,10 @@ def test_status_is_a_line_for_each_run_the_newest_first(
     runs, capsys, monkeypatch, columns
 ):
     monkeypatch.setenv("COLUMNS", columns)
-    settings = records.read(runs[1]).config | {"global_batch_size": 64, "seed": 7}
+    settings = records.read_record_if_any(runs[1]).config | {
+        "global_batch_size": 64,
+        "seed": 7,
+    }
     change(runs[1], config=settings, metrics={"top1_error": 0.584, "top5_error": 0.1})
     head, last, first, total = answer("status").splitlines()
     assert head.split()[:3] == ["started", "run", "what"]
@@ -179,14 +182,14 @@ def test_one_sentence_says_energy_how_good_time_and_accuracy():
     record = dict(energy_total_J=360.0, energy_total_provenance="estimated")
     record |= dict(energy_total_bound_J=1.8, energy_total_systematic_J=180.0)
     record |= dict(training_time_s=22.04, metrics={"top1_error": 0.9, "loss": 2.0})
-    assert sentence(read_as_record(minimal_record(**record))) == (
+    assert summarize_record(read_as_record(minimal_record(**record))) == (
         "0.1 Wh, estimated, good to within 50 %, in 22 s, 10% of the images right"
     )
     record |= dict(energy_gpu_J=180.0, energy_gpu_provenance="measured")
-    told = sentence(read_as_record(minimal_record(**record)))
+    told = summarize_record(read_as_record(minimal_record(**record)))
     assert "good to within 50 %, 0.05 Wh of it measured (GPU), in 22 s" in told
     record |= dict(config={"command": ["train"], "epochs": 4})
-    told = sentence(read_as_record(minimal_record(**record)))
+    told = summarize_record(read_as_record(minimal_record(**record)))
     assert told.startswith("0.1 Wh, 0.025 Wh an epoch, estimated, ")
     other = minimal_record(training_time_s=3.0, metrics={"rmse": 1 / 3})
-    assert sentence(read_as_record(other)) == "in 3 s, rmse 0.3333"
+    assert summarize_record(read_as_record(other)) == "in 3 s, rmse 0.3333"

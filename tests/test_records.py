@@ -13,7 +13,7 @@ from energynn import records
 from energynn.experiment import config, studies
 from energynn.host import files
 from energynn.host.files import REPOSITORY
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from energynn.measure import account, perun_adapter
 from tests.conftest import built, forge, write_runs
 from tests.experiment.test_config import JSON
@@ -46,7 +46,7 @@ def test_every_number_of_a_record_is_the_known_one(run_dir):
     ]
     assert forward_s == [8.0, 8.000001]
     assert record.energy_gpu_J is None and record.energy_ram_J is None
-    assert records.read(run_dir) == record
+    assert records.read_record_if_any(run_dir) == record
     assert records.check(run_dir) == []
 
 
@@ -76,10 +76,10 @@ def test_any_value_in_any_field_is_a_fault_of_this_run_alone(
     shutil.copytree(two_runs, runs)
     (run,) = (runs / "local").glob("resnet50*")
     (other,) = (runs / "other").glob("resnet50*")
-    values = json_table(run / file)
+    values = read_json(run / file)
     field = data.draw(st.sampled_from(sorted(values)))
     known = values[field]
-    if config.digest(known) == config.digest(value):
+    if config.json_digest(known) == config.json_digest(value):
         return
     if type(known) is float and type(value) is int and known == value:
         return  # JSON has one kind of number: 0 is 0.0, but False is neither
@@ -154,7 +154,7 @@ def test_what_another_machines_sums_round_to_is_no_fault(run_dir):
 @pytest.mark.parametrize("has_record", [True, False])
 def test_a_damaged_file_of_perun_holds_nobody_up(run_dir, monkeypatch, has_record):
     """HDF5 goes round in it for ever; neither a record nor a checksum says that anybody read it."""
-    monkeypatch.setattr(perun_adapter, "READ_WITHIN_S", 4)
+    monkeypatch.setattr(perun_adapter, "READ_TIMEOUT_S", 4)
     if has_record:
         built(run_dir)
     damaged(run_dir / "perun" / "damaged.hdf5", 4105, 202)
@@ -175,11 +175,11 @@ def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir):
         rewrite(events, lambda line: "_end" not in line["event"])
     samples = run_dir / "samples-host.jsonl"
     samples.write_text(samples.read_text()[:-20])
-    with records.lock_run(run_dir):  # its launcher is alive
+    with records.lock_run_file(run_dir):  # its launcher is alive
         assert records.check(runs) == [] and records.recover(runs) == []
     assert "no record.json" in answer("check", runs, status=1)
     answer("check", "--recover", runs)
-    record = records.read(run_dir)
+    record = records.read_record_if_any(run_dir)
     assert record.status == "killed" and record.energy_cpu_J > 2400
     assert "1 of 1 epochs done" in record.status_reason and not record.valid
 
@@ -210,14 +210,14 @@ def test_records_of_today_and_before_are_whole():
 def test_each_committed_record_finds_its_run_in_its_study():
     """Its system is called as its study. A run that was renamed says what it was called."""
     folders = [path.parent for path in REPOSITORY.glob("runs/*/*/record.json")]
-    committed = [each for each in folders if each.parent.name in studies.STUDIES]
+    committed = [each for each in folders if each.parent.name in studies.OWN_STUDIES]
     assert len(committed) >= 24
     was = set()
     for folder in committed:
         record = records.read_record(folder)
-        made = config.from_dict(record.config)
+        made = config.config_from_dict(record.config)
         assert config.asdict(made) == record.config, "every parameter stands there"
-        assert made in studies.find([folder.parent.name])[folder.parent.name]
+        assert made in studies.find_studies([folder.parent.name])[folder.parent.name]
         assert folder.name == record.run_id == config.run_id(made)
         was |= {record.run_id, record.was["run_id"]}
     assert len(was) == 2 * len(committed)
@@ -233,7 +233,7 @@ def test_the_committed_runs_of_a_gpu_are_its_study_and_its_minutes_and_measured(
     minutes = dict(idle=1, simulated_collective=1, starved=1, work=3)
     assert kinds == minutes | {"": len(studies.gpu())}
     for run in studies.gpu(folder.name):
-        assert records.is_made(config.folder(run, folder.parent)), run
+        assert records.has_valid_record(config.folder(run, folder.parent)), run
 
 
 def test_the_table_of_the_fields_says_what_the_record_has():
@@ -251,5 +251,5 @@ def test_each_field_of_the_record_has_a_meaning():
     names = set()
     for name in fields:
         names |= {name.replace("*", part) for part in ("gpu", "cpu", "ram", "total")}
-    unknown = {f"idle_power_total_{when}_W" for when in account.IDLE}
+    unknown = {f"idle_power_total_{when}_W" for when in account.IDLE_WINDOWS}
     assert names - unknown == set(records.Record.__struct_fields__)

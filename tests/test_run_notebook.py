@@ -27,9 +27,9 @@ class Kernel:
 
     def parameters(self, path=NOTEBOOK, old="", new=""):
         for cell in nbformat.read(path, as_version=4).cells:
-            if "from_notebook" in cell.source:
+            if "notebook_parameters" in cell.source:
                 self.namespace["In"].append(cell.source)
-                return config.from_notebook(self.namespace)
+                return config.notebook_parameters(self.namespace)
             if cell.cell_type == "code":
                 self.cell(cell.source.replace(old, new))
 

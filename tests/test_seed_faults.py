@@ -2,12 +2,12 @@
 
 import pytest
 
-from energynn.host.files import PACKAGE
+from energynn.host.files import PACKAGE_FOLDER
 from tests.run_files import text_of
 from tests.seed_faults import read_faults
 
 PRESENT = [fault for fault in read_faults() if "gone" not in fault]
-SOURCE = "".join(path.read_text() for path in sorted(PACKAGE.rglob("*.py")))
+SOURCE = "".join(path.read_text() for path in sorted(PACKAGE_FOLDER.rglob("*.py")))
 
 
 @pytest.mark.parametrize("fault", PRESENT, ids=lambda fault: fault["id"])

@@ -17,7 +17,7 @@ from energynn import records
 from energynn.experiment import systems
 from energynn.forecast import fit, runs
 from energynn.host import files
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from energynn.train import checkpoint
 from energynn.train.distributed import World
 from tests.conftest import built, forge
@@ -38,18 +38,18 @@ def module(tmp_path, monkeypatch):
 
 
 def fit_of(module):
-    made = runs.Runs("theirs", systems.site("local"), [])
+    made = runs.ObservedRuns("theirs", systems.read_site("local"), [])
     taken = [{"config": {"workload": "theirs"}, "time_s": 1.0}]
     content = msgspec.to_builtins(made) | {"taken": taken}
     path = module.with_name("fit.json")
-    files.write_json(path, {"schema": fit.SCHEMA, "runs": content})
+    files.write_json(path, {"schema": fit.FIT_FILE_SCHEMA, "runs": content})
     return path
 
 
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("what", ["fit", "held-out", "read"])
 def test_only_the_caller_names_a_module(run_dir, module, what, named):
-    config = json_table(run_dir / "run.json")["config"] | {"workload": "theirs"}
+    config = read_json(run_dir / "run.json")["config"] | {"workload": "theirs"}
     machine = {"sockets": 1, "cores": 2}
     edit(run_dir / "run.json", workload="theirs", config=config, machine=machine)
     built(run_dir)
@@ -67,7 +67,7 @@ def test_only_the_caller_names_a_module(run_dir, module, what, named):
 
 
 def test_a_record_with_two_workloads_is_a_fault(run_dir, module):
-    config = json_table(run_dir / "run.json")["config"]
+    config = read_json(run_dir / "run.json")["config"]
     edit(run_dir / "run.json", config=config | {"workload": "theirs"})
     built(run_dir)
     folder = run_dir.parent.parent
@@ -134,7 +134,7 @@ def test_a_copy_is_a_fault_and_counts_once(run_dir, place, repeat):
     assert records.check(folder) == []
     copy = shutil.copytree(run_dir, folder / place)
     if repeat is not None:
-        config = json_table(copy / "run.json")["config"]
+        config = read_json(copy / "run.json")["config"]
         names = {"run_id": copy.name, "system": copy.parent.name}
         edit(copy / "run.json", config=config | {"repeat": repeat}, **names)
         with open(copy / "samples-host.jsonl", "a") as file:
@@ -145,7 +145,7 @@ def test_a_copy_is_a_fault_and_counts_once(run_dir, place, repeat):
     table = folder / "x.csv"
     answer("export", "--own", "--csv", table, "--runs-dir", folder)
     assert len(pd.read_csv(table)) == 1
-    found = runs.valid_records(folder, systems.site("local"))
+    found = runs.valid_records(folder, systems.read_site("local"))
     assert len(found) <= 1 and len(records.read_all(folder)) == 1
 
 
@@ -163,7 +163,7 @@ def test_a_run_that_is_starting_is_not_dead(run_dir):
     with files.lock(run_dir / records.START_LOCK):
         assert records.check(folder) == [] == records.recover(folder)
     with files.lock(run_dir / "run.json"):
-        assert "is running" in records.recover_one(run_dir)
+        assert "is running" in records.recover_record(run_dir)
     assert not (run_dir / "record.json").exists()
 
 
@@ -216,8 +216,8 @@ def test_runs_that_share_a_folder_of_checkpoints_leave_all_others_alone(
 def test_a_checkpoint_of_another_run_is_one_sentence(checkpoints, ranks, steps):
     checkpoints("run").save(10)
     ours = checkpoints("run", ranks)
-    name, saved = ours._newest()
-    ours._newest = lambda: (name, saved | {"optimizer_steps": steps})
+    name, saved = ours._read_newest_checkpoint()
+    ours._read_newest_checkpoint = lambda: (name, saved | {"optimizer_steps": steps})
     refused("is not of this run; remove it: .*", ours.load, most_steps=100)
 
 
@@ -234,7 +234,7 @@ def test_a_measured_command_may_have_any_bytes_and_leave_processes(tmp_path):
     closed = [b"sh", b"-c", line + b" 2>&- >/dev/full"]
     assert subprocess.run(closed, cwd=tmp_path, timeout=60).returncode == 7
     (folder,) = map(Path, tmp_path.glob("gr*"))
-    record = records.read(folder)
+    record = records.read_record_if_any(folder)
     assert record.config["command"].endswith(r"'\xdf'")
     assert record.run_id == r"gr\xf6"
     assert record.exit_status == 7 and records.check(tmp_path) == []
@@ -284,5 +284,5 @@ def test_a_foreign_binary_is_a_record_that_says_why(tmp_path):
     script.chmod(0o755)
     words = [*ENERGYNN, "measure", "--out", tmp_path / "run", "--", script]
     assert subprocess.run(words).returncode == 126
-    reason = records.read(tmp_path / "run").status_reason
+    reason = records.read_record_if_any(tmp_path / "run").status_reason
     assert "cannot be started: Exec format" in reason

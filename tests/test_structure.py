@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from energynn.host.files import REPOSITORY
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests.processes import printed
 from tests.run_files import text_of
 from tests.size import floors, imported, module_imports, room_imports, sizes
@@ -136,7 +136,7 @@ def test_code_is_calm(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_are_thin_and_clean(path):
-    notebook = json_table(path)
+    notebook = read_json(path)
     assert set(notebook["metadata"]) <= {"kernelspec", "language_info"}
     parameters = 0
     for cell in notebook["cells"]:

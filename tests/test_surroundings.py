@@ -49,7 +49,7 @@ def test_a_strange_folder_is_measured_in_and_the_command_has_its_user_s_variable
     words = ["measure", "--out", tmp_path / "out", "--", sys.executable, "-c", program]
     given = os.environ.get("PYTHONPATH")
     assert strange(*words).stdout.startswith(f"{given} False\n")
-    assert records.read(tmp_path / "out").status == "finished"
+    assert records.read_record_if_any(tmp_path / "out").status == "finished"
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_a_study_in_a_strange_folder_with_another_kernel_in_a_pod(strange, tmp_p
     files.write_json(kernel, other | {"language": "python"})
     words = ["run", *TINY, "epochs=6", "devices=1,2", "--runs-dir", tmp_path / "runs"]
     done = strange(*words, **variables(f"{POD} {ALONE} JUPYTER_PATH={tmp_path}"))
-    made = map(records.read, records.run_dirs(tmp_path / "runs"))
+    made = map(records.read_record_if_any, records.list_run_folders(tmp_path / "runs"))
     assert [each.status for each in made] == ["finished"] * 2, done.stderr
 
 
@@ -80,7 +80,7 @@ def test_what_a_user_names_stays_and_an_empty_entry_does_not(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", named)
     first, *entries = processes.own_environment()["PYTHONPATH"].split(":")
-    assert first == str(files.PACKAGE.parent)
+    assert first == str(files.PACKAGE_FOLDER.parent)
     assert entries == [entry.format(here=tmp_path) for entry in stays]
 
 
@@ -146,11 +146,11 @@ def test_a_step_that_can_start_no_ranks_says_so_before_anything(
 ):
     around(text)
     if can_start:
-        launchers.require_no_step()
+        launchers.require_no_slurm_step()
     else:
         refused(
             "^this is a step of Slurm.*`srun -n 1",
-            start.prepare,
+            start.prepare_intent,
             config.make(),
             tmp_path / "runs" / "local" / "run",
         )

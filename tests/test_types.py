@@ -50,7 +50,7 @@ REFUSED = {
     "energynn.compare(1, 2)": 'to "compare" has incompatible type "int"',
     "energynn.window(no_gpus=True)": 'Unexpected keyword argument "no_gpus"',
     "measured.energies_J": 'has no attribute "energies_J"',
-    "records.read(run).valid": 'Item "None" of "Record | None"',
+    "records.read_record_if_any(run).valid": 'Item "None" of "Record | None"',
     "record.energy_gpu": 'has no attribute "energy_gpu"',
     'record["valid"]': "not indexable",
     "record.energy_gpu_J / 2": "Unsupported operand",

@@ -60,7 +60,7 @@ def test_of_an_epoch_that_stands_in_two_segments_the_last_counts(run_dir):
     (run_dir / "segment-2").mkdir()
     again = epochs[0] | {"training_loss": 1.0, "t_wall_ns": epochs[0]["t_wall_ns"] + 1}
     write_lines(run_dir / "segment-2" / "events-rank0.jsonl", [again])
-    record = records.build(run_dir, "interrupted", "stopped")
+    record = records.save_record(run_dir, "interrupted", "stopped")
     assert [entry["training_loss"] for entry in record.history] == [1.0]
 
 

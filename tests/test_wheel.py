@@ -111,7 +111,7 @@ def test_runs_are_loaded_and_a_plan_is_made_in_an_empty_folder_without_torch(ins
 
 def test_remedies_are_those_of_an_installed_package(installed):
     """Where there is no checkout there is no make."""
-    said = installed("-c", "from energynn.host import files; print(files.INSTALL)")
+    said = installed("-c", "from energynn.host import files; print(files.INSTALLATION)")
     assert said == "`pip install 'energynn[train]'`\n"
 
 

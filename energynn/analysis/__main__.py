@@ -6,9 +6,9 @@ from energynn.analysis import numbers, paper, report
 
 
 def main(build_dir: Path) -> None:
-    numbers.colophon(build_dir)
-    numbers.merge(build_dir)
-    written = [*paper.compile(build_dir), report.build(build_dir)]
+    numbers.write_colophon(build_dir)
+    numbers.merge_tables(build_dir)
+    written = [*paper.compile_manuscripts(build_dir), report.build_report(build_dir)]
     print("wrote", ", ".join(map(str, written)))
 
 

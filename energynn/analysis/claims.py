@@ -38,28 +38,28 @@ import pandas as pd
 from scipy import special
 
 from energynn.analysis import observations, others, published
-from energynn.host.files import shipped
-from energynn.host.reading import toml_table
+from energynn.host.files import shipped_path
+from energynn.host.reading import read_toml
 
-CLAIMS = shipped("paper") / "claims.toml"
+CLAIMS_FILE = shipped_path("paper") / "claims.toml"
 VERDICTS = ("supported", "contradicted", "inconclusive", "no data", "restated")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA, RESTATED = VERDICTS
-ELSEWHERE = {SUPPORTED: "likewise", CONTRADICTED: "otherwise"}
-COLUMNS = ("published", "derived", "reading", "own", "elsewhere")
-ABOUT = ("id", "place", "says", "base", "group", "kind", "before", "why")
-NO_TEST = (*ABOUT, "decides", "elsewhere", "reading", "restates")
-STATEMENT = ("quantity", "per", "expect")
-UNIT = ["unit", "series", "value", "error", "freedom"]
+OTHERS_VERDICTS = {SUPPORTED: "likewise", CONTRADICTED: "otherwise"}
+VERDICT_COLUMNS = ("published", "derived", "reading", "own", "elsewhere")
+TEXT_FIELDS = ("id", "place", "says", "base", "group", "kind", "before", "why")
+UNTESTED_FIELDS = (*TEXT_FIELDS, "decides", "elsewhere", "reading", "restates")
+TEST_FIELDS = ("quantity", "per", "expect")
+UNIT_COLUMNS = ["unit", "series", "value", "error", "freedom"]
 SCATTER_COLUMNS = ["origin", "run", "workload", "repeats"]
 GROWTH_COLUMNS = ["series", "devices", "recipe", "run", "value", "error", "freedom"]
-GPU_QUERY = (
+OWN_GPU_RUNS_QUERY = (
     "origin == 'own' and device_kind == 'gpu' and dataset in ['imagenet', 'era5']"
 )
-GPU_QUERY += " and workload in ['resnet50', 'fourcastnet']"
-THRESHOLD = 1.1
-EXPONENT = "exponent less 1"
+OWN_GPU_RUNS_QUERY += " and workload in ['resnet50', 'fourcastnet']"
+DIFFERENCE_THRESHOLD = 1.1
+EXPONENT_MEANING = "exponent less 1"
 # In units of the log of the threshold.
-EXPECT = {
+EXPECTED_LOG_RANGES = {
     "same": (-1, 1),
     "differs": (-1, 1),
     "up": (0, math.inf),
@@ -70,7 +70,7 @@ EXPECT = {
 }
 
 
-def evaluate(runs_dir: str | Path) -> dict:
+def evaluate_claims(runs_dir: str | Path) -> dict:
     """Judge all statements: ``claims``, one entry each with ``published``, ``derived`` and ``own``.
 
     ``derived`` is a list of one where derived values say more. ``own`` has an entry per system and
@@ -78,21 +78,23 @@ def evaluate(runs_dir: str | Path) -> dict:
     where the words have a second one. Also ``restated`` and ``errata``, and the number of each
     verdict (``counts``).
     """
-    table = observations.means(observations.load(runs_dir))
+    table = observations.means_of_configurations(observations.load(runs_dir))
     printed = table[table["origin"] == "published"]
     further = observations.published_runs("derived")
     study = pd.concat([printed, further])
-    own = table.query(GPU_QUERY)
+    own = table.query(OWN_GPU_RUNS_QUERY)
     machines = own.groupby(own["system"] + " " + own["hardware"])
-    errata = published.errata()
+    errata = published.read_errata()
     outside = others.load()
     claims = []
-    for claim in read("claim"):
+    for claim in read_claims("claim"):
         entry = {"group": claim["id"]} | {
-            name: claim[name] for name in ABOUT if name in claim
+            name: claim[name] for name in TEXT_FIELDS if name in claim
         }
         test = [
-            f"{name} {value}" for name, value in claim.items() if name not in NO_TEST
+            f"{name} {value}"
+            for name, value in claim.items()
+            if name not in UNTESTED_FIELDS
         ]
         entry["test"] = ", ".join(test)
         entry["errata"] = [
@@ -111,60 +113,61 @@ def evaluate(runs_dir: str | Path) -> dict:
         judged = [{"on": name, **judge(claim, rows)} for name, rows in tried]
         entry["own"] = [verdict for verdict in judged if "value" in verdict]
         if "elsewhere" in claim:
-            entry["elsewhere"] = elsewhere(claim, outside)
+            entry["elsewhere"] = judge_others_runs(claim, outside)
         claims.append(entry)
-    parts = {"claims": claims, "restated": read("restated"), "errata": errata}
-    return {"counts": counts(claims), **parts}
+    parts = {"claims": claims, "restated": read_claims("restated"), "errata": errata}
+    return {"counts": count_verdicts(claims), **parts}
 
 
-def read(kind: str) -> list[dict]:
+def read_claims(kind: str) -> list[dict]:
     """Read the entries of the ledger of one kind: "claim" or "restated"."""
-    return toml_table(CLAIMS)[kind]
+    return read_toml(CLAIMS_FILE)[kind]
 
 
 def verdicts_by_column(claim: dict) -> list[tuple[str, dict]]:
     """List the verdicts on a statement, each with its column."""
     return [
         (column, one)
-        for column in COLUMNS
+        for column in VERDICT_COLUMNS
         for one in np.atleast_1d(claim.get(column, []))
     ]
 
 
-def counts(claims: list[dict]) -> dict[str, dict[str, int]]:
+def count_verdicts(claims: list[dict]) -> dict[str, dict[str, int]]:
     """Count the statements by column and verdict."""
-    words = [*VERDICTS, *ELSEWHERE.values()]
-    number_of = {column: dict.fromkeys(words, 0) for column in COLUMNS}
+    words = [*VERDICTS, *OTHERS_VERDICTS.values()]
+    number_of = {column: dict.fromkeys(words, 0) for column in VERDICT_COLUMNS}
     for claim in claims:
         for column, one in verdicts_by_column(claim):
             number_of[column][one["verdict"]] += 1
     return number_of
 
 
-def elsewhere(claim: dict, runs: pd.DataFrame) -> dict:
+def judge_others_runs(claim: dict, runs: pd.DataFrame) -> dict:
     """Judge a statement on rows of ``others.load`` that its ``elsewhere`` selects by ``where``.
 
     A series is what is equal in the columns ``alike``; ``data`` says in words what the rows are.
     """
-    test = {name: claim[name] for name in STATEMENT if name in claim}
+    test = {name: claim[name] for name in TEST_FIELDS if name in claim}
     test |= claim["elsewhere"]
     rows = others.means(runs.query(test.pop("where"), engine="python"))
     rows["series"] = ""
     if "alike" in test:
-        rows = others.series(rows.dropna(subset=[test["quantity"]]), test["alike"])
+        rows = others.make_series(rows.dropna(subset=[test["quantity"]]), test["alike"])
         test["series"] = list(rows["series"].unique())
     judged = judge(test, rows)
-    verdict = ELSEWHERE.get(judged["verdict"], judged["verdict"])
+    verdict = OTHERS_VERDICTS.get(judged["verdict"], judged["verdict"])
     return judged | {"verdict": verdict, "data": test["data"]}
 
 
-def scatter(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    """Compute by workload how much repeated runs scatter, among rows of ``observations.means``.
+def scatter_of_repeats(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    """Compute by workload how much repeated runs scatter, among rows of
+    ``observations.means_of_configurations``.
 
     ``scatter`` is the relative standard deviation, ``freedom`` its degrees of freedom.
     """
     there = rows.columns.intersection([*SCATTER_COLUMNS, quantity, f"{quantity}_std"])
-    runs = observations.distinct(rows.loc[rows["repeats"] > 1, there])
+    runs = observations.distinct_runs(rows.loc[rows["repeats"] > 1, there])
     relative = runs.get(f"{quantity}_std", np.nan) / runs[quantity]
     freedom = (runs["repeats"] - 1.0)[relative.notna()]
     squares = (freedom * relative**2).groupby(runs["workload"]).sum(min_count=1)
@@ -173,7 +176,7 @@ def scatter(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 
 def judge(claim: dict, rows: pd.DataFrame) -> dict:
-    """Judge one statement on rows of ``observations.means``.
+    """Judge one statement on rows of ``observations.means_of_configurations``.
 
     Returns ``verdict`` and ``reason``, and, where there are data, ``value``, ``low`` and ``high``
     of the mean or of the unit nearest to the ends of what is allowed, the ``units`` (name ->
@@ -184,7 +187,7 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     if "reason" in claim:
         return {"verdict": claim.get("verdict", NO_DATA), "reason": claim["reason"]}
     rows = testable_rows(claim, rows)
-    table = units(claim, rows)
+    table = log_ratios_of_units(claim, rows)
     if table.empty:
         return {
             "verdict": RESTATED if "restates" in claim else NO_DATA,
@@ -193,8 +196,11 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     asked = claim.get("series", [])
     there = [name for name in asked if name in set(table["series"].explode())]
     numbers = table[["value", "error", "freedom"]].to_numpy(float).T
-    value, low, high = intervals(*numbers, claim.get("every", False))
-    verdicts = {at: str(decide(low, high, claim, at)) for at in (1.05, THRESHOLD, 1.2)}
+    value, low, high = confidence_intervals(*numbers, claim.get("every", False))
+    verdicts = {
+        at: str(decide(low, high, claim, at))
+        for at in (1.05, DIFFERENCE_THRESHOLD, 1.2)
+    }
     unknown = set(claim.get("needs", [])) - set(
         rows["devices"][rows["series"].isin(there)]
     )
@@ -203,21 +209,21 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
         reason = f"unknown on {sorted(unknown)} GPUs"
     if len(there) < len(asked) / 2:
         reason = f"only {len(there)} of its {len(asked)} series are known"
-    verdict = INCONCLUSIVE if reason else verdicts[THRESHOLD]
-    lowest, highest = allowed(claim, THRESHOLD)
+    verdict = INCONCLUSIVE if reason else verdicts[DIFFERENCE_THRESHOLD]
+    lowest, highest = allowed_log_range(claim, DIFFERENCE_THRESHOLD)
     place = np.minimum(low - lowest, highest - high).argmin()
     values = zip(table["unit"], table["value"], strict=True)
     return {
         "verdict": verdict,
         "reason": reason,
         "quantity": claim["quantity"],
-        "is": _meaning(claim),
-        "value": _printed(claim, value[place]),
-        "low": _printed(claim, low[place]),
-        "high": _printed(claim, high[place]),
+        "is": _meaning_of_values(claim),
+        "value": _ratio_from_log(claim, value[place]),
+        "low": _ratio_from_log(claim, low[place]),
+        "high": _ratio_from_log(claim, high[place]),
         "of": table["unit"].iloc[place] if len(low) == len(table) else "mean",
-        "allowed": [_printed(claim, end) for end in (lowest, highest)],
-        "units": {unit: _printed(claim, log) for unit, log in values},
+        "allowed": [_ratio_from_log(claim, end) for end in (lowest, highest)],
+        "units": {unit: _ratio_from_log(claim, log) for unit, log in values},
         "enumerated": claim.get("every", False),
         "coverage": {"of": asked, "with": there},
         "at": {
@@ -232,7 +238,7 @@ def decide(
     low: np.ndarray, high: np.ndarray, claim: dict, threshold: float
 ) -> np.ndarray:
     """Compare intervals with what is allowed; the last axis counts them, others count worlds."""
-    lowest, highest = allowed(claim, threshold)
+    lowest, highest = allowed_log_range(claim, threshold)
     inside = ((low >= lowest) & (high <= highest)).all(axis=-1)
     outside = (high < lowest) | (low > highest)
     outside = outside.any(axis=-1) if claim.get("every") else outside.all(axis=-1)
@@ -248,18 +254,18 @@ def testable_rows(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """
     quantity = claim["quantity"]
     tested = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else quantity
-    of_runs = scatter(rows, tested)
+    of_runs = scatter_of_repeats(rows, tested)
     if of_runs.isna().any(axis=None):
-        of_runs = of_runs.combine_first(scatter(rows, "energy_total_kWh"))
+        of_runs = of_runs.combine_first(scatter_of_repeats(rows, "energy_total_kWh"))
     rows = selected_rows(claim, rows)
     if "restates" in claim:
         rows = rows[rows["origin"] != "published"]
-    provenance = observations.provenance(quantity, rows)
+    provenance = observations.provenance_of_quantity(quantity, rows)
     rows = rows[
         ~provenance.isin(["estimated", "simulated"]) & (rows["copies"] != tested)
     ]
     rows = rows.join(of_runs, on="workload")
-    printed = observations.DERIVED_FROM.get(tested, [tested])
+    printed = observations.DERIVED_SOURCES.get(tested, [tested])
     rounding = (rows.get(f"{name}_half", np.nan) / rows[name] for name in printed)
     squares = sum(part.fillna(0.0) ** 2 for part in rounding)
     if not claim.get("every"):
@@ -280,29 +286,33 @@ def selected_rows(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows[[name for name in rows if name in where]].eval(where)]
 
 
-def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
-    """Compute the log ratios of rows of ``testable_rows``: one row of ``UNIT`` each."""
+def log_ratios_of_units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+    """Compute the log ratios of rows of ``testable_rows``: one row of ``UNIT_COLUMNS`` each."""
     if "a" in claim:
-        sides = (observations.distinct(rows.query(claim[side])) for side in "ab")
+        sides = (observations.distinct_runs(rows.query(claim[side])) for side in "ab")
         if "per" in claim:
-            sides = (_gradients(claim, side) for side in sides)
-        return _pairs(claim, *sides)
+            sides = (_gradients_between_neighbours(claim, side) for side in sides)
+        return _ratios_of_pairs(claim, *sides)
     if claim.get("expect") == "straight":
-        return _lines(claim, rows)
+        return _deviations_from_lines(claim, rows)
     if "expect" in claim:
-        return _growths(claim, rows)
-    each = observations.distinct(rows)
-    return each.assign(unit=each["series"] + " n=" + each["devices"].astype(str))[UNIT]
+        return _growth_of_each_series(claim, rows)
+    each = observations.distinct_runs(rows)
+    return each.assign(unit=each["series"] + " n=" + each["devices"].astype(str))[
+        UNIT_COLUMNS
+    ]
 
 
-def _growths(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+def _growth_of_each_series(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Compare the ends of each series; those that share one count once, with the largest error."""
     names = {*GROWTH_COLUMNS, claim.get("per", "devices")}
     runs = rows.sort_values("devices", kind="stable")[list(names)].to_dict("records")
     changes = []
     for name in claim["series"]:
-        changes += _growth(claim, [run for run in runs if run["series"] == name])
-    table = pd.DataFrame(changes, columns=[*UNIT, "run", "base"])
+        changes += _growth_of_one_series(
+            claim, [run for run in runs if run["series"] == name]
+        )
+    table = pd.DataFrame(changes, columns=[*UNIT_COLUMNS, "run", "base"])
     of = {"value": "mean", "error": "max", "freedom": "min", "base": "first"}
     of |= {"unit": ", ".join, "series": "sum"}
     for end in ["run"] if "to" in claim else ["run", "base"]:
@@ -310,7 +320,7 @@ def _growths(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _growth(claim: dict, runs: list[dict]) -> list[dict]:
+def _growth_of_one_series(claim: dict, runs: list[dict]) -> list[dict]:
     """Compare the ends of one series, of the recipe that most of its runs have."""
     counts = Counter(run["recipe"] for run in runs)
     recipe = max(sorted(counts), key=counts.get, default="")
@@ -339,7 +349,7 @@ def _growth(claim: dict, runs: list[dict]) -> list[dict]:
     return changes
 
 
-def _lines(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+def _deviations_from_lines(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Compute how far the runs of each group lie from their line, in parts of the quantity."""
     found = []
     rows = rows.drop_duplicates([*claim["match"], "run"])
@@ -350,10 +360,10 @@ def _lines(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
             (squares,) = np.polyfit(along, size, 1, w=1 / size, full=True)[1]
             value = math.log1p(math.sqrt(squares / (len(runs) - 2)))
             found.append([" ".join(name), runs["series"].iloc[0], value, 0.0, 1])
-    return pd.DataFrame(found, columns=UNIT)
+    return pd.DataFrame(found, columns=UNIT_COLUMNS)
 
 
-def _gradients(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+def _gradients_between_neighbours(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Compute the gradients between neighbours in ``devices``; one that falls is almost none."""
     steps = rows.sort_values("devices")[[claim["quantity"], claim["per"]]].diff()
     gradient = steps[claim["quantity"]] / steps[claim["per"]]
@@ -361,19 +371,21 @@ def _gradients(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(value=value).dropna(subset="value")
 
 
-def _pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
+def _ratios_of_pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Compare the means of the runs that are equal in ``match``."""
     names = claim["match"]
-    both = _means(a, names).merge(_means(b, names), on=names, suffixes=("", "_b"))
+    both = _group_means(a, names).merge(
+        _group_means(b, names), on=names, suffixes=("", "_b")
+    )
     return both.assign(
         unit=[", ".join(map(str, key)) for key in both[names].itertuples(index=False)],
         value=both["value"] - both["value_b"],
         error=np.hypot(both["error"], both["error_b"]),
         freedom=both[["freedom", "freedom_b"]].min(axis=1),
-    )[UNIT]
+    )[UNIT_COLUMNS]
 
 
-def _means(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+def _group_means(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Compute the means of the runs that are equal in ``names``, and their errors."""
     groups = rows.assign(square=rows["error"] ** 2).groupby(names)
     error = np.sqrt(groups["square"].sum(min_count=1)) / groups.size()
@@ -381,7 +393,9 @@ def _means(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     return means.assign(error=error).reset_index()
 
 
-def intervals(value, error, freedom, every: bool = False) -> tuple[np.ndarray, ...]:
+def confidence_intervals(
+    value, error, freedom, every: bool = False
+) -> tuple[np.ndarray, ...]:
     """Compute value, low and high at 95 %: of the mean of three or more units, else of each.
 
     The last axis counts units, others count worlds. Of ``every`` unit the ends are what rounding
@@ -398,34 +412,36 @@ def intervals(value, error, freedom, every: bool = False) -> tuple[np.ndarray, .
     return value, value - reach, value + reach
 
 
-def allowed(claim: dict, threshold: float) -> tuple[float, float]:
+def allowed_log_range(claim: dict, threshold: float) -> tuple[float, float]:
     """Compute the logs between which a unit agrees with the statement."""
     if "range" in claim:
         return tuple(map(math.log, claim["range"]))
-    return tuple(end * math.log(threshold) for end in EXPECT[claim["expect"]])
+    return tuple(
+        end * math.log(threshold) for end in EXPECTED_LOG_RANGES[claim["expect"]]
+    )
 
 
-def _printed(claim: dict, log: float) -> float | None:
+def _ratio_from_log(claim: dict, log: float) -> float | None:
     """Turn a log into what is printed, with six digits; None for an end that is not there."""
     if not math.isfinite(log):
         return None
     value = math.exp(log) if "range" in claim else math.expm1(log)
-    if _meaning(claim) == EXPONENT:
+    if _meaning_of_values(claim) == EXPONENT_MEANING:
         value = log
     return float(f"{value:.6g}")
 
 
-def _meaning(claim: dict) -> str:
+def _meaning_of_values(claim: dict) -> str:
     """Say what the values of a statement are."""
     if "range" in claim:
         return claim["quantity"]
     if claim["expect"] == "straight":
         return "scatter around a line, relative"
     is_exponent = "per" in claim and "a" not in claim
-    return EXPONENT if is_exponent else "relative change"
+    return EXPONENT_MEANING if is_exponent else "relative change"
 
 
-def report(found: dict) -> str:
+def write_ledger_text(found: dict) -> str:
     """Write the ledger as text: the counts, and a line per statement and column."""
     lines = [pd.DataFrame(found["counts"]).T.to_string(), ""]
     for claim in found["claims"]:

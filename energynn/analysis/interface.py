@@ -10,19 +10,19 @@ import xarray as xr
 
 from energynn import records
 from energynn.analysis import observations
-from energynn.host.files import default_runs_dir, require_place
-from energynn.host.texts import cell
+from energynn.host.files import default_runs_dir, require_writable_path
+from energynn.host.texts import spreadsheet_cell
 from energynn.measure import account
 from energynn.measure.energy import JOULE_PER_KWH
 
 # Ends of the names of quantities, and their units.
-UNITS = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")} | {
+UNIT_OF_NAME_ENDING = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")} | {
     "hours": "h",
     "percent": "%",
 }
-TEXTS = [*observations.WHAT, "provenance", "run_dir"]
+TEXT_COLUMNS = [*observations.RUN_FACTS, "provenance", "run_dir"]
 # In a table of runs what is of the whole machine and the training has short names.
-SHORT = {
+SHORT_COLUMN_NAMES = {
     "training_time_s": "time_s",
     "energy_total_J": "energy_J",
     "energy_total_bound_J": "energy_bound_J",
@@ -30,9 +30,9 @@ SHORT = {
     "energy_total_provenance": "energy_provenance",
     "mean_power_total_W": "power_W",
 }
-WITHOUT_RECORD = {"valid": False, "why": "no record; `energynn status` says why"}
+ROW_WITHOUT_RECORD = {"valid": False, "why": "no record; `energynn status` says why"}
 # of a record, in a table of runs
-COLUMNS = [
+RECORD_COLUMNS = [
     "started_at",
     "name",
     "command",
@@ -82,14 +82,14 @@ def load(runs_dir: str | Path = "") -> xr.Dataset:
     """
     runs_dir = runs_dir or default_runs_dir()
     long = observations.load(runs_dir)
-    others = observations.without_training(runs_dir)
-    table = pd.concat([observations.distinct(long), others], ignore_index=True)
+    others = observations.runs_without_training(runs_dir)
+    table = pd.concat([observations.distinct_runs(long), others], ignore_index=True)
     quantities = [
         name + end for name in observations.QUANTITIES for end in ("", "_std")
     ]
     table = (
         table.set_index("run")
-        .reindex(columns=[*TEXTS, *quantities])
+        .reindex(columns=[*TEXT_COLUMNS, *quantities])
         .dropna(axis="columns", how="all")
     )
     texts = table.select_dtypes(exclude="number").columns
@@ -97,8 +97,8 @@ def load(runs_dir: str | Path = "") -> xr.Dataset:
     runs = xr.Dataset.from_dataframe(table)
     for name in map(str, runs):
         unit = name.removesuffix("_std").rsplit("_", 1)[-1]
-        runs[name].attrs["units"] = UNITS.get(unit, "1")
-    return runs.set_coords(runs.keys() & {*TEXTS}).assign_attrs(
+        runs[name].attrs["units"] = UNIT_OF_NAME_ENDING.get(unit, "1")
+    return runs.set_coords(runs.keys() & {*TEXT_COLUMNS}).assign_attrs(
         excluded=long.attrs["excluded"] + others.attrs["excluded"]
     )
 
@@ -116,30 +116,30 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
         ['started_at', 'name', 'command', 'run_id', 'workload']
     """
     runs_dir = Path(runs_dir or default_runs_dir())
-    folders = records.run_dirs(runs_dir)
-    made = records.read_folders(runs_dir)
-    rows = {folder: {"run_id": folder.name} | WITHOUT_RECORD for folder in folders}
-    rows |= {folder: _row(record) for folder, record in made.items()}
-    for copy in records.copies(made):
+    folders = records.list_run_folders(runs_dir)
+    made = records.read_records_by_folder(runs_dir)
+    rows = {folder: {"run_id": folder.name} | ROW_WITHOUT_RECORD for folder in folders}
+    rows |= {folder: _row_of_record(record) for folder, record in made.items()}
+    for copy in records.find_copies(made):
         del rows[copy]
     return (
-        _tabulate([*rows.values()])
-        .rename(columns=SHORT)
+        _table_of_runs([*rows.values()])
+        .rename(columns=SHORT_COLUMN_NAMES)
         .sort_values("started_at", ascending=False, ignore_index=True)
     )
 
 
-def _row(record: records.Record) -> dict:
+def _row_of_record(record: records.Record) -> dict:
     sizes = ("command", "local_batch_size", "epochs", "repeat")
     told = {name: record.config.get(name) for name in sizes}
-    told["why"], told["starts"] = records.reason(record), len(record.segments)
-    told["global_batch_size"] = records.global_batch(record.config, record.devices)
+    told["why"], told["starts"] = records.reason_of_record(record), len(record.segments)
+    told["global_batch_size"] = records.global_batch_size(record.config, record.devices)
     return msgspec.to_builtins(record) | told
 
 
-def _tabulate(rows: list[dict]) -> pd.DataFrame:
+def _table_of_runs(rows: list[dict]) -> pd.DataFrame:
     """Make a table of what was said of each run."""
-    runs = pd.DataFrame(rows, columns=COLUMNS)
+    runs = pd.DataFrame(rows, columns=RECORD_COLUMNS)
     for part in ("metrics", "config"):
         more = pd.DataFrame([row.get(part, {}) for row in rows])
         texts = more.astype(str).where(more.notna())
@@ -149,7 +149,7 @@ def _tabulate(rows: list[dict]) -> pd.DataFrame:
     return runs
 
 
-def export(
+def export_csv(
     runs_dir: Path,
     csv: Path,
     gCO2_per_kWh: float | None,
@@ -162,7 +162,7 @@ def export(
     ``CO2_g`` and ``price``.
     """
     if csv.is_dir() or not csv.exists():  # a pipe may take it
-        require_place(csv)
+        require_writable_path(csv)
     if own:
         runs = table(runs_dir).set_index("started_at")
         kWh = runs["energy_J"] / JOULE_PER_KWH
@@ -173,13 +173,13 @@ def export(
         if factor is not None:
             runs[name] = factor * kWh
     csv.parent.mkdir(parents=True, exist_ok=True)
-    runs.reset_index().rename(columns=cell).map(cell).to_csv(
+    runs.reset_index().rename(columns=spreadsheet_cell).map(spreadsheet_cell).to_csv(
         csv, index=False, errors="backslashreplace"
     )
     return len(runs)
 
 
-def _together(column: pd.Series):
+def _mean_of_repeats(column: pd.Series):
     """Take the mean of repeats, of what is no number the values that there are."""
     if column.dtype.kind in "if":
         return column.mean()
@@ -199,8 +199,8 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
         >>> power.dims, power.attrs["units"]
         (('sensor', 'time'), 'W')
     """
-    run_dir = records.find(run, default_runs_dir())
-    traces = account.power_trace(run_dir, period_s)
+    run_dir = records.find_run(run, default_runs_dir())
+    traces = account.read_power_trace(run_dir, period_s)
     if not traces:
         raise ValueError(f"trace: {run_dir} has no samples")
     powers = [
@@ -224,7 +224,7 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     """
     found: dict[Path, str | Path] = {}
     for run in runs:
-        folders = records.find_repeats(run, Path(runs_dir or default_runs_dir()))
+        folders = records.find_runs_of_name(run, Path(runs_dir or default_runs_dir()))
         found |= {folder: run for folder in folders}
     made = [records.read_record(folder) for folder in found]
     numbers, columns = Counter(found.values()), []
@@ -233,13 +233,17 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
         columns.append(mean if numbers[run] > 1 else record.run_id)
     if len({*columns}) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
-    table = _tabulate(list(map(_row, made))).drop(columns=["started_at", "run_id"])
+    table = _table_of_runs(list(map(_row_of_record, made))).drop(
+        columns=["started_at", "run_id"]
+    )
     if table["command"].notna().any():
         configs = [record.config for record in made]
-        table["command"] = [records.differing(one, configs) for one in configs]
+        table["command"] = [
+            records.differing_settings_text(one, configs) for one in configs
+        ]
     table = (
         table.groupby(columns, sort=False)
-        .agg(_together)
+        .agg(_mean_of_repeats)
         .T.rename_axis(columns="run_id")
     )
     table = table.drop("energy_total_systematic_J")

@@ -10,17 +10,17 @@ from energynn.forecast import fit as fits
 from energynn.forecast import predict
 
 
-def load(*workloads: str) -> pd.DataFrame:
+def load_forecasts(*workloads: str) -> pd.DataFrame:
     """Forecast the study's series of these workloads, within the devices and stages of the
     published runs.
 
     One row per series, number of GPUs and quantity (named as in ``observations``): value, low and
     high at 90 %, with gpu_hours and base_devices.
     """
-    series = published.series().items()
+    series = published.read_series().items()
     return pd.concat(
         [
-            _series(name, about)
+            _forecast_of_series(name, about)
             for name, about in series
             if about["workload"] in workloads
         ],
@@ -28,26 +28,26 @@ def load(*workloads: str) -> pd.DataFrame:
     )
 
 
-def _series(name: str, about: dict) -> pd.DataFrame:
+def _forecast_of_series(name: str, about: dict) -> pd.DataFrame:
     fit = fits.published(about["workload"], f"horeka-{about['hardware'].lower()}")
     fewest = fit.runs.work["devices"].min()
     most = fit.runs.work["devices"].max()
     stages = {getattr(config, "stage", "") for config in fit.runs.configs}
     configs = [
         config
-        for config in studies.PAPER[name](fit.runs.site.name)
+        for config in studies.PAPER_STUDIES[name](fit.runs.site.name)
         if config.repeat == 0
         and fewest <= config.devices <= most
         and getattr(config, "stage", "") in stages
     ]
     if not configs:
         return pd.DataFrame()
-    work = fit.runs.works(configs)
-    values = predict.quantities(fit, work)
+    work = fit.runs.work_of(configs)
+    values = predict.forecast_quantities(fit, work)
     hours = values["gpu_hours"]
     time_h = values["time_h"]
     # speed-ups relate to the fewest devices that are published, else to the fewest
-    runs = published.runs().dropna(subset="gpu_hours")
+    runs = published.tabulate_runs().dropna(subset="gpu_hours")
     known = runs[runs["series"].str.contains(name)]["devices"]
     base = int(min(known if known.nunique() > 1 else work["devices"]))
     sizes = {
@@ -71,7 +71,7 @@ def _series(name: str, about: dict) -> pd.DataFrame:
         "training_time_h": time_h,
         "speed_up": base_h / time_h[:, least_last],
         "energy_total_kWh": values["energy_kWh"],
-        "energy_per_gpu_hour_kW": fits.forecast(fit, work)["power_W"] / 1000,
+        "energy_per_gpu_hour_kW": fits.forecast_outcomes(fit, work)["power_W"] / 1000,
         "mean_power_gpu_W": 1000 * values["energy_gpu_kWh"] / middle_h,
         "mean_power_cpu_socket_W": 1000 * values["energy_cpu_kWh"] / middle_h / sockets,
         "samples_per_gpu_hour": rate,
@@ -80,6 +80,8 @@ def _series(name: str, about: dict) -> pd.DataFrame:
     parts = []
     for quantity, ends in values.items():
         parts.append(
-            pd.DataFrame(ends, columns=predict.ENDS).assign(quantity=quantity, **sizes)
+            pd.DataFrame(ends, columns=predict.INTERVAL_FIELDS).assign(
+                quantity=quantity, **sizes
+            )
         )
     return pd.concat(parts).dropna(subset="value")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pandas as pd
 
 from energynn.host.files import write_json
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from energynn.measure import energy, machine
 
 # derived: from published numbers by a stated step; exact: counted, or chosen by us
 PROVENANCES = (*energy.PROVENANCES, "published by others", "derived", "exact")
-PACKAGES = (
+PACKAGES_OF_COLOPHON = (
     "altair",
     "numpy",
     "pandas",
@@ -24,7 +24,7 @@ PACKAGES = (
     "xarray",
 )
 # Columns in which each row of a table says what its values are.
-ABOUT = ("unit", "source", "provenance", "holds_for")
+PROVENANCE_COLUMNS = ("unit", "source", "provenance", "holds_for")
 
 
 def save_tables(notebook: str, tables: dict, build_dir: str | Path, **common) -> None:
@@ -45,7 +45,7 @@ def save_tables(notebook: str, tables: dict, build_dir: str | Path, **common) ->
         for column, usual in common.items():
             table[column] = table[column].fillna(usual) if column in table else usual
         place = f"{notebook}, table {name}"
-        for column in ABOUT:
+        for column in PROVENANCE_COLUMNS:
             if column not in table or table[column].isna().any():
                 raise ValueError(f"{place}: a row has no {column}; add the column")
         if unknown := ", ".join(set(table["provenance"]) - set(PROVENANCES)):
@@ -57,14 +57,14 @@ def save_tables(notebook: str, tables: dict, build_dir: str | Path, **common) ->
     write_json(Path(build_dir, "numbers", f"{notebook}.json"), written)
 
 
-def weakest(provenances) -> str:
+def weakest_provenance(provenances) -> str:
     """The least certain of the provenances of several runs: simulated, then estimated, else
-    measured; of times and metrics those that ``observations.provenance`` tells.
+    measured; of times and metrics those that ``observations.provenance_of_quantity`` tells.
     """
     return max(set(provenances), key=energy.PROVENANCES.index, default="measured")
 
 
-def rows(table) -> str:
+def source_run_names(table) -> str:
     """Names of the rows that a number rests on: series and GPUs of published runs, the run's
     name for own ones.
     """
@@ -73,43 +73,43 @@ def rows(table) -> str:
     return ", ".join(names.unique())
 
 
-def places(table) -> dict[str, str]:
+def source_of_rows(table) -> dict[str, str]:
     """Tell which rows a number rests on, and by what condition they were selected."""
     words = []
     for column in ("origin", "workload", "hardware"):
         words += [*table[column].unique()]
     devices = table["devices"]
     where = f"{', '.join(words)}, devices {devices.min()} to {devices.max()}"
-    return {"source": rows(table), "holds_for": where}
+    return {"source": source_run_names(table), "holds_for": where}
 
 
-def places_of_fit(fit) -> dict[str, str]:
+def source_of_fit(fit) -> dict[str, str]:
     """Tell by which formula and errors a number was fitted, and to which rows."""
-    about = places(fit.data)
+    about = source_of_rows(fit.data)
     method = f"least squares {fit.formula}, {fit.covariance} errors"
     return about | {"source": f"{method}, on {about['source']}"}
 
 
-def filled(sentence: str, tables: dict) -> str:
+def fill_sentence(sentence: str, tables: dict) -> str:
     """Fill a sentence with numbers, each named as in "{slope[R4][value]:.3f} kW"."""
     return re.sub(r"(?<!\w)-(?=\d)", "\N{MINUS SIGN}", sentence.format_map(tables))
 
 
-def merge(build_dir: Path) -> None:
+def merge_tables(build_dir: Path) -> None:
     """Join the tables of all notebooks into numbers.json: table -> row -> column -> value.
 
     Raises ValueError if two notebooks give one name.
     """
     merged = {}
     for path in sorted(build_dir.glob("numbers/*.json")):
-        for name, table in json_table(path).items():
+        for name, table in read_json(path).items():
             if name in merged:
                 raise ValueError(f"{path}: {name} is another's table; rename one")
             merged[name] = table
     write_json(build_dir / "numbers.json", dict(sorted(merged.items())))
 
 
-def colophon(build_dir: Path) -> None:
+def write_colophon(build_dir: Path) -> None:
     """Write what made the paper as a table of its own: git commit and its date, machine,
     versions.
 
@@ -119,7 +119,7 @@ def colophon(build_dir: Path) -> None:
     commit, changed = machine.git_state()
     facts = {
         "git_commit": commit[:12] or None,
-        "git_date": machine.git("show", "-s", "--format=%cs", "HEAD") or None,
+        "git_date": machine.call_git("show", "-s", "--format=%cs", "HEAD") or None,
         "git_state": "with uncommitted changes"
         if changed
         else "without uncommitted changes",
@@ -128,7 +128,7 @@ def colophon(build_dir: Path) -> None:
         "build_system": f"{platform.system()} {platform.machine()}",
         "build_python": platform.python_version(),
     }
-    for package in PACKAGES:
+    for package in PACKAGES_OF_COLOPHON:
         facts["version_" + package.replace("-", "_")] = metadata.version(package)
     save_tables(
         "colophon",

@@ -13,17 +13,17 @@ from energynn.experiment import config
 from energynn.measure.energy import COMPONENTS
 
 # how people read workloads and stages
-WORDS = {
+FULL_NAMES = {
     "resnet50": "ResNet50",
     "fourcastnet": "FourCastNet",
     "pretrain": "pre-training",
     "finetune": "fine-tuning",
 }
-ENERGIES = [f"energy_{component}_kWh" for component in ("total", *COMPONENTS)]
+ENERGY_QUANTITIES = [f"energy_{component}_kWh" for component in ("total", *COMPONENTS)]
 # Quantities of both origins, the total first: the first of a run decides how good the run is said
 # to be, see ``wide``.
 QUANTITIES = [
-    *ENERGIES,
+    *ENERGY_QUANTITIES,
     "gpu_hours",
     "training_time_h",
     "top1_error_percent",
@@ -42,22 +42,22 @@ QUANTITIES = [
     "share_ram_percent",
 ]
 # What was run.
-WHAT = [
+RUN_FACTS = [
     "origin",
     "series",
-    *results.WHAT,
+    *results.DESCRIPTION_COLUMNS,
     "data",
     "hardware",
     "base_devices",
-    *results.SIZES,
+    *results.SIZE_COLUMNS,
     "dataset_samples",
 ]
-PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
+ENERGY_PART_PATTERN = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 PARTS = results.PROVENANCE_COLUMNS[:3]
 # Workload -> origin of runs that train none of our networks.
-ORIGINS = {"command": "command", "perun import": "imported"}
+ORIGIN_OF_WORKLOAD = {"command": "command", "perun import": "imported"}
 # Published quantities that follow from others, whose spread they have.
-DERIVED_FROM = {
+DERIVED_SOURCES = {
     "energy_per_gpu_hour_kW": ["energy_total_kWh", "gpu_hours"],
     "energy_per_dataset_sample_Wh": ["energy_total_kWh"],
     "samples_per_gpu_hour": ["gpu_hours"],
@@ -69,7 +69,7 @@ DERIVED_FROM = {
 def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     """Make a table of published and own runs, one row per run and series.
 
-    Columns: ``origin`` ("published" or "own") and what else was run (``WHAT``), ``repeats``,
+    Columns: ``origin`` ("published" or "own") and what else was run (``RUN_FACTS``), ``repeats``,
     ``run``, ``run_dir``, ``provenance`` of the total energy, and the ``QUANTITIES``: energies in
     kWh, times in h, powers per GPU or per CPU socket in W; NaN where a run does not have one.
     ``<quantity>_std`` is over the repeats of a published mean (divisor repeats - 1), ``_half`` half
@@ -79,22 +79,22 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     else a name made of what is constant, else "". ``speed_up`` relates to the mean training time on
     ``base_devices``. Records left out stand with the reason in ``attrs["excluded"]``.
     """
-    runs = results.load(runs_dir)
+    runs = results.load_records(runs_dir)
     study = published_runs()
-    own = _own(runs)
-    own = own[own.columns.intersection([*study, *WHAT, *PARTS, "run_dir"])]
+    own = _own_runs(runs)
+    own = own[own.columns.intersection([*study, *RUN_FACTS, *PARTS, "run_dir"])]
     table = pd.concat([study, own], ignore_index=True).copy()
     table.attrs["excluded"] = runs.attrs["excluded"]
     return table
 
 
-def means(table: pd.DataFrame) -> pd.DataFrame:
+def means_of_configurations(table: pd.DataFrame) -> pd.DataFrame:
     """Reduce the rows of ``load`` to one per configuration and series: means over own repeats.
 
     Published rows are means already.
     """
     reduced = mean_of_repeats(
-        table[table["origin"] == "own"], [*WHAT, "provenance", *PARTS], QUANTITIES
+        table[table["origin"] == "own"], [*RUN_FACTS, "provenance", *PARTS], QUANTITIES
     )
     reduced["run"] = reduced["run"].str.join(", ")
     reduced = reduced.sort_values(["series", "devices"], kind="stable")
@@ -123,7 +123,7 @@ def mean_of_repeats(
     ).reset_index()
 
 
-def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
+def std_bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
     """Select the rows that have a quantity: ``value``, ``low`` and ``high``, one std to each side.
 
     ``provenance`` is then the quantity's. Where the scatter is unknown, all three are equal.
@@ -135,22 +135,22 @@ def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
         value=value,
         low=value - spread,
         high=value + spread,
-        provenance=provenance(quantity, known),
+        provenance=provenance_of_quantity(quantity, known),
     )
 
 
-def distinct(rows: pd.DataFrame) -> pd.DataFrame:
+def distinct_runs(rows: pd.DataFrame) -> pd.DataFrame:
     """Take each run once, whatever series it belongs to: its first row."""
     return rows.drop_duplicates(["origin", "run"])
 
 
-def provenance(quantity: str, runs: pd.DataFrame) -> pd.Series:
+def provenance_of_quantity(quantity: str, runs: pd.DataFrame) -> pd.Series:
     """Tell how good a quantity is: a part of the energy may be better known than the total.
 
     Times and metrics of a run whose energy is estimated are measured.
     """
     of_energy = runs["provenance"]
-    part = PART.match(quantity)
+    part = ENERGY_PART_PATTERN.match(quantity)
     if part and f"energy_{part[1]}_provenance" in runs:
         of_energy = runs[f"energy_{part[1]}_provenance"].fillna(of_energy)
     if quantity.startswith(("energy_", "mean_power_", "share_", "power_")):
@@ -160,11 +160,11 @@ def provenance(quantity: str, runs: pd.DataFrame) -> pd.Series:
 
 def published_runs(name: str = "values") -> pd.DataFrame:
     """Make the published rows of ``load``, or ("derived") those that follow from them."""
-    runs = published.runs(name)
+    runs = published.tabulate_runs(name)
     runs = runs.reindex(columns=runs.columns.union(QUANTITIES, sort=False))
     hours = runs["gpu_hours"]
     runs["training_time_h"] = (hours / runs["devices"]).fillna(runs["training_time_h"])
-    assumed = runs["dataset"].map(published.data_set_samples)
+    assumed = runs["dataset"].map(published.samples_of_data_set)
     runs["dataset_samples"] = runs["dataset_samples"].fillna(assumed)
     # A node has four GPUs and two sockets, and counts in full (section 3.1).
     runs["sockets_per_gpu"] = 2 * np.ceil(runs["devices"] / 4) / runs["devices"]
@@ -179,51 +179,51 @@ def published_runs(name: str = "values") -> pd.DataFrame:
         device_kind="gpu",
         seed=0,
     )
-    runs = _with_derived(runs)
-    for quantity, sources in DERIVED_FROM.items():  # as if errors were independent
+    runs = _add_derived_quantities(runs)
+    for quantity, sources in DERIVED_SOURCES.items():  # as if errors were independent
         relative = [runs[f"{source}_std"] / runs[source] for source in sources]
         runs[f"{quantity}_std"] = runs[quantity] * np.sqrt(
             sum(ratio**2 for ratio in relative)
         )
     runs = runs.assign(series=runs["series"].str.split()).explode("series")
-    about = pd.DataFrame(published.series()).T
+    about = pd.DataFrame(published.read_series()).T
     name = runs["series"] + ": " + runs["series"].map(about["label"])
     runs["name"] = name.fillna(runs["series"])
     runs["data"] = runs["series"].map(about["data"]).fillna("fixed")
-    return _with_speed_up(runs, ["series", "device_name"])
+    return _add_speed_up(runs, ["series", "device_name"])
 
 
-def kind(runs: pd.DataFrame) -> pd.Series:
+def training_names(runs: pd.DataFrame) -> pd.Series:
     """Name what was trained, for people: "FourCastNet pre-training"."""
-    words = runs[["workload", "stage"]].replace(WORDS)
+    words = runs[["workload", "stage"]].replace(FULL_NAMES)
     return (words["workload"] + " " + words["stage"]).str.strip()
 
 
-def without_training(runs_dir: str | Path) -> pd.DataFrame:
+def runs_without_training(runs_dir: str | Path) -> pd.DataFrame:
     """Tabulate measured commands and imported perun files with the columns of ``load`` they have.
 
     ``origin`` is "command" or "imported", ``name`` what a person gave, else the command. Records
     left out stand in ``attrs["excluded"]``.
     """
-    table = results.load(runs_dir, trained=False)
+    table = results.load_records(runs_dir, trained=False)
     name = table["name"].where(table["name"] != "", table["command"])
     hours = table["device_hours_training"]
     table = table.assign(
-        origin=table["workload"].map(ORIGINS),
+        origin=table["workload"].map(ORIGIN_OF_WORKLOAD),
         series="",
         name=name.where(name != "", table["run_id"]),
         gpu_hours=hours.where(hours > 0),
     )
-    return _with_derived(table)
+    return _add_derived_quantities(table)
 
 
-def _own(runs: pd.DataFrame) -> pd.DataFrame:
+def _own_runs(runs: pd.DataFrame) -> pd.DataFrame:
     table = runs.dropna(subset=["training_time_s"])
     # Published energies are perun's; own ones are taken in the same way where all is measured.
     by_perun = (table["energy_total_provenance"] == "measured") & table[
         "energy_perun_total_kWh"
     ].notna()
-    for name in ENERGIES:
+    for name in ENERGY_QUANTITIES:
         table[name] = table[name.replace("energy_", "energy_perun_")].where(
             by_perun, table[name]
         )
@@ -239,24 +239,24 @@ def _own(runs: pd.DataFrame) -> pd.DataFrame:
     table["passes_per_gpu_hour"] = (
         table["forward_backward_passes"] / table["training_time_h"]
     )
-    table = _with_derived(table)
-    selected = results.scaling_series(table)
+    table = _add_derived_quantities(table)
+    selected = results.select_scaling_series(table)
     is_ours = selected["workload"].isin(config.CONFIGS)
-    stage = selected["stage"].replace(WORDS).where(is_ours, selected["workload"])
+    stage = selected["stage"].replace(FULL_NAMES).where(is_ours, selected["workload"])
     name = (stage + ", " + selected["series"]).str.removeprefix(", ")
     selected["series"] = selected["name"] = name
-    for name, conditions in published.series().items():
-        selected.loc[_belongs(selected, conditions), ["series", "name"]] = (
+    for name, conditions in published.read_series().items():
+        selected.loc[_is_in_series(selected, conditions), ["series", "name"]] = (
             name,
             f"{name}: {conditions['label']}",
         )
     alone = table[~table["run"].isin(selected["run"])]
     alone = alone.assign(series="", name="no series", data="")
     table = pd.concat([selected, alone], ignore_index=True)
-    return _with_speed_up(table, ["system", "device_name", "recipe", "name"])
+    return _add_speed_up(table, ["system", "device_name", "recipe", "name"])
 
 
-def _belongs(runs: pd.DataFrame, conditions: dict) -> pd.Series:
+def _is_in_series(runs: pd.DataFrame, conditions: dict) -> pd.Series:
     """Select the runs of scaling series that meet the conditions of one of the study's."""
     constant = (
         "local_batch_size" if "local_batch_size" in conditions else "global_batch_size"
@@ -265,13 +265,15 @@ def _belongs(runs: pd.DataFrame, conditions: dict) -> pd.Series:
     names = ["workload", "stage", "dataset", "data", "epochs", "constant", constant]
     is_same = (runs[names] == [wanted[name] for name in names]).all(axis=1)
     shares = runs["devices"].where(runs["data"] == "scaled", 1)
-    whole = conditions.get("samples", published.data_set_samples(conditions["dataset"]))
+    whole = conditions.get(
+        "samples", published.samples_of_data_set(conditions["dataset"])
+    )
     # shares are rounded
     is_near = (runs["dataset_samples"] / shares / whole - 1).abs() < 0.01
     return is_same & is_near & runs["device_name"].str.contains(conditions["hardware"])
 
 
-def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
+def _add_derived_quantities(table: pd.DataFrame) -> pd.DataFrame:
     """Add what follows from energies and times of a run."""
     energy_kWh = table["energy_total_kWh"]
     hours = table["gpu_hours"]
@@ -292,7 +294,7 @@ def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _with_speed_up(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+def _add_speed_up(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Add the fewest devices within each of the groups ``by``, and the speed-up over them."""
     groups = [table[name] for name in by]
     hours = table["training_time_h"]

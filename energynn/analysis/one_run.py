@@ -8,73 +8,81 @@ import pandas as pd
 
 from energynn import records
 from energynn.analysis import profiles, theme
-from energynn.host.files import require_place
-from energynn.host.texts import ForScript
+from energynn.host.files import require_writable_path
+from energynn.host.texts import ScriptEncoder
 from energynn.measure import samples
 from energynn.measure.energy import SECOND_PER_HOUR
 
-FORMATS = (".svg", ".html", ".png", ".pdf")
-STEPS = 600  # of time: more than a line has pixels
-TIME = "time (s)"
-POWER = "power (W)"
-ENERGY = "energy (Wh)"
+PICTURE_FORMATS = (".svg", ".html", ".png", ".pdf")
+MAX_TIME_STEPS = 600  # of time: more than a line has pixels
+TIME_LABEL = "time (s)"
+POWER_LABEL = "power (W)"
+ENERGY_LABEL = "energy (Wh)"
 
 
-def save(run_dir: Path, path: Path) -> None:
+def save_picture(run_dir: Path, path: Path) -> None:
     """Write the picture of a run as SVG, HTML that needs no network, PNG or PDF.
 
     Raises ValueError for another ending, and for a run without power samples of a training.
     """
-    if path.suffix not in FORMATS:
-        raise ValueError(f"plot: {path} must end with one of {', '.join(FORMATS)}")
-    require_place(path)
+    if path.suffix not in PICTURE_FORMATS:
+        raise ValueError(
+            f"plot: {path} must end with one of {', '.join(PICTURE_FORMATS)}"
+        )
+    require_writable_path(path)
     with alt.theme.enable("energynn"):
-        chart = draw(run_dir)
+        chart = draw_run(run_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
-        chart.save(path, inline=path.suffix == ".html", json_kwds={"cls": ForScript})
+        chart.save(
+            path, inline=path.suffix == ".html", json_kwds={"cls": ScriptEncoder}
+        )
 
 
-def draw(run_dir: Path) -> alt.HConcatChart:
+def draw_run(run_dir: Path) -> alt.HConcatChart:
     """Draw power, loss and error over time; beside them energy over time and error over energy.
 
     Of one epoch there is no curve of loss and error.
     """
     record = records.read_record(run_dir)
-    step_s = (record.training_time_s or 0.0) / STEPS
+    step_s = (record.training_time_s or 0.0) / MAX_TIME_STEPS
     step_s = max(step_s, record.sampling_period_s or 0.0)
     power = (
-        profiles.load(run_dir, step_s)
-        .rename(columns={"time_s": TIME, "power_W": POWER})
-        .groupby([TIME, "component"], as_index=False)[POWER]
+        profiles.load_power_profile(run_dir, step_s)
+        .rename(columns={"time_s": TIME_LABEL, "power_W": POWER_LABEL})
+        .groupby([TIME_LABEL, "component"], as_index=False)[POWER_LABEL]
         .sum()
     )
     if power.empty:
         raise ValueError(f"plot: {run_dir} has no power samples of a training")
-    energy = power.groupby(TIME, as_index=False)[POWER].sum()
-    energy_J = energy[POWER].cumsum() * step_s
-    energy[ENERGY] = energy_J / SECOND_PER_HOUR
-    epochs, phases = _epochs_and_phases(run_dir, record)
+    energy = power.groupby(TIME_LABEL, as_index=False)[POWER_LABEL].sum()
+    energy_J = energy[POWER_LABEL].cumsum() * step_s
+    energy[ENERGY_LABEL] = energy_J / SECOND_PER_HOUR
+    epochs, phases = _tabulate_epochs_and_phases(run_dir, record)
     # shorter ones cannot be seen
-    phases = phases[phases["end"] - phases[TIME] > step_s]
+    phases = phases[phases["end"] - phases[TIME_LABEL] > step_s]
     for name in set(power["component"]):
         known = getattr(record, f"energy_{name}_provenance")
         power = power.replace(name, f"{name}, {known}")
-    watts = _curve(power, TIME, POWER).encode(alt.Color("component:N", title=None))
+    watts = _line_chart(power, TIME_LABEL, POWER_LABEL).encode(
+        alt.Color("component:N", title=None)
+    )
     # without phases, their chart would have no end
     fill = alt.Fill("phase:N", title=None).scale(range=theme.COLOURS[1:])
     shades = (
         alt.Chart(phases)
         .mark_rect(opacity=0.3)
-        .encode(alt.X(f"{TIME}:Q"), alt.X2("end:Q", title=TIME), fill)
+        .encode(alt.X(f"{TIME_LABEL}:Q"), alt.X2("end:Q", title=TIME_LABEL), fill)
     )
     over_time = [shades + watts if len(phases) else watts]
-    beside = [_curve(energy, TIME, ENERGY)]
+    beside = [_line_chart(energy, TIME_LABEL, ENERGY_LABEL)]
     if len(epochs) > 1:
-        epochs[ENERGY] = np.interp(epochs[TIME], energy[TIME], energy[ENERGY])
+        epochs[ENERGY_LABEL] = np.interp(
+            epochs[TIME_LABEL], energy[TIME_LABEL], energy[ENERGY_LABEL]
+        )
         known = [name for name in record.metrics if name in epochs]
         reached = ["training_loss", *known[:1]]
-        over_time += [_curve(epochs, TIME, name) for name in reached]
-        beside.append(_curve(epochs, ENERGY, reached[-1]))
+        over_time += [_line_chart(epochs, TIME_LABEL, name) for name in reached]
+        beside.append(_line_chart(epochs, ENERGY_LABEL, reached[-1]))
     left = alt.vconcat(*over_time).resolve_scale(x="shared")
     right = alt.vconcat(*beside)
     said = f"Its energy is {record.energy_total_provenance}. "
@@ -82,32 +90,32 @@ def draw(run_dir: Path) -> alt.HConcatChart:
         reasons = "; ".join(record.invalid_reasons)
         said += f"Not valid as evidence: {reasons}"
     name = record.config.get("command", record.run_id)
-    return alt.hconcat(left, right, title=theme.titled(name, said))
+    return alt.hconcat(left, right, title=theme.chart_title(name, said))
 
 
-def _curve(table: pd.DataFrame, x: str, y: str) -> alt.Chart:
+def _line_chart(table: pd.DataFrame, x: str, y: str) -> alt.Chart:
     chart = alt.Chart(table, width=370, height=150)
     line = chart.mark_line(color=theme.COLOURS[0], point=len(table) < 50)
     return line.encode(alt.X(f"{x}:Q"), alt.Y(f"{y}:Q", title=y.replace("_", " ")))
 
 
-def _epochs_and_phases(
+def _tabulate_epochs_and_phases(
     run_dir: Path, record: records.Record
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Tabulate what each epoch reached, of a repeated one the last, and the phases of rank 0."""
     epochs = {}
-    phases = [pd.DataFrame(columns=["phase", TIME, "end"])]
-    for folder, begin_s, _ in profiles.segments(run_dir, record):
+    phases = [pd.DataFrame(columns=["phase", TIME_LABEL, "end"])]
+    for folder, begin_s, _ in profiles.times_of_segments(run_dir, record):
         events = [each for each in samples.read_events(folder) if each["rank"] == 0]
-        start_ns = samples.times_of(events, "training_start", "host")
+        start_ns = samples.event_ns(events, "training_start", "host")
         zero_ns = min(start_ns.values(), default=0) - 1e9 * begin_s
         for event in samples.events_of_kind(events, "epoch"):
             time_s = (event["t_mono_ns"] - zero_ns) / 1e9
-            epochs[event["epoch"]] = event | {TIME: time_s}
+            epochs[event["epoch"]] = event | {TIME_LABEL: time_s}
         if found := samples.read_phases(folder).get(0):
             kind, begin_ns, end_ns, names = found
             phase = pd.DataFrame({"phase": np.array(names)[kind]})
-            phase[TIME] = (begin_ns - zero_ns) / 1e9
+            phase[TIME_LABEL] = (begin_ns - zero_ns) / 1e9
             phase["end"] = (end_ns - zero_ns) / 1e9
             phases.append(phase)
     return pd.DataFrame(epochs.values()), pd.concat(phases)

@@ -4,12 +4,12 @@ import pandas as pd
 
 from energynn.analysis import observations
 from energynn.data import manifests
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 
-LABELS = {"origin": "others", "provenance": "published by others"}
+ORIGIN_LABELS = {"origin": "others", "provenance": "published by others"}
 # What repeats of a configuration have in common.
-CONFIGURATION = [
-    *LABELS,
+CONFIGURATION_COLUMNS = [
+    *ORIGIN_LABELS,
     "file",
     "commit",
     "submitter",
@@ -38,7 +38,7 @@ def load() -> pd.DataFrame:
     folder = manifests.verify("others")
     tables = []
     left_out = []
-    for file, about in manifest()["energynn:tables"].items():
+    for file, about in read_manifest()["energynn:tables"].items():
         rows = pd.read_csv(folder / file)
         rows["row"] = rows.index + 2
         for reason, where in about["left_out"].items():
@@ -57,16 +57,16 @@ def load() -> pd.DataFrame:
         )
     table = (
         pd.concat(tables, ignore_index=True)
-        .assign(**LABELS)
+        .assign(**ORIGIN_LABELS)
         .astype({"devices": int, "global_batch_size": int})
     )
     table.attrs["left_out"] = left_out
     return table
 
 
-def manifest() -> dict:
+def read_manifest() -> dict:
     """Read the manifest: rules, expressions and commits of each table."""
-    return json_table(manifests.root("others") / "manifest.json")
+    return read_json(manifests.root("others") / "manifest.json")
 
 
 def means(runs: pd.DataFrame) -> pd.DataFrame:
@@ -79,13 +79,15 @@ def means(runs: pd.DataFrame) -> pd.DataFrame:
         raise ValueError(
             f"energies of {sorted(scopes)} cannot be pooled; select one energy_scope"
         )
-    numbers = runs.select_dtypes("number").columns.difference([*CONFIGURATION, "row"])
+    numbers = runs.select_dtypes("number").columns.difference(
+        [*CONFIGURATION_COLUMNS, "row"]
+    )
     runs = runs.assign(run=runs["row"])
-    table = observations.mean_of_repeats(runs, CONFIGURATION, list(numbers))
+    table = observations.mean_of_repeats(runs, CONFIGURATION_COLUMNS, list(numbers))
     return table.assign(rows=table["run"], run=table.index, copies="", recipe="")
 
 
-def series(table: pd.DataFrame, alike: list[str]) -> pd.DataFrame:
+def make_series(table: pd.DataFrame, alike: list[str]) -> pd.DataFrame:
     """Select configurations that are ``alike`` in these columns on several numbers of devices.
 
     ``series`` names what they have in common.

@@ -8,35 +8,35 @@ from pathlib import Path
 
 import typst
 
-from energynn.host.files import shipped
+from energynn.host.files import shipped_path
 
-PAPER = shipped("paper")
-MANUSCRIPTS = {
-    "paper.pdf": PAPER / "energynn.typ",
-    "supplement.pdf": PAPER / "supplement.typ",
+PAPER_FOLDER = shipped_path("paper")
+MANUSCRIPT_SOURCES = {
+    "paper.pdf": PAPER_FOLDER / "energynn.typ",
+    "supplement.pdf": PAPER_FOLDER / "supplement.typ",
 }
 
 
-def compile(build_dir: Path) -> list[Path]:
+def compile_manuscripts(build_dir: Path) -> list[Path]:
     """Compile paper and supplement into ``build_dir`` with the fonts that typst carries; returns
     their paths.
 
     Raises ValueError if there are no numbers, or one is missing that the manuscript asks for, or
     a figure.
     """
-    manuscript = "".join(path.read_text() for path in MANUSCRIPTS.values())
+    manuscript = "".join(path.read_text() for path in MANUSCRIPT_SOURCES.values())
     files = ["numbers.json", "claims.json", "artifact.json", "excluded.json"]
-    files += [f"figures/{name}.pdf" for name in figures(manuscript)]
-    require(build_dir, files)
-    for name, path in MANUSCRIPTS.items():
+    files += [f"figures/{name}.pdf" for name in list_figures(manuscript)]
+    require_files(build_dir, files)
+    for name, path in MANUSCRIPT_SOURCES.items():
         try:
-            typst.compile(path, output=build_dir / name, **_options(build_dir))
+            typst.compile(path, output=build_dir / name, **_typst_options(build_dir))
         except typst.TypstError as error:  # the template says what is missing
             raise ValueError(f"{path}: {error}") from None
-    return [build_dir / name for name in MANUSCRIPTS]
+    return [build_dir / name for name in MANUSCRIPT_SOURCES]
 
 
-def _options(build_dir: Path) -> dict:
+def _typst_options(build_dir: Path) -> dict:
     """Options of typst: the build folder, an input of the template, may lie anywhere below "/"."""
     return {
         "root": "/",
@@ -45,7 +45,7 @@ def _options(build_dir: Path) -> dict:
     }
 
 
-def require(build_dir: Path, files: list[str]) -> None:
+def require_files(build_dir: Path, files: list[str]) -> None:
     """Raise ValueError for files that notebooks write and that are missing."""
     missing = [name for name in files if not (build_dir / name).is_file()]
     if missing:
@@ -54,16 +54,18 @@ def require(build_dir: Path, files: list[str]) -> None:
         )
 
 
-def figures(manuscript: str) -> list[str]:
+def list_figures(manuscript: str) -> list[str]:
     """List the figures that a manuscript shows, in order."""
     return re.findall(r'drawing\("(\w+)"', manuscript)
 
 
-def captions(build_dir: Path) -> dict[str, str]:
+def read_captions(build_dir: Path) -> dict[str, str]:
     """Read the captions of the paper's figures as plain text, by the figure's name, numbered."""
     found = {}
-    for file, path in MANUSCRIPTS.items():
-        drawn = typst.query(path, "<drawing>", field="value", **_options(build_dir))
+    for file, path in MANUSCRIPT_SOURCES.items():
+        drawn = typst.query(
+            path, "<drawing>", field="value", **_typst_options(build_dir)
+        )
         where = "Figure" if file == "paper.pdf" else "Supplement, figure"
         for number, figure in enumerate(json.loads(drawn), start=1):
             caption = " ".join(figure["caption"].split())

@@ -4,50 +4,50 @@ import numpy as np
 import pandas as pd
 
 from energynn.experiment import published_values
-from energynn.experiment.published_values import PUBLISHED
-from energynn.host.reading import toml_table
+from energynn.experiment.published_values import PUBLISHED_FOLDER
+from energynn.host.reading import read_toml
 
-SERIES = PUBLISHED / "series.toml"
+SERIES = PUBLISHED_FOLDER / "series.toml"
 
 
-def values(kind: str, quantity: str = "") -> pd.DataFrame:
+def select_values(kind: str, quantity: str = "") -> pd.DataFrame:
     """Select rows of values.csv; ``value`` is text as printed, ``low`` and ``high`` numbers.
 
     Kinds: measurement (of one configuration), statement (about several), setup (chosen), picture
     (not known).
     """
-    table = pd.read_csv(PUBLISHED / "values.csv", dtype={"value": str})
+    table = pd.read_csv(PUBLISHED_FOLDER / "values.csv", dtype={"value": str})
     table = table[table["kind"] == kind]
     return table[table["quantity"] == quantity] if quantity else table
 
 
-def runs(name: str = "values") -> pd.DataFrame:
+def tabulate_runs(name: str = "values") -> pd.DataFrame:
     """Make one row per run of ``name``.csv: what was run, and the value of each quantity.
 
     ``name`` is "values" (printed) or "derived" (it follows from printed values; ``copies`` names
     the quantity that its derivation takes from another series). Columns are those of
-    ``published_values.runs``.
+    ``published_values.printed_runs``.
     """
-    table = pd.DataFrame(published_values.runs(name))
+    table = pd.DataFrame(published_values.printed_runs(name))
     table["run"] = table["provenance"] + " " + table.index.astype(str)
     table["dataset_samples"] = table["dataset_samples"].replace(0, np.nan)
     return table.set_index("run", drop=False).rename_axis(None)
 
 
-def series() -> dict[str, dict]:
+def read_series() -> dict[str, dict]:
     """The study's scaling series: the conditions by which runs belong to them."""
-    table = toml_table(SERIES)
+    table = read_toml(SERIES)
     del table["data_sets"]
     return table
 
 
-def data_set_samples(dataset: str) -> float:
+def samples_of_data_set(dataset: str) -> float:
     """Samples of a data set where the paper does not state them; NaN for one that it does, or an
     unknown one.
     """
-    return toml_table(SERIES)["data_sets"].get(dataset, {}).get("samples", float("nan"))
+    return read_toml(SERIES)["data_sets"].get(dataset, {}).get("samples", float("nan"))
 
 
-def errata() -> list[dict]:
+def read_errata() -> list[dict]:
     """Where paper, table and repository contradict themselves or each other."""
-    return toml_table(PUBLISHED / "errata.toml")["erratum"]
+    return read_toml(PUBLISHED_FOLDER / "errata.toml")["erratum"]

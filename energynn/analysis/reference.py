@@ -6,25 +6,25 @@ from pathlib import Path
 
 from energynn import records
 from energynn.analysis import results
-from energynn.analysis.paper import PAPER, require
+from energynn.analysis.paper import PAPER_FOLDER, require_files
 from energynn.experiment import config, studies
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 
 
-def compare(runs_dir: Path, build_dir: Path) -> tuple[list[str], bool]:
+def compare_with_reference(runs_dir: Path, build_dir: Path) -> tuple[list[str], bool]:
     """One line for each band of paper/reference.json; the second value is whether all passed.
 
     Each band has a quantity (of ``study_quantities``, or "slope_" and a row of that table in
     numbers.json), the lowest and the highest value that count as the same, and why. Raises
     ValueError if the paper was not built yet.
     """
-    require(build_dir, ["numbers.json"])
-    slopes = json_table(build_dir / "numbers.json").get("slope", {})
+    require_files(build_dir, ["numbers.json"])
+    slopes = read_json(build_dir / "numbers.json").get("slope", {})
     values = {f"slope_{row}": slope["value"] for row, slope in slopes.items()}
     values |= study_quantities(runs_dir)
     lines = ["", "Compared with the committed reference (paper/reference.json):"]
     passed = 0
-    bands = json.loads((PAPER / "reference.json").read_text())
+    bands = json.loads((PAPER_FOLDER / "reference.json").read_text())
     for band in bands:
         value = values.get(band["quantity"], math.nan)
         is_good = band["low"] <= value <= band["high"]
@@ -46,7 +46,7 @@ def compare(runs_dir: Path, build_dir: Path) -> tuple[list[str], bool]:
 def study_quantities(runs_dir: Path) -> dict[str, float]:
     """Compute what a default study gives, by name; NaN where its runs are missing."""
     ids = [config.run_id(run) for run in studies.smoke("local")]
-    table = results.load(runs_dir)
+    table = results.load_records(runs_dir)
     table = table[table["run_id"].isin(ids)]
     image = table[table["workload"] == "resnet50"]
     on_one = image[image["devices"] == 1]["top1_error"]

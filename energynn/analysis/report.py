@@ -9,64 +9,70 @@ import pandas as pd
 import vl_convert
 
 from energynn.analysis import claims, numbers
-from energynn.analysis.paper import PAPER, captions, require
-from energynn.host.reading import json_table, toml_table
-from energynn.host.texts import ForScript
+from energynn.analysis.paper import PAPER_FOLDER, read_captions, require_files
+from energynn.host.reading import read_json, read_toml
+from energynn.host.texts import ScriptEncoder
 
 MADE = "Made from commit {colophon[build][git_commit]}, {colophon[build][git_state]}."
 
 
-def build(build_dir: Path) -> Path:
+def build_report(build_dir: Path) -> Path:
     """Write ``build_dir``/report.html from figures, numbers and claims.json; returns its path.
 
     Raises ValueError if the notebooks have not made them yet.
     """
-    require(
+    require_files(
         build_dir,
         ["claims.json", "numbers.json", "figures/plan.json", "figures/explore.json"],
     )
-    said = captions(build_dir)
-    ledger = json_table(build_dir / "claims.json")
+    said = read_captions(build_dir)
+    ledger = read_json(build_dir / "claims.json")
     errata = pd.DataFrame(ledger["errata"])
     errata["where"] = errata["where"].str.join("; ")
-    tables = json_table(build_dir / "numbers.json")
+    tables = read_json(build_dir / "numbers.json")
     shown = ["plan", "explore", *said]
-    specs = {name: json_table(build_dir / f"figures/{name}.json") for name in shown}
-    results = toml_table(PAPER / "results.toml")["result"]
+    specs = {name: read_json(build_dir / f"figures/{name}.json") for name in shown}
+    results = read_toml(PAPER_FOLDER / "results.toml")["result"]
     # Emphasis is Markdown's, and a browser would show its asterisks.
     answers = {
-        one["question"]: numbers.filled(one["answer"], tables).replace("*", "")
+        one["question"]: numbers.fill_sentence(one["answer"], tables).replace("*", "")
         for one in results
     }
     contents = {
         # Vega, Vega-Lite and Vega-Embed
         "bundle": vl_convert.javascript_bundle().replace("</script", "<\\/script"),
-        "results": _table(pd.DataFrame(answers.items(), columns=["", " "])),
-        "figures": "\n".join(_figure(name, caption) for name, caption in said.items()),
-        "claims": _table([_statement(claim) for claim in ledger["claims"]]),
+        "results": _html_table(pd.DataFrame(answers.items(), columns=["", " "])),
+        "figures": "\n".join(
+            _html_figure(name, caption) for name, caption in said.items()
+        ),
+        "claims": _html_table(
+            [_verdicts_of_claim(claim) for claim in ledger["claims"]]
+        ),
         "claims_count": len(ledger["claims"]),
         "restated_count": len(ledger["restated"]),
-        "errata": _table(errata[["where", "what", "treated"]]),
-        "specs": json.dumps(specs, sort_keys=True, cls=ForScript),
-        "made": html.escape(numbers.filled(MADE, tables)),
+        "errata": _html_table(errata[["where", "what", "treated"]]),
+        "specs": json.dumps(specs, sort_keys=True, cls=ScriptEncoder),
+        "made": html.escape(numbers.fill_sentence(MADE, tables)),
     }
     path = build_dir / "report.html"
-    path.write_text(Template((PAPER / "report.html").read_text()).substitute(contents))
+    path.write_text(
+        Template((PAPER_FOLDER / "report.html").read_text()).substitute(contents)
+    )
     return path
 
 
-def _table(rows: list[dict] | pd.DataFrame) -> str:
+def _html_table(rows: list[dict] | pd.DataFrame) -> str:
     with pd.option_context("display.max_colwidth", None):
         return pd.DataFrame(rows).to_html(index=False, border=0)
 
 
-def _figure(name: str, caption: str) -> str:
+def _html_figure(name: str, caption: str) -> str:
     title, _, rest = html.escape(caption).partition(". ")
     drawing = f'<div id="figure-{name}" class="figure"></div>'
     return f"<figure>{drawing}<figcaption><b>{title}.</b> {rest}</figcaption></figure>"
 
 
-def _statement(claim: dict) -> dict:
+def _verdicts_of_claim(claim: dict) -> dict:
     base = f" (base: {claim['base']})" if "base" in claim else ""
     errata = f" Errata: {', '.join(claim['errata'])}." if claim["errata"] else ""
     verdicts = [

@@ -9,21 +9,21 @@ import pandas as pd
 
 from energynn import records
 from energynn.experiment import config as run_config
-from energynn.host.reading import json_table, one_fault
+from energynn.host.reading import join_faults, read_json
 from energynn.measure.energy import COMPONENTS, JOULE_PER_KWH, SECOND_PER_HOUR
 
 # Quantities of a record that become columns; record_fields.toml has units and meanings.
-QUANTITIES = [
+RECORD_QUANTITIES = [
     field.name
     for field in msgspec.structs.fields(records.Record)
-    if field.type in (int, records.Count, records.Quantity)
+    if field.type in (int, records.OptionalCount, records.OptionalNumber)
 ]
-SIZES = ["devices", "local_batch_size", "global_batch_size", "epochs", "seed"]
+SIZE_COLUMNS = ["devices", "local_batch_size", "global_batch_size", "epochs", "seed"]
 PROVENANCE_COLUMNS = [
     f"energy_{component}_provenance" for component in (*COMPONENTS, "total")
 ]
 # What was run, in words.
-WHAT = [
+DESCRIPTION_COLUMNS = [
     "name",
     "workload",
     "stage",
@@ -35,8 +35,8 @@ WHAT = [
     "preset",
     "loader",
 ]
-TEXTS = [
-    *WHAT,
+TEXT_COLUMNS = [
+    *DESCRIPTION_COLUMNS,
     "run_id",
     "started_at",
     *PROVENANCE_COLUMNS,
@@ -46,11 +46,11 @@ TEXTS = [
     "machine_cpu",
     "cpu_model_name",
 ]
-COLUMNS = [
-    *TEXTS,
-    *SIZES,
+TABLE_COLUMNS = [
+    *TEXT_COLUMNS,
+    *SIZE_COLUMNS,
     "repeat",
-    *QUANTITIES,
+    *RECORD_QUANTITIES,
     "cpu_model_idle_W_per_core",
     "cpu_model_full_W_per_core",
     "cpu_model_cores",
@@ -61,7 +61,7 @@ COLUMNS = [
 ]
 
 
-def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
+def load_records(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
     """Load the valid records of all systems under ``runs_dir`` into one table.
 
     Texts say what was run; ``recipe`` is equal where ``config.recipe`` and the data are,
@@ -75,25 +75,25 @@ def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
     seen = {}
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
         run_dir = path.parent
-        with one_fault(run_dir, excluded):
+        with join_faults(run_dir, excluded):
             record = records.read_record(run_dir)
-            if trained == (record.workload in records.NO_TRAINING):
+            if trained == (record.workload in records.WORKLOADS_WITHOUT_TRAINING):
                 continue
             if not record.valid:
                 raise ValueError("; ".join(record.invalid_reasons))
-            marks = {record.run_id, *records.fingerprints(record)}
+            marks = {record.run_id, *records.record_fingerprints(record)}
             others = {seen.setdefault(mark, run_dir) for mark in marks}
             if other := next(iter(others - {run_dir}), None):
                 raise ValueError(
                     f"run_id or samples are the same as of {other}; keep one of the two"
                 )
-            rows.append(_row(record, run_dir))
-    table = _table(rows)
+            rows.append(_row_of_record(record, run_dir))
+    table = _typed_table(rows)
     table.attrs["excluded"] = excluded
     return table
 
 
-def _row(record: records.Record, run_dir: Path) -> dict:
+def _row_of_record(record: records.Record, run_dir: Path) -> dict:
     """Flatten one record."""
     config = record.config
     loading = config.get("image_loading", "states")
@@ -106,8 +106,8 @@ def _row(record: records.Record, run_dir: Path) -> dict:
     row = {
         "run_dir": str(run_dir),
         "loader": loader,
-        "recipe": _recipe(record),
-        "recipe_at_any_pace": _recipe(record, pace),
+        "recipe": _recipe_digest(record),
+        "recipe_at_any_pace": _recipe_digest(record, pace),
         "machine_cpu": record.machine.get("cpu"),
     }
     known = config | msgspec.to_builtins(record)
@@ -116,7 +116,7 @@ def _row(record: records.Record, run_dir: Path) -> dict:
         known |= {f"cpu_model_{name}": value for name, value in model.items()}
     # a measured command has it from the person
     known.setdefault("dataset_samples", config.get("training_samples"))
-    row |= {name: known[name] for name in COLUMNS if name in known}
+    row |= {name: known[name] for name in TABLE_COLUMNS if name in known}
     metrics = {name: float(value) for name, value in record.metrics.items()}
     leads = re.findall(r"z500_rmse_(\d+)h_m\b", " ".join(metrics))
     if leads_h := sorted(map(int, leads)):
@@ -130,21 +130,21 @@ def _row(record: records.Record, run_dir: Path) -> dict:
     return metrics | row
 
 
-def _recipe(record: records.Record, left_out: Collection[str] = ()) -> str:
+def _recipe_digest(record: records.Record, left_out: Collection[str] = ()) -> str:
     """Compute a short digest of a run's recipe and data, without what ``left_out`` names."""
     values = run_config.recipe(record.config)
     kept = {name: values[name] for name in values if name not in left_out}
-    return run_config.digest({"config": kept, "data": record.data_digest})[:8]
+    return run_config.json_digest({"config": kept, "data": record.data_digest})[:8]
 
 
-def _table(rows: list[dict]) -> pd.DataFrame:
+def _typed_table(rows: list[dict]) -> pd.DataFrame:
     table = pd.DataFrame(rows)
-    table = table.reindex(columns=dict.fromkeys([*COLUMNS, *table]))
-    numbers = table.columns.difference(TEXTS)
-    table[TEXTS] = table[TEXTS].astype(object).fillna("")
+    table = table.reindex(columns=dict.fromkeys([*TABLE_COLUMNS, *table]))
+    numbers = table.columns.difference(TEXT_COLUMNS)
+    table[TEXT_COLUMNS] = table[TEXT_COLUMNS].astype(object).fillna("")
     table[numbers] = table[numbers].astype(float)
     # commands have none
-    table = table.astype(dict.fromkeys([*SIZES, "repeat"], int), errors="ignore")
+    table = table.astype(dict.fromkeys([*SIZE_COLUMNS, "repeat"], int), errors="ignore")
     energies_J = table.filter(regex=r"^energy_(perun_)?(gpu|cpu|ram|total)_J$")
     energies_kWh = (
         energies_J.rename(columns=lambda name: f"{name[:-1]}kWh") / JOULE_PER_KWH
@@ -159,8 +159,9 @@ def _table(rows: list[dict]) -> pd.DataFrame:
     )
 
 
-def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Select the runs of one table of ``load`` into scaling series: one row per series and run.
+def select_scaling_series(table: pd.DataFrame) -> pd.DataFrame:
+    """Select the runs of one table of ``load_records`` into scaling series: one row per series and
+    run.
 
     Runs belong to one series if they share recipe, system and device, either the local or the
     global batch size, and either the data set's size or its size per device, on at least two device
@@ -186,7 +187,7 @@ def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def phases(runs: pd.DataFrame) -> pd.DataFrame:
+def tabulate_phases(runs: pd.DataFrame) -> pd.DataFrame:
     """Tabulate the records' ``energy_phases``: time and energy of each phase of each rank."""
     rows = []
     for run_dir in runs["run_dir"]:
@@ -198,9 +199,9 @@ def phases(runs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def settings(runs: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+def tabulate_settings(runs: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Tabulate what the configuration of each run says of these names; NaN where it does not."""
     configs = []
     for run_dir in runs["run_dir"]:
-        configs.append(json_table(Path(run_dir, "record.json"))["config"])
+        configs.append(read_json(Path(run_dir, "record.json"))["config"])
     return pd.DataFrame(configs, runs.index).reindex(columns=names)

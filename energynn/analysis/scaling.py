@@ -10,11 +10,11 @@ from energynn.analysis import numbers, observations, regression, theme
 
 
 @dataclass
-class Panels:
+class ScalingPanels:
     """Draw the panels of one figure, which share colours and shapes.
 
-    rows: of ``observations.means``. model: rows of ``modelled.load`` whose curves are drawn. size:
-    width and height of a panel in px. columns: of the legend.
+    rows: of ``observations.means_of_configurations``. model: rows of ``modelled.load_forecasts``
+    whose curves are drawn. size: width and height of a panel in px. columns: of the legend.
     """
 
     rows: pd.DataFrame
@@ -25,8 +25,8 @@ class Panels:
     @cached_property
     def channels(self) -> dict:
         return {
-            "color": theme.series(self.rows, self.columns),
-            "shape": theme.provenance(self.rows, title="value is", timed=True),
+            "color": theme.series_colour(self.rows, self.columns),
+            "shape": theme.provenance_shape(self.rows, title="value is", timed=True),
         }
 
     def over_devices(
@@ -34,13 +34,13 @@ class Panels:
     ) -> alt.LayerChart:
         """Draw a quantity over devices, with one standard deviation to each side."""
         rows, of_model = self.rows, self._model_of(quantity)
-        bounds = observations.bounds(rows, quantity)
+        bounds = observations.std_bounds(rows, quantity)
         are_gpus = (rows["device_kind"] == "gpu").all()
         x = alt.X("devices:Q", title="GPUs" if are_gpus else "devices")
         x = theme.log_axis(x, [*rows["devices"], *of_model["devices"]], base=2.0)
         ends = [*bounds["low"], *bounds["high"], *of_model["low"], *of_model["high"]]
         y = theme.log_axis(alt.Y("value:Q", title=y_title), [*ends, *extra_limits])
-        points = theme.with_error_bars(
+        points = theme.draw_points_with_error_bars(
             self._chart(bounds, title), x, y, **self.channels
         )
         return alt.layer(*self._curves(of_model, x, y), points)
@@ -48,7 +48,7 @@ class Panels:
     def speed_up(self, title: str) -> alt.LayerChart:
         """Draw the speed-up against the ratio of GPUs to the base run, and the ideal line."""
         rows = self.rows.query("devices > base_devices")
-        rows = observations.bounds(rows, "speed_up")
+        rows = observations.std_bounds(rows, "speed_up")
         rows = rows.assign(ratio=rows["devices"] / rows["base_devices"])
         of_model = self._model_of("speed_up").rename(columns={"value": "speed_up"})
         of_model["ratio"] = of_model["devices"] / of_model["base_devices"]
@@ -61,7 +61,7 @@ class Panels:
         points = self._chart(rows, title).mark_point(filled=True)
         points = points.encode(x, y, **self.channels)
         ideal = alt.Chart(pd.DataFrame({"ratio": ends, "speed_up": ends})).encode(x, y)
-        ideal = ideal.mark_line(color=theme.GREY, strokeWidth=1.3)
+        ideal = ideal.mark_line(color=theme.GREY_COLOUR, strokeWidth=1.3)
         return alt.layer(ideal, *self._curves(of_model, x, y), points)
 
     def against_hours(self, title: str, unit: str = "kWh") -> alt.LayerChart:
@@ -70,7 +70,7 @@ class Panels:
         Energies in kWh have a line through the origin for each series with at least three runs on
         4 or more GPUs.
         """
-        over = observations.bounds(self.rows, f"energy_total_{unit}")
+        over = observations.std_bounds(self.rows, f"energy_total_{unit}")
         of_model = self._model_of("energy_per_gpu_hour_kW")
         ends = of_model[["value", "low", "high"]].mul(
             of_model["gpu_hours"], axis="index"
@@ -107,17 +107,17 @@ class Panels:
         return alt.Chart(rows, title=title, **self.size)
 
     def _curves(self, of_model: pd.DataFrame, x: alt.X, y: alt.Y) -> list[alt.Chart]:
-        return theme.model_curves(of_model, x, y, self.channels["color"])
+        return theme.draw_model_curves(of_model, x, y, self.channels["color"])
 
 
-def own_summary(runs: pd.DataFrame, workload: str) -> dict:
+def summarize_own_runs(runs: pd.DataFrame, workload: str) -> dict:
     """Count the own runs in series, and add up their energies: a row of a notebook's numbers."""
     own = runs.query("origin == 'own' and workload == @workload and series != ''")
-    energy_kWh = observations.distinct(own)["energy_total_kWh"]
+    energy_kWh = observations.distinct_runs(own)["energy_total_kWh"]
     return {
         "runs": own["run"].nunique(),
         "energy_Wh": 1000 * energy_kWh.sum() if len(own) else None,
-        "provenance": numbers.weakest(own["provenance"]),
+        "provenance": numbers.weakest_provenance(own["provenance"]),
         "source": ", ".join(sorted(set(own["run"]))) or "no own run",
         "holds_for": "origin == 'own', in a series",
     }

@@ -12,14 +12,14 @@ import pandas as pd
 import vl_convert
 
 from energynn.host.files import REPOSITORY, atomic_write
-from energynn.host.texts import cell
+from energynn.host.texts import spreadsheet_cell
 
 # Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_px is the
 # width of a page of the ACM format.
-PAGE_px = 806
-TEXT_px = 13  # 8 pt in print
+PAGE_WIDTH_px = 806
+FONT_SIZE_px = 13  # 8 pt in print
 # the converter carries the first, and browsers have the second, which is as wide
-FONT = "Liberation Sans, Arial, sans-serif"
+FONT_FAMILY = "Liberation Sans, Arial, sans-serif"
 
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
 COLOURS = [
@@ -32,11 +32,11 @@ COLOURS = [
     "#000000",
     "#F0E442",
 ]
-GREY = "#6b6b6b"
+GREY_COLOUR = "#6b6b6b"
 # The study's series have fixed colours in all figures. Those of one workload share panels: each
 # is lighter than the one before by at least 10 of 100 steps, so that they differ in grey, and
 # with any kind of colour blindness.
-SERIES = {
+SERIES_COLOURS = {
     "R1": "#03336D",
     "R4": "#9E046E",
     "R2": "#CC4216",
@@ -51,12 +51,12 @@ SERIES = {
     "F5": "#B7AF16",
 }
 # For all else: from dark to light, and no yellow, which is weak on white.
-RAMP = alt.SchemeParams("viridis", extent=[0, 0.93])
+COLOUR_RAMP = alt.SchemeParams("viridis", extent=[0, 0.93])
 
 # provenance -> shape, drawn in the colour of its series. Hollow and filled shapes differ even in
 # grey and when small. Lengths in a path are in units of the symbol's radius. The inner outline
 # runs backwards: that leaves a hole.
-PROVENANCE = {
+PROVENANCE_SHAPES = {
     "published": "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0Z"
     "M0.68,0A0.68,0.68,0,1,0,-0.68,0A0.68,0.68,0,1,0,0.68,0Z",
     # where ResNet50 is there, too
@@ -68,16 +68,16 @@ PROVENANCE = {
     "L1,0.7L0.7,1L0,0.3L-0.7,1L-1,0.7L-0.3,0Z",
 }
 
-MENUS_ABOVE = """<style>div.vega-embed { display: flex; flex-direction: column; }
+MENUS_ABOVE_CHART_CSS = """<style>div.vega-embed { display: flex; flex-direction: column; }
 .vega-bindings { order: -1; } .vega-bind { display: inline-block; margin-right: 1.5em; }
 </style>"""
 
 
 @alt.theme.register("energynn", enable=False)
-def _theme() -> alt.theme.ThemeConfig:
+def _chart_theme() -> alt.theme.ThemeConfig:
     text = {
-        "labelFontSize": TEXT_px,
-        "titleFontSize": TEXT_px,
+        "labelFontSize": FONT_SIZE_px,
+        "titleFontSize": FONT_SIZE_px,
         "titleFontWeight": "normal",
     }
     axis = {
@@ -102,7 +102,7 @@ def _theme() -> alt.theme.ThemeConfig:
     return {
         "background": "white",
         "config": {
-            "font": FONT,
+            "font": FONT_FAMILY,
             "view": {"continuousWidth": 290, "continuousHeight": 208, "stroke": None},
             "axis": text | axis,
             "axisX": {"labelFlush": False},
@@ -115,14 +115,14 @@ def _theme() -> alt.theme.ThemeConfig:
             },
             "range": {"category": COLOURS},
             "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
-            "text": {"fontSize": TEXT_px},
+            "text": {"fontSize": FONT_SIZE_px},
             "concat": {"spacing": 13},
             "mark": {"tooltip": {"content": "encoding"}},
         },
     }
 
 
-def enable() -> None:
+def enable_theme() -> None:
     """Use this look for all charts, and show them as pictures in notebooks."""
     alt.theme.enable("energynn")
     alt.renderers.enable("svg")
@@ -133,21 +133,21 @@ def enable() -> None:
 def start_notebook() -> None:
     """Use this look, and paths from the repository: JupyterLab starts in a notebook's folder."""
     os.chdir(REPOSITORY)
-    enable()
+    enable_theme()
 
 
-def show_at_top(screen, *widgets) -> None:
+def show_charts_at_top(screen, *widgets) -> None:
     """Show charts where a notebook's first cell has made room, with their menus above them."""
     import ipywidgets
     from IPython.display import Javascript, display
 
-    screen.update(ipywidgets.VBox([ipywidgets.HTML(MENUS_ABOVE), *widgets]))
+    screen.update(ipywidgets.VBox([ipywidgets.HTML(MENUS_ABOVE_CHART_CSS), *widgets]))
     # JupyterLab stands at the last cell where all are run.
     page = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer"
     display(Javascript(f"document.querySelector('{page}')?.scrollTo(0, 0)"))
 
 
-def provenance(
+def provenance_shape(
     table: pd.DataFrame,
     field: str = "provenance",
     title: str | None = "energy is",
@@ -163,7 +163,9 @@ def provenance(
     words = set(table[field])
     if timed and "estimated" in words:
         words.add("measured")
-    present = {word: shape for word, shape in PROVENANCE.items() if word in words}
+    present = {
+        word: shape for word, shape in PROVENANCE_SHAPES.items() if word in words
+    }
     return alt.Shape(
         field,
         type="nominal",
@@ -172,35 +174,35 @@ def provenance(
     )
 
 
-def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
+def series_colour(table: pd.DataFrame, columns: int = 3) -> alt.Color:
     """The channel ``color`` for the series names in a table's column ``name``: "R4: ..." has the
     colour of R4.
 
     Where a name is none of the study's, all have colours of the ramp.
     """
     names = sorted(set(table["name"]))
-    ours = [SERIES.get(name.split(":")[0]) for name in names]
-    colours = {"range": ours} if all(ours) else {"scheme": RAMP}
+    ours = [SERIES_COLOURS.get(name.split(":")[0]) for name in names]
+    colours = {"range": ours} if all(ours) else {"scheme": COLOUR_RAMP}
     legend = alt.Legend(
         title=None,
         symbolType="circle",
         columns=columns,
-        labelLimit=PAGE_px // columns - 45,
+        labelLimit=PAGE_WIDTH_px // columns - 45,
     )
     return alt.Color(
         "name", type="nominal", scale=alt.Scale(domain=names, **colours), legend=legend
     )
 
 
-def titled(title: str, said: str, width: int = PAGE_px) -> alt.Title:
+def chart_title(title: str, said: str, width: int = PAGE_WIDTH_px) -> alt.Title:
     """A title with grey lines under it, broken to ``width`` px: what a run's number is worth."""
     # a character is half as wide as it is high, on average
-    words = textwrap.wrap(said, 2 * width // TEXT_px)
+    words = textwrap.wrap(said, 2 * width // FONT_SIZE_px)
     return alt.Title(
         title,
         subtitle=words,
-        subtitleColor=GREY,
-        subtitleFontSize=TEXT_px,
+        subtitleColor=GREY_COLOUR,
+        subtitleFontSize=FONT_SIZE_px,
         subtitlePadding=3,
     )
 
@@ -229,25 +231,25 @@ def log_axis(
     return channel.axis(values=ticks, format="~g")
 
 
-def placeholder(message: str) -> alt.Chart:
+def placeholder_chart(message: str) -> alt.Chart:
     """Draw the words that say why there is nothing to see."""
     return (
         alt.Chart(alt.InlineData([{}]), width=384, height=96)
-        .mark_text(color=GREY, lineBreak="\n")
+        .mark_text(color=GREY_COLOUR, lineBreak="\n")
         .encode(text=alt.datum(message))
     )
 
 
-def save(
+def save_chart(
     chart: alt.TopLevelMixin, name: str, build_dir: str | Path
 ) -> alt.TopLevelMixin:
-    """Write a chart, after ``enable``, as SVG, as PDF and as PNG of 2.5 times its pixels.
+    """Write a chart, after ``enable_theme``, as SVG, as PDF and as PNG of 2.5 times its pixels.
 
     Files lie in ``build_dir``/figures; the same data give the same SVG, byte for byte. Returns the
     chart, which a notebook then shows.
     """
     spec = chart.to_dict()
-    path = save_spec(spec, name, build_dir).with_suffix(".svg")
+    path = save_chart_specification(spec, name, build_dir).with_suffix(".svg")
     svg = vl_convert.vegalite_to_svg(spec)
     path.write_text(svg)
     path.with_suffix(".png").write_bytes(vl_convert.svg_to_png(svg, scale=2.5))
@@ -255,7 +257,7 @@ def save(
     return chart
 
 
-def save_spec(spec: dict, name: str, build_dir: str | Path) -> Path:
+def save_chart_specification(spec: dict, name: str, build_dir: str | Path) -> Path:
     """Write a chart's Vega-Lite specification for the interactive report, and its data as CSV.
 
     The column ``table`` says which of the chart's tables a row is of.
@@ -266,12 +268,12 @@ def save_spec(spec: dict, name: str, build_dir: str | Path) -> Path:
         file.write(msgspec.json.encode(spec, enc_hook=float, order="sorted"))
     if data := spec.get("datasets"):
         tables = dict(enumerate(map(pd.DataFrame, data.values())))
-        rows = pd.concat(tables, names=["table"]).droplevel(1).map(cell)
+        rows = pd.concat(tables, names=["table"]).droplevel(1).map(spreadsheet_cell)
         rows.to_csv(path.with_suffix(".csv"), errors="backslashreplace")
     return path
 
 
-def with_error_bars(
+def draw_points_with_error_bars(
     chart: alt.Chart,
     x: alt.X,
     y: alt.Y,
@@ -289,21 +291,21 @@ def with_error_bars(
     return alt.layer(line, bars, base.mark_point(filled=True).encode(y, shape=shape))
 
 
-def intervals(rows: pd.DataFrame, x: str) -> alt.Chart:
+def grey_bars(rows: pd.DataFrame, x: str) -> alt.Chart:
     """Grey bars from ``low`` to ``high`` at the column ``x``: what a text implies, which is
     never drawn as a point.
     """
     return (
         alt.Chart(rows)
-        .mark_rule(strokeWidth=5, color=GREY, opacity=0.6)
+        .mark_rule(strokeWidth=5, color=GREY_COLOUR, opacity=0.6)
         .encode(x=f"{x}:Q", y="low:Q", y2="high:Q")
     )
 
 
-MODEL = "model, fitted to the published values [90 %]"
+MODEL_LABEL = "model, fitted to the published values [90 %]"
 
 
-def model_curves(
+def draw_model_curves(
     rows: pd.DataFrame, x: alt.X, y: alt.Y, color: alt.Color
 ) -> list[alt.Chart]:
     """A band from ``low`` to ``high`` and a line of dashes and dots for each series: what a
@@ -313,10 +315,10 @@ def model_curves(
     """
     if rows.empty:
         return []
-    base = alt.Chart(rows.assign(curve=MODEL)).encode(x, color=color)
+    base = alt.Chart(rows.assign(curve=MODEL_LABEL)).encode(x, color=color)
     dashes = alt.StrokeDash(
         "curve:N",
-        scale=alt.Scale(domain=[MODEL], range=[[6, 2.5, 1.6, 2.5]]),
+        scale=alt.Scale(domain=[MODEL_LABEL], range=[[6, 2.5, 1.6, 2.5]]),
         legend=alt.Legend(title=None, symbolSize=770, labelLimit=480),
     )
     return [

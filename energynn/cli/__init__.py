@@ -62,14 +62,14 @@ for _command, _example in COMMANDS.items():
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2."""
-    _open_what_is_closed()
+    _open_closed_streams()
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # ignored, it stays so
-        signal.signal(signal.SIGTERM, _interrupt)
+        signal.signal(signal.SIGTERM, _interrupt_on_sigterm)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # a locale may know fewer characters than a name has
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        words = as_typer_takes_them(sys.argv[1:] if arguments is None else arguments)
+        words = join_parameter_words(sys.argv[1:] if arguments is None else arguments)
         status = app(words, prog_name="energynn", standalone_mode=False)
         if sys.stdout:  # which may be closed
             sys.stdout.flush()
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError) as error:
-        return _say(str(error))
+        return _print_error(str(error))
     except (KeyboardInterrupt, typer.Abort) as stop:
         print(
             "\nenergynn: interrupted; the same command goes on from here",
@@ -90,15 +90,17 @@ def main(arguments: list[str] | None = None) -> int:
         if not hasattr(error, "format_message"):
             # of the library: a word that is no command
             raise
-        return _say(f"{error.format_message()} `energynn COMMAND --help` says more")
+        return _print_error(
+            f"{error.format_message()} `energynn COMMAND --help` says more"
+        )
 
 
-def _interrupt(number: int, _frame) -> None:
+def _interrupt_on_sigterm(number: int, _frame) -> None:
     """Take a SIGTERM as a Ctrl-C: what runs has time for a checkpoint and its record."""
     raise KeyboardInterrupt(number)
 
 
-def _open_what_is_closed() -> None:
+def _open_closed_streams() -> None:
     """Give this process and its children streams, of which a shell may have closed any.
 
     The next file that is opened would have the number of a closed one, and get its lines.
@@ -111,14 +113,14 @@ def _open_what_is_closed() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")
 
 
-def _say(message: str) -> int:
-    from energynn.host.texts import printable
+def _print_error(message: str) -> int:
+    from energynn.host.texts import escape_controls
 
-    print(f"energynn: {printable(' '.join(message.split()))}", file=sys.stderr)
+    print(f"energynn: {escape_controls(' '.join(message.split()))}", file=sys.stderr)
     return 2
 
 
-def as_typer_takes_them(words: list[str]) -> list[str]:
+def join_parameter_words(words: list[str]) -> list[str]:
     """Join `-p NAME VALUE`, as papermill takes it, to `-p NAME=VALUE`, but in a command
     measured.
     """

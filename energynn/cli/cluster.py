@@ -7,25 +7,25 @@ from typing import Annotated
 from typer import Argument, Option
 
 from energynn.cli.options import (
-    RUNS,
-    Json,
-    Parameters,
-    RunsDir,
-    System,
-    existing,
-    parameters_of,
-    reply,
-    tell,
+    DEFAULT_RUNS_DIR,
+    JsonOption,
+    ParametersOption,
+    RunsDirOption,
+    SystemOption,
+    parse_parameters,
+    print_answer,
+    print_json_or_text,
+    require_runs_dir,
 )
 
-Studies = Annotated[
+StudiesArgument = Annotated[
     list[str],
     Argument(metavar="STUDY|SYSTEM|RUN", help="only these; default: all"),
 ]
 
 
 def submit(
-    system: System,
+    system: SystemOption,
     studies: Annotated[
         list[str],
         Argument(
@@ -33,7 +33,7 @@ def submit(
             help="names, or files of your own; options of sbatch",
         ),
     ] = (),
-    p: Parameters = (),
+    p: ParametersOption = (),
     dry_run: Annotated[
         bool,
         Option("--dry-run", help="show cost and what is missing; submit nothing"),
@@ -46,7 +46,7 @@ def submit(
         Option(min=0, help="refuse more [default: of the system's file, else 100]"),
     ] = None,
     account: Annotated[str, Option(help="who pays, as sbatch takes it")] = "",
-    runs_dir: RunsDir = RUNS,
+    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
 ) -> None:
     """Make every missing run of studies by batch jobs; again: what failed or stopped."""
     from energynn.experiment import studies as known
@@ -57,12 +57,12 @@ def submit(
     options += [f"--account={account}"] if account else []
     if bool(names) == bool(p):
         raise ValueError("submit: give studies, or parameters of runs (-p)")
-    site = submit.cluster(system, options)
+    site = submit.read_cluster(system, options)
     if p:
-        runs = known.sweep(parameters_of(p) | {"system": site.name})
+        runs = known.make_sweep(parse_parameters(p) | {"system": site.name})
         name = runs[0].workload
     else:
-        runs = list(chain.from_iterable(known.find(names, site.name).values()))
+        runs = list(chain.from_iterable(known.find_studies(names, site.name).values()))
         name = "-".join(Path(name).stem for name in names)
     runs = list(dict.fromkeys(runs))
     submit.submit_runs(
@@ -71,37 +71,43 @@ def submit(
 
 
 def status(
-    studies: Studies = (),
+    studies: StudiesArgument = (),
     watch: Annotated[
         str, Option(metavar="RUN", help="power, energy and time left of one run")
     ] = "",
     failed: Annotated[
         bool, Option("--failed", help="only failed or not valid, and why")
     ] = False,
-    as_json: Json = False,
-    runs_dir: RunsDir = RUNS,
+    as_json: JsonOption = False,
+    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
 ) -> None:
     """Tell what has become of every run, queued, running or ended."""
     from energynn import records
     from energynn.launch import status
 
     if watch:
-        status.follow(records.find(watch, runs_dir))
+        status.follow_run(records.find_run(watch, runs_dir))
         return
-    folders = status.folders(existing(runs_dir).resolve(), studies)
-    runs, notes = status.rows(folders)
-    reply(as_json, {"runs": runs, "notes": notes}, status.text(runs, notes, failed))
+    folders = status.find_run_folders(require_runs_dir(runs_dir).resolve(), studies)
+    runs, notes = status.describe_runs(folders)
+    print_json_or_text(
+        as_json, {"runs": runs, "notes": notes}, status.status_text(runs, notes, failed)
+    )
 
 
 def cancel(
-    studies: Studies = (),
+    studies: StudiesArgument = (),
     everything: Annotated[bool, Option("--all", help="of every study")] = False,
-    runs_dir: RunsDir = RUNS,
+    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
 ) -> None:
     """Cancel jobs of runs that are queued or running; checkpoints stay."""
     from energynn.launch import status, submit
 
     if not studies and not everything:
         raise ValueError("cancel: say which studies or runs, or --all")
-    number = submit.cancel(status.folders(existing(runs_dir).resolve(), studies))
-    tell(f"jobs cancelled: {number}; `energynn submit` continues from checkpoints")
+    number = submit.cancel_jobs(
+        status.find_run_folders(require_runs_dir(runs_dir).resolve(), studies)
+    )
+    print_answer(
+        f"jobs cancelled: {number}; `energynn submit` continues from checkpoints"
+    )

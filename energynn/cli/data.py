@@ -5,14 +5,14 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from energynn.cli.options import group, tell
+from energynn.cli.options import make_command_group, print_answer
 
-data = group("Verify, describe and prepare data sets.")
-Root = Annotated[
+data = make_command_group("Verify, describe and prepare data sets.")
+RootOption = Annotated[
     Path | None,
     Option(metavar="DIR", help="where imagenet or the store of era5 lies"),
 ]
-Store = Annotated[Path, Option(metavar="DIR", help="folder of the store")]
+StoreOption = Annotated[Path, Option(metavar="DIR", help="folder of the store")]
 
 
 @data.command()
@@ -20,16 +20,16 @@ def verify(
     datasets: Annotated[
         list[str], Argument(metavar="DATASET", help="default: those that ship")
     ] = (),
-    root: Root = None,
+    root: RootOption = None,
 ) -> None:
     """Compare every byte of data sets with their checksums."""
     from energynn.data import manifests
-    from energynn.host.reading import one_fault
+    from energynn.host.reading import join_faults
 
-    for dataset in datasets or manifests.DATASETS:
-        with one_fault(dataset):
+    for dataset in datasets or manifests.VERIFIABLE_DATASETS:
+        with join_faults(dataset):
             folder = manifests.verify(dataset, folder=root, every_byte=True)
-        tell(
+        print_answer(
             f"{dataset}: every file of its manifest is there and has its SHA-256 ({folder})"
         )
 
@@ -37,16 +37,16 @@ def verify(
 @data.command()
 def describe(
     dataset: Annotated[str, Argument(metavar="DATASET")],
-    root: Root = None,
+    root: RootOption = None,
 ) -> None:
     """Write the checksums and the manifest of a data set."""
     from energynn.data import describe
-    from energynn.host.reading import one_fault
+    from energynn.host.reading import join_faults
 
-    with one_fault(dataset):
-        found = describe.build(dataset, root)
+    with join_faults(dataset):
+        found = describe.build_manifest(dataset, root)
     for line in found:
-        tell(f"{dataset}: {line}")
+        print_answer(f"{dataset}: {line}")
     verify([dataset], root)
 
 
@@ -55,13 +55,15 @@ def imagenet(
     root: Annotated[
         Path, Option(metavar="DIR", help="folder tree or official archives")
     ],
-    out: Store,
+    out: StoreOption,
 ) -> None:
     """Write ImageNet as uint8 pixels, 256 on the shorter side: training decodes no JPEG."""
     from energynn.data import imagenet
 
-    imagenet.prepare(root, out)
-    tell(f"{out}: complete; other pixels than the originals: another experiment")
+    imagenet.write_ppm_store(root, out)
+    print_answer(
+        f"{out}: complete; other pixels than the originals: another experiment"
+    )
 
 
 @data.command()
@@ -70,7 +72,7 @@ def era5(
         str,
         Option(help="FourCastNet's HDF5 folder, a Zarr store or NetCDF files"),
     ],
-    out: Store,
+    out: StoreOption,
     years: Annotated[
         str, Option(help="those of the paper by default")
     ] = "1979-2017,2019",
@@ -79,8 +81,10 @@ def era5(
     from energynn.data import era5_store
     from energynn.experiment.config import parse_years
 
-    remarks = era5_store.prepare(source, out, parse_years(years))
+    remarks = era5_store.write_store(source, out, parse_years(years))
     for remark in remarks:
-        tell(remark)
+        print_answer(remark)
     state = "written" if remarks else "complete"
-    tell(f"{out}: {state}; `energynn data describe era5 --root {out}` describes it")
+    print_answer(
+        f"{out}: {state}; `energynn data describe era5 --root {out}` describes it"
+    )

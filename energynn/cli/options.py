@@ -10,55 +10,63 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Option, Typer
 
-RunsDir = Annotated[
+RunsDirOption = Annotated[
     Path, Option(metavar="DIR", envvar="ENERGYNN_RUNS", help="folder of the records")
 ]
-RUNS = Path("runs")  # where nobody names another
-Json = Annotated[bool, Option("--json", help="for a program: JSON on standard output")]
-Details = Annotated[bool, Option("--details", help="every number, and its bounds")]
-Run = Annotated[
+DEFAULT_RUNS_DIR = Path("runs")  # where nobody names another
+JsonOption = Annotated[
+    bool, Option("--json", help="for a program: JSON on standard output")
+]
+DetailsOption = Annotated[
+    bool, Option("--details", help="every number, and its bounds")
+]
+RunArgument = Annotated[
     str,
     Argument(
         metavar="RUN", help="a folder, run_id, name, unique part of either, or last"
     ),
 ]
-Name = Annotated[str, Option(help="to find the run by; several runs may share a name")]
-Note = Annotated[str, Option(help="free text, kept with the run")]
-System = Annotated[
+NameOption = Annotated[
+    str, Option(help="to find the run by; several runs may share a name")
+]
+NoteOption = Annotated[str, Option(help="free text, kept with the run")]
+SystemOption = Annotated[
     str, Option(metavar="NAME", help="of systems/, or a file of your own (.toml)")
 ]
-Study = Annotated[str, Argument(metavar="STUDY", help="a name, or a file of your own")]
-Factor = Annotated[float | None, Option(min=0)]
-Parameters = Annotated[
+StudyArgument = Annotated[
+    str, Argument(metavar="STUDY", help="a name, or a file of your own")
+]
+FactorOption = Annotated[float | None, Option(min=0)]
+ParametersOption = Annotated[
     list[str],
     Option("-p", metavar="NAME VALUE", help="a parameter of the run, as for papermill"),
 ]
 
 
-def group(help: str) -> Typer:
+def make_command_group(help: str) -> Typer:
     """Make a command that holds others."""
     return Typer(
         help=help, no_args_is_help=True, rich_markup_mode=None, add_completion=False
     )
 
 
-def tell(text: str) -> None:
+def print_answer(text: str) -> None:
     """Print an answer for a person, on a terminal in lines of 80 columns."""
     from energynn.host import progress
 
-    progress.tell(text)
+    progress.print_lines(text)
 
 
-def reply(as_json: bool, table: dict | msgspec.Struct, text: str) -> None:
+def print_json_or_text(as_json: bool, table: dict | msgspec.Struct, text: str) -> None:
     """Print the table as JSON, or the text."""
     if as_json:
         print(json.dumps(msgspec.to_builtins(table), indent=1))
     elif text:
-        tell(text)
+        print_answer(text)
 
 
 @contextlib.contextmanager
-def unread():
+def ignore_unwritable_output():
     """Go on where the answer cannot be written: into a closed pipe, onto a full disk."""
     try:
         yield
@@ -68,17 +76,17 @@ def unread():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def existing(runs_dir: Path) -> Path:
+def require_runs_dir(runs_dir: Path) -> Path:
     """Return a folder of runs; the default need not be there, as it holds no run then.
 
     Raises ValueError where another is no folder.
     """
-    if runs_dir != RUNS and not runs_dir.is_dir():
+    if runs_dir != DEFAULT_RUNS_DIR and not runs_dir.is_dir():
         raise ValueError(f"runs_dir: {runs_dir} is no folder")
     return runs_dir
 
 
-def parameters_of(assignments: list[str]) -> dict:
+def parse_parameters(assignments: list[str]) -> dict:
     """Read NAME=VALUE as texts; the configuration gives each its type."""
     parameters = {}
     for assignment in assignments:

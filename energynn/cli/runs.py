@@ -9,21 +9,21 @@ from typing import Annotated
 from typer import Argument, Option
 
 from energynn.cli.options import (
-    RUNS,
-    Json,
-    Name,
-    Note,
-    Parameters,
-    RunsDir,
-    Study,
-    group,
-    parameters_of,
-    reply,
-    tell,
-    unread,
+    DEFAULT_RUNS_DIR,
+    JsonOption,
+    NameOption,
+    NoteOption,
+    ParametersOption,
+    RunsDirOption,
+    StudyArgument,
+    ignore_unwritable_output,
+    make_command_group,
+    parse_parameters,
+    print_answer,
+    print_json_or_text,
 )
 
-Told = Annotated[
+TrainingSizeOption = Annotated[
     int | None,
     Option(min=1, metavar="N", help="of the training, as you know it; to plan"),
 ]
@@ -33,13 +33,13 @@ def run(
     assigned: Annotated[
         list[str], Argument(metavar="NAME=VALUE", help="a parameter: devices=2")
     ] = (),
-    p: Parameters = (),
+    p: ParametersOption = (),
     list_parameters: Annotated[
         bool, Option("--list", help="list every parameter; make no run")
     ] = False,
-    name: Name = "",
-    note: Note = "",
-    runs_dir: RunsDir = RUNS,
+    name: NameOption = "",
+    note: NoteOption = "",
+    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
 ) -> int:
     """Make one run, as notebooks/run_training.ipynb does; a,b are two values, of a run each."""
     from energynn import records
@@ -48,75 +48,81 @@ def run(
     from energynn.launch import local, start
 
     if list_parameters:
-        tell(config.help_text())
+        print_answer(config.parameters_help_text())
         return 0
-    parameters = parameters_of([*assigned, *p])
-    labels = records.labels(name, note)
-    runs = studies.sweep(parameters)
+    parameters = parse_parameters([*assigned, *p])
+    labels = records.check_labels(name, note)
+    runs = studies.make_sweep(parameters)
     if len(runs) > 1:
-        return _answer(local.run_study(runs, runs_dir.absolute(), labels=labels))
+        return _report_failed_runs(
+            local.make_missing_runs(runs, runs_dir.absolute(), labels=labels)
+        )
     try:
-        start.run(runs[0], runs_dir, labels)
+        start.make_run(runs[0], runs_dir, labels)
     except (InterruptedError, RuntimeError) as error:  # its record says more
         print(f"energynn: {error}", file=sys.stderr)
-        return launchers.CAN_GO_ON if isinstance(error, InterruptedError) else 1
+        return launchers.RESUMABLE_STATUS if isinstance(error, InterruptedError) else 1
     return 0
 
 
-def _answer(failed: list[str]) -> int:
-    tell("\n".join(failed))
+def _report_failed_runs(failed: list[str]) -> int:
+    print_answer("\n".join(failed))
     return 1 if failed else 0
 
 
-study = group("Run a study on this machine; list all of them; show one and its cost.")
+study = make_command_group(
+    "Run a study on this machine; list all of them; show one and its cost."
+)
 
 
 @study.command("run")
 def study_run(
-    name: Study = "smoke",
+    name: StudyArgument = "smoke",
     minutes: Annotated[
         float, Option(min=0, help="begin no run that would end later")
     ] = math.inf,
     warm_up: Annotated[
         bool, Option("--warm-up", help="make the first run once before")
     ] = False,
-    runs_dir: RunsDir = RUNS,
+    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
 ) -> int:
     """Make every run of a study that has no valid record."""
     from energynn.experiment import studies
     from energynn.launch import local
 
-    runs = [run for runs in studies.find([name]).values() for run in runs]
-    return _answer(local.run_study(runs, runs_dir.absolute(), minutes, warm_up))
+    runs = [run for runs in studies.find_studies([name]).values() for run in runs]
+    return _report_failed_runs(
+        local.make_missing_runs(runs, runs_dir.absolute(), minutes, warm_up)
+    )
 
 
 @study.command("list")
 def study_list() -> None:
     """List all studies; `energynn study show NAME` has the cost of one."""
     from energynn.experiment import studies
-    from energynn.host.progress import entry
+    from energynn.host.progress import format_entry
 
-    for name, runs in studies.find(list(studies.STUDIES)).items():
-        about = inspect.getdoc(studies.STUDIES[name]).splitlines()[0]
-        tell(entry(f"{name:15}", f"{len(runs)} run(s)", about))
-    for name, members in studies.GROUPS.items():
-        tell(f"{name:15} stands for {', '.join(members)}")
+    for name, runs in studies.find_studies(list(studies.OWN_STUDIES)).items():
+        about = inspect.getdoc(studies.OWN_STUDIES[name]).splitlines()[0]
+        print_answer(format_entry(f"{name:15}", f"{len(runs)} run(s)", about))
+    for name, members in studies.STUDY_GROUPS.items():
+        print_answer(f"{name:15} stands for {', '.join(members)}")
 
 
 @study.command("show")
-def study_show(name: Study = "smoke") -> None:
+def study_show(name: StudyArgument = "smoke") -> None:
     """Show the runs of a study and what they cost."""
     from energynn.experiment import config, studies
     from energynn.forecast import costs
 
-    for member, runs in studies.find([name]).items():
-        about = studies.STUDIES.get(member)
-        table = costs.in_words(costs.of_study(member, runs))
-        tell(f"{inspect.getdoc(about) if about else member}\n\n{table}\n")
+    for member, runs in studies.find_studies([name]).items():
+        about = studies.OWN_STUDIES.get(member)
+        table = costs.cost_text(costs.study_cost_table(member, runs))
+        print_answer(f"{inspect.getdoc(about) if about else member}\n\n{table}\n")
         firsts = [run for run in runs if not run.repeat] or runs
-        tell("\n".join(map(config.run_id, firsts)))
+        print_answer("\n".join(map(config.run_id, firsts)))
         if len(firsts) < len(runs):
-            tell("and their repeats")
+            print_answer("and their repeats")
 
 
 def measure(
@@ -134,17 +140,17 @@ def measure(
         bool,
         Option("--no-gpu", help="the command uses none of this machine's GPUs"),
     ] = False,
-    devices: Told = None,
-    samples: Told = None,
-    epochs: Told = None,
-    local_batch_size: Told = None,
+    devices: TrainingSizeOption = None,
+    samples: TrainingSizeOption = None,
+    epochs: TrainingSizeOption = None,
+    local_batch_size: TrainingSizeOption = None,
     weights: Annotated[
         float, Option(min=0, max=1e13, help="that are trained, as 4.2e6")
     ] = 0,
     gradient_bytes_per_weight: Annotated[float, Option(min=0.01, max=100)] = 4,
-    name: Name = "",
-    note: Note = "",
-    as_json: Json = False,
+    name: NameOption = "",
+    note: NoteOption = "",
+    as_json: JsonOption = False,
 ) -> int:
     """Measure any command as our own trainers are measured."""
     from energynn import records
@@ -162,12 +168,14 @@ def measure(
     told = {key: value for key, value in told.items() if value}
     if weights and not local_batch_size:
         raise ValueError("weights: travel once an update; give --local-batch-size, too")
-    labels = records.labels(name, note)
-    record, status = launch.measure(command, out, as_json, not no_gpu, labels, told)
+    labels = records.check_labels(name, note)
+    record, status = launch.measure_command(
+        command, out, as_json, not no_gpu, labels, told
+    )
     if record:
         folder = out or default_runs_dir() / "measured" / record.run_id
-        with unread():
-            reply(as_json, record, launch.report(record, folder))
+        with ignore_unwritable_output():
+            print_json_or_text(as_json, record, launch.report_text(record, folder))
     return status
 
 
@@ -177,15 +185,15 @@ def doctor(
         str,
         Option(metavar="NAME", help="instead: prove a cluster by a job of a minute"),
     ] = "",
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Say what a run on this machine would measure, how well, and what to mend."""
     if system:
         from energynn.launch import submit
 
-        return submit.check(system)
+        return submit.check_system(system)
     from energynn.launch import doctor
 
-    findings = doctor.examine(devices)
-    reply(as_json, {"findings": findings}, doctor.report(findings))
+    findings = doctor.examine_machine(devices)
+    print_json_or_text(as_json, {"findings": findings}, doctor.findings_text(findings))
     return doctor.exit_status(findings)

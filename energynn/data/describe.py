@@ -10,19 +10,19 @@ from functools import partial
 from pathlib import Path
 
 from energynn.data import imagenet, manifests, photographs
-from energynn.data.folders import digests, list_files, of_file
-from energynn.host.files import atomic_write, shipped, write_json
+from energynn.data.folders import compute_digests, digest_of_file, list_files
+from energynn.host.files import atomic_write, shipped_path, write_json
 
 # what is said of each in words
-DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"
+DESCRIPTIONS_FILE = shipped_path("data_manifests") / "descriptions.json"
 
 
-IN_CLASS = re.compile("(train|val)/.*/")
-MAX_CLASSES = 20  # of which each is counted
-MAX_NAMED = 5  # files of which one thing is said
+CLASS_FOLDER_PATTERN = re.compile("(train|val)/.*/")
+MAX_COUNTED_CLASSES = 20  # of which each is counted
+MAX_NAMED_FILES = 5  # files of which one thing is said
 
 
-def build(dataset: str, source: Path | None = None) -> list[str]:
+def build_manifest(dataset: str, source: Path | None = None) -> list[str]:
     """Write the manifest that describes a data set as it lies there; photographs are made anew,
     beside what was there.
 
@@ -31,41 +31,43 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
     out, in lines for people. Raises ValueError where files are missing, or images lie in other
     folders than those of their classes; a manifest that is there stays then as it is.
     """
-    if dataset in manifests.EMBEDDED:
-        raise ValueError(f"{dataset}: comes with its description; {manifests.RESTORE}")
+    if dataset in manifests.EMBEDDED_SETS:
+        raise ValueError(
+            f"{dataset}: comes with its description; {manifests.RESTORE_REMEDY}"
+        )
     folder = manifests.root(dataset, source)
     details = {}
     remarks = {}
     if dataset == "imagenet":
         listings = imagenet.list_images(folder, remarks)
-        found = [_counts(listing) for listing in listings]
+        found = [_count_images(listing) for listing in listings]
         sums = {
             os.fsdecode(listing.names[index]): digest
             for listing in listings
-            for index, digest in digests(range(len(listing)), listing.digest)
+            for index, digest in compute_digests(range(len(listing)), listing.digest)
         }
         files = []  # a million of them
     else:
-        if dataset in manifests.PHOTOGRAPHS:
+        if dataset in manifests.PHOTOGRAPH_DATASETS:
             if os.path.lexists(folder):  # who knows what else lies in it
                 before = tempfile.mkdtemp(
                     prefix=f"{dataset}-before-", dir=folder.parent
                 )
                 folder.rename(Path(before) / dataset)
-            photographs.make_crops(folder)
-            details = {"energynn:sources": photographs.PHOTOGRAPHS}
+            photographs.write_crops(folder)
+            details = {"energynn:sources": photographs.PHOTOGRAPH_SOURCES}
         names = folder.is_dir() and list(list_files(folder, remarks))
         if not names:
             raise ValueError(f"{dataset}: {folder} has no files; put its files into it")
-        found = _images(folder, names, remarks)
+        found = _describe_images(folder, names, remarks)
         if dataset == "era5" and any(folder.glob("*.part")):
             raise ValueError(
                 f"era5: a year of {folder} is not complete; "
                 "`energynn data era5` goes on with it"
             )
-        sums = dict(digests(names, partial(of_file, folder)))
-        files = _file_objects(folder, sums)
-    texts = json.loads(DESCRIPTIONS.read_text())
+        sums = dict(compute_digests(names, partial(digest_of_file, folder)))
+        files = _croissant_files(folder, sums)
+    texts = json.loads(DESCRIPTIONS_FILE.read_text())
     about = {**texts["all"], "name": dataset, **texts.get(dataset, {}), **details}
     manifest = {**about, "energynn:files": len(sums), "distribution": files}
     target = manifests.DATA_MANIFESTS / dataset
@@ -73,10 +75,12 @@ def build(dataset: str, source: Path | None = None) -> list[str]:
     with atomic_write(target / "SHA256SUMS") as file:
         file.write(os.fsencode("".join(lines)))
     write_json(target / "manifest.json", manifest)
-    return [*found, *_summary(remarks)]
+    return [*found, *_summarize_remarks(remarks)]
 
 
-def _images(folder: Path, names: list[str], remarks: dict[str, str]) -> list[str]:
+def _describe_images(
+    folder: Path, names: list[str], remarks: dict[str, str]
+) -> list[str]:
     """Tell of the images, if there are any, as a training of ResNet50 would find them.
 
     Images for another training may lie otherwise, which is said. Raises Misplaced where one split
@@ -86,39 +90,41 @@ def _images(folder: Path, names: list[str], remarks: dict[str, str]) -> list[str
     if not images:
         return []
     try:
-        return list(map(_counts, imagenet.list_images(folder, remarks)))
+        return list(map(_count_images, imagenet.list_images(folder, remarks)))
     except ValueError as fault:
-        in_classes = any(map(IN_CLASS.match, images))
-        if in_classes and isinstance(fault, imagenet.Misplaced):
+        in_classes = any(map(CLASS_FOLDER_PATTERN.match, images))
+        if in_classes and isinstance(fault, imagenet.MisplacedImagesError):
             raise
         return [f"ResNet50 cannot train on it: {fault}"]
 
 
-def _counts(listing: imagenet.Listing) -> str:
+def _count_images(listing: imagenet.ImageListing) -> str:
     """Count the images of a split by kind and, where there are few, by class."""
     kinds = Counter()
     for name in listing.names:
-        path = Path(imagenet.shown(name))
-        folder = path.parts[1] if len(listing.classes) <= MAX_CLASSES else "*"
+        path = Path(imagenet.printable_file_name(name))
+        folder = path.parts[1] if len(listing.classes) <= MAX_COUNTED_CLASSES else "*"
         kinds[f"{folder}/*{path.suffix.lower()}"] += 1
     counted = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
     classes = len(listing.classes)
     return f"{path.parts[0]}: {len(listing)} images of {classes} classes: {counted}"
 
 
-def _summary(remarks: dict[str, str]) -> list[str]:
+def _summarize_remarks(remarks: dict[str, str]) -> list[str]:
     """Tell each reason once, with the first names."""
     names = {}
     for name, reason in sorted(remarks.items()):
-        names.setdefault(reason, []).append(imagenet.shown(os.fsencode(name)))
+        names.setdefault(reason, []).append(
+            imagenet.printable_file_name(os.fsencode(name))
+        )
     return [
-        f"{len(these)} {reason}: {', '.join(these[:MAX_NAMED])}"
-        + ", ..." * (len(these) > MAX_NAMED)
+        f"{len(these)} {reason}: {', '.join(these[:MAX_NAMED_FILES])}"
+        + ", ..." * (len(these) > MAX_NAMED_FILES)
         for reason, these in names.items()
     ]
 
 
-def _file_objects(folder: Path, sums: dict[str, str]) -> list[dict]:
+def _croissant_files(folder: Path, sums: dict[str, str]) -> list[dict]:
     """List files as the Croissant vocabulary describes them."""
     return [
         {

@@ -9,8 +9,8 @@ from energynn.experiment.config import SYNTHETIC_STATES
 
 GRAVITY_M_S2 = 9.80665  # geopotential / gravity = geopotential height
 # Those of FourCastNet's twenty that the embedded file has, in its order.
-CHANNELS = ("t850", "z850", "z500", "t500")
-Z500 = CHANNELS.index("z500")
+ENSEMBLE_CHANNELS = ("t850", "z850", "z500", "t500")
+Z500 = ENSEMBLE_CHANNELS.index("z500")
 LEAD_H = 12  # hours between two states of the embedded file
 
 
@@ -46,7 +46,7 @@ def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
     t0, t1, t2 alone, and so does the climatology: 36 h are a poor one. Only the last step of a
     test sequence is new, and scored.
     """
-    states, latitude = read_states(path)
+    states, latitude = read_ensemble_states(path)
     states = states[..., :-1, :]
     latitude = latitude[:-1]
     last = states.shape[1] - 1
@@ -66,7 +66,7 @@ def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
     return Split(train, *facts), Split(test, *facts)
 
 
-def synthetic(steps: int) -> tuple[Split, Split]:
+def make_random_splits(steps: int) -> tuple[Split, Split]:
     """Make random states of the paper's size, one sequence again and again: a training's cost,
     not what it learns.
     """
@@ -82,7 +82,7 @@ def synthetic(steps: int) -> tuple[Split, Split]:
     return Split(sequences, *facts), Split(sequence, *facts)
 
 
-def read_states(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_ensemble_states(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read states (member, time, channel, latitude, longitude) float32 in K and m2/s2, and the
     latitudes in degrees.
 
@@ -92,7 +92,9 @@ def read_states(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from scipy.io import netcdf_file
 
     with netcdf_file(path, mmap=False, maskandscale=True) as file:
-        states = np.stack([file.variables[name][:] for name in CHANNELS], axis=2)
+        states = np.stack(
+            [file.variables[name][:] for name in ENSEMBLE_CHANNELS], axis=2
+        )
         latitude = np.array(file.variables["latitude"][:], dtype=np.float64)
     return states.astype(np.float32), latitude
 

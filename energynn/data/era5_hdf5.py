@@ -8,22 +8,22 @@ import numpy as np
 
 from energynn.data.era5_values import (
     CHANNELS,
-    Part,
+    Era5Part,
     hours_of_year,
     our_name,
-    require_dates,
+    require_calendar_dates,
 )
 from energynn.host.reading import require_plain_hdf5
 
-TIMES = ("time", "valid_time", "timestamp")
-REMEDY = (
+TIME_NAMES = ("time", "valid_time", "timestamp")
+MISSING_TIMES_REMEDY = (
     "write its times into a data set `time`, with units as `hours since 1970-01-01`"
 )
 # How many states a year has 8, 12 and 24 hours apart.
-OTHER_STEPS = (365, 366, 730, 732, 1095, 1098)
+STATES_A_YEAR_OF_OTHER_STEPS = (365, 366, 730, 732, 1095, 1098)
 
 
-def open_part(path: str, year: int) -> Part:
+def open_hdf5_file(path: str, year: int) -> Era5Part:
     """Open ``fields`` float32 (times, channels, 721, 1440); what else the file holds says which
     channels, times, rows and columns these are.
 
@@ -38,7 +38,7 @@ def open_part(path: str, year: int) -> Part:
     fields = file["fields"]
     shape = fields.shape
     # names are texts, bytes or one text; numbers name none
-    said = _said(file, "channels", "channel", "channel_names", "fields")
+    said = _read_texts(file, "channels", "channel", "channel_names", "fields")
     text = " ".join(said.astype("S").astype(str))
     names = re.findall(r"[\w@-]*[A-Za-z][\w@-]*", text)
     channels = [*map(our_name, names)] or [*CHANNELS, "sst"]
@@ -52,27 +52,31 @@ def open_part(path: str, year: int) -> Part:
             f"`fields` must be float32 of shape (times, {len(channels)}, rows, "
             f"2 (rows - 1)), as (1460, 21, 721, 1440); it is {fields.dtype} {shape}"
         )
-    times, remark = _times(file, year)
-    latitude_deg = _said(file, "latitude", "lat")
+    times, remark = _read_times(file, year)
+    latitude_deg = _read_texts(file, "latitude", "lat")
     if len(latitude_deg) != shape[2]:
         latitude_deg = np.linspace(90, -90, shape[2])
-    longitude_deg = _said(file, "longitude", "lon")
+    longitude_deg = _read_texts(file, "longitude", "lon")
     if len(longitude_deg) != shape[3]:
         longitude_deg = np.arange(shape[3]) * 360 / shape[3]
 
     if times.shape != shape[:1]:
-        raise ValueError(f"{times.size} times of {shape[0]} states; {REMEDY}")
-    fill = _said(file, "_FillValue", "missing_value")
+        raise ValueError(
+            f"{times.size} times of {shape[0]} states; {MISSING_TIMES_REMEDY}"
+        )
+    fill = _read_texts(file, "_FillValue", "missing_value")
 
-    def read(row: int) -> Iterator[tuple[str, np.ndarray]]:
+    def read_channels(row: int) -> Iterator[tuple[str, np.ndarray]]:
         planes = fields[row]
         planes[np.isin(planes, fill)] = np.nan
         return zip(channels, planes, strict=True)
 
-    return Part(path, times, latitude_deg, longitude_deg, read, remark=remark)
+    return Era5Part(
+        path, times, latitude_deg, longitude_deg, read_channels, remark=remark
+    )
 
 
-def _said(file, *names: str) -> np.ndarray:
+def _read_texts(file, *names: str) -> np.ndarray:
     """Read what an attribute or a data set of one of these names says, flat; empty if none does."""
     for holder in (file["fields"].attrs, file.attrs, file):
         for name in names:
@@ -81,37 +85,39 @@ def _said(file, *names: str) -> np.ndarray:
     return np.empty(0)
 
 
-def _date(text: str) -> np.datetime64:
+def _parse_date(text: str) -> np.datetime64:
     """Read a date in UTC as ISO 8601 has it."""
     return np.datetime64(datetime.fromisoformat(text.removesuffix("Z")), "s")
 
 
-def _times(file, year: int) -> tuple[np.ndarray, str]:
+def _read_times(file, year: int) -> tuple[np.ndarray, str]:
     """List the times of a file, and what a person should know of them."""
     count = len(file["fields"])
-    clock = next((file[name] for name in TIMES if name in file), None)
+    clock = next((file[name] for name in TIME_NAMES if name in file), None)
     if clock is not None:
         import xarray as xr  # here, because it brings pandas
 
         values = clock[:]
         attributes = dict(clock.attrs)
         if clock.dtype.kind in "OS":
-            values = np.array([*map(_date, clock.asstr()[:])])
+            values = np.array([*map(_parse_date, clock.asstr()[:])])
         else:
             attributes.setdefault("units", "seconds since 1970-01-01")
         time = xr.decode_cf(
             xr.Dataset(coords={"time": ("time", values, attributes)})
         ).time
-        require_dates(time)
+        require_calendar_dates(time)
         return time.values, ""
     hours = hours_of_year(year)
-    if count > len(hours) or count in OTHER_STEPS:
+    if count > len(hours) or count in STATES_A_YEAR_OF_OTHER_STEPS:
         raise ValueError(
-            f"{count} states, and {year} has {len(hours)} six-hourly times; {REMEDY}"
+            f"{count} states, and {year} has {len(hours)} six-hourly times; {MISSING_TIMES_REMEDY}"
         )
-    start = "".join(_said(file, "start", "start_time", "start_date").astype(str))
-    if start and _date(start) != np.datetime64(f"{year}-01-01"):
-        raise ValueError(f"it starts at {start}, not at 1 January 00 UTC; {REMEDY}")
+    start = "".join(_read_texts(file, "start", "start_time", "start_date").astype(str))
+    if start and _parse_date(start) != np.datetime64(f"{year}-01-01"):
+        raise ValueError(
+            f"it starts at {start}, not at 1 January 00 UTC; {MISSING_TIMES_REMEDY}"
+        )
     remark = (
         f"{file.filename} has no times: its {count} states are taken from 1 January on"
     )

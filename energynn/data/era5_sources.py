@@ -1,8 +1,8 @@
 """ERA5 as others publish it: FourCastNet's yearly HDF5 files, and Zarr or NetCDF stores through
 xarray.
 
-Each year becomes a ``Source``: FourCastNet's twenty channels in its order, every six hours, from
-north to south.
+Each year becomes a ``YearSource``: FourCastNet's twenty channels in its order, every six hours,
+from north to south.
 """
 
 import os
@@ -16,24 +16,24 @@ import numpy as np
 
 from energynn.data import era5_hdf5
 from energynn.data.era5_values import (
+    ALIASES_BY_CHANNEL,
+    CHANNEL_BY_ALIAS,
     CHANNELS,
     LEVELS_HPA,
-    NAMES,
-    OUR_NAMES,
-    WANTED,
-    Part,
-    Source,
-    in_our_unit,
+    WANTED_NAMES,
+    Era5Part,
+    YearSource,
+    convert_to_our_unit,
     our_name,
     relative_humidity_percent,
-    require_dates,
-    require_weather,
-    six_hourly,
+    require_calendar_dates,
+    require_valid_weather,
+    six_hourly_times,
     utc,
 )
-from energynn.host.reading import one_fault
+from energynn.host.reading import join_faults
 
-COORDINATES = {
+OUR_COORDINATE_NAMES = {
     "time": "time",
     "valid_time": "time",
     "latitude": "latitude",
@@ -48,44 +48,44 @@ COORDINATES = {
     "lev": "level",
     "air_pressure": "level",
 }
-GRID = ("latitude", "longitude")
-ZARR = ("zarr.json", ".zgroup", ".zmetadata")
-NETCDF = (".nc", ".nc4", ".netcdf")
+GRID_COORDINATES = ("latitude", "longitude")
+ZARR_MARKER_FILES = ("zarr.json", ".zgroup", ".zmetadata")
+NETCDF_ENDINGS = (".nc", ".nc4", ".netcdf")
 
 
-def open_year(place: str, year: int) -> Source:
+def open_year(place: str, year: int) -> YearSource:
     """Open one year of a folder of ``<year>.h5``, or of a Zarr store or NetCDF files at a path
     or URL.
 
     Raises ValueError if there is nothing of that year, its layout is another, or no time of it is
     six hours after another. What the libraries raise for damaged files is theirs;
-    ``era5_store.prepare`` makes one ValueError of it.
+    ``era5_store.write_store`` makes one ValueError of it.
     """
     # FourCastNet's own folders are train/, test/ and out_of_sample/.
     files = [*Path(place).glob(f"{year}.h5"), *Path(place).glob(f"*/{year}.h5")]
     if len(files) > 1:
         raise ValueError(f"{files[0]}: there is {files[1]}, too; keep one of them")
     path = str(files[0]) if files else place
-    with one_fault(path):
-        parts = [era5_hdf5.open_part(path, year)] if files else _parts(path)
-        return _of_parts(path, parts, year)
+    with join_faults(path):
+        parts = [era5_hdf5.open_hdf5_file(path, year)] if files else _open_parts(path)
+        return _join_parts(path, parts, year)
 
 
-def _places(path: Path) -> Iterator[Path]:
+def _list_stores(path: Path) -> Iterator[Path]:
     """List the Zarr stores and NetCDF files of a folder, whatever a store's name; hidden ones and
     links back into their own path are left out.
     """
-    if path.is_file() or any((path / name).is_file() for name in ZARR):
+    if path.is_file() or any((path / name).is_file() for name in ZARR_MARKER_FILES):
         yield path
         return
     for child in sorted(path.iterdir()) if path.is_dir() else ():
         back = path.resolve().is_relative_to(child.resolve())
-        wanted = child.is_dir() and not back or child.suffix.lower() in NETCDF
+        wanted = child.is_dir() and not back or child.suffix.lower() in NETCDF_ENDINGS
         if wanted and not child.name.startswith("."):
-            yield from _places(child)
+            yield from _list_stores(child)
 
 
-def _open(place: str):
+def _open_dataset(place: str):
     """Open a Zarr store or a NetCDF file lazily; without dask, which would only be in the way."""
     import xarray as xr  # here, because it brings pandas, which the trainers do without
 
@@ -105,16 +105,16 @@ def _open(place: str):
 
 
 @lru_cache(maxsize=1)
-def _parts(place: str) -> list[Part]:
+def _open_parts(place: str) -> list[Era5Part]:
     """Open the stores and files of a place that have something wanted. Raises ValueError if none
     has.
     """
     parts = []
-    for file in [place] if "://" in place else map(str, _places(Path(place))):
-        with one_fault(file):
-            dataset = _arranged(_open(file))
+    for file in [place] if "://" in place else map(str, _list_stores(Path(place))):
+        with join_faults(file):
+            dataset = _rename_variables(_open_dataset(file))
             if dataset.data_vars:
-                parts.append(_part(file, dataset))
+                parts.append(_part_of_dataset(file, dataset))
     if not parts:
         raise ValueError(
             f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files with them; "
@@ -123,7 +123,7 @@ def _parts(place: str) -> list[Part]:
     return parts
 
 
-def _arranged(dataset):
+def _rename_variables(dataset):
     """Give coordinates and variables our names, by theirs or else by CF's standard name, and leave
     out the others.
 
@@ -132,22 +132,22 @@ def _arranged(dataset):
     """
     dataset = dataset.squeeze()
 
-    def ours(name: str, word: str) -> str:
+    def name_of_ours(name: str, word: str) -> str:
         if name in dataset.coords:
-            return COORDINATES.get(word.lower(), "")
-        return our_name(word) if our_name(word) in WANTED else ""
+            return OUR_COORDINATE_NAMES.get(word.lower(), "")
+        return our_name(word) if our_name(word) in WANTED_NAMES else ""
 
-    def name_preference(name: str) -> tuple[bool, ...]:
+    def name_priority(name: str) -> tuple[bool, ...]:
         """Of two names take ours; of two times the one along a dimension, and when a forecast is
         valid.
         """
-        is_first = name in OUR_NAMES or name == "valid_time"
-        return not ours(name, name), dataset[name].ndim != 1, not is_first
+        is_first = name in CHANNEL_BY_ALIAS or name == "valid_time"
+        return not name_of_ours(name, name), dataset[name].ndim != 1, not is_first
 
     found = {}
-    for name in sorted(dataset.variables, key=name_preference):
+    for name in sorted(dataset.variables, key=name_priority):
         standard = dataset[name].attrs.get("standard_name", "")
-        if word := ours(name, name) or ours(name, standard):
+        if word := name_of_ours(name, name) or name_of_ours(name, standard):
             found.setdefault(word, name)
     dataset = dataset.drop_vars({*dataset.variables} - {*found.values()})
     dataset = dataset.swap_dims(
@@ -155,7 +155,9 @@ def _arranged(dataset):
     )
     dataset = dataset.rename({name: ours for ours, name in found.items()})
     for name, variable in dataset.data_vars.items():
-        for dim in sorted({*variable.dims} - {*COORDINATES.values(), "expver"}):
+        for dim in sorted(
+            {*variable.dims} - {*OUR_COORDINATE_NAMES.values(), "expver"}
+        ):
             raise ValueError(
                 f"{name} has a dimension {dim} of {dataset.sizes[dim]}; keep one of them, or "
                 "name it as CF does: time, latitude, longitude, level"
@@ -167,20 +169,20 @@ def _arranged(dataset):
         if fraction or (len(name) == 1 and "level" not in variable.coords):
             dataset = dataset.drop_vars(name)
         else:
-            in_our_unit(name, np.zeros(1), unit)
+            convert_to_our_unit(name, np.zeros(1), unit)
     return dataset
 
 
-def _part(file: str, dataset) -> Part:
+def _part_of_dataset(file: str, dataset) -> Era5Part:
     """Select our levels, in hPa, of a dataset with our names. Raises ValueError where a coordinate
     is missing, or the calendar is another.
     """
-    for name in GRID:
+    for name in GRID_COORDINATES:
         if name not in dataset.indexes:
             raise ValueError(f"no coordinate {name} of one dimension")
     if "time" not in dataset.coords:
         raise ValueError("no coordinate time")
-    require_dates(dataset.time)
+    require_calendar_dates(dataset.time)
     levels_hPa = np.empty(0)
     if "level" in dataset.coords:
         level = dataset.level
@@ -190,28 +192,30 @@ def _part(file: str, dataset) -> Part:
         levels_hPa = levels_hPa[is_ours]
         dataset = dataset.isel(level=is_ours, missing_dims="ignore")
 
-    def read(row: int) -> Iterator[tuple[str, np.ndarray]]:
+    def read_channels(row: int) -> Iterator[tuple[str, np.ndarray]]:
         # All levels are read at once, because a chunk of such a store holds every level.
         piece = (
             dataset.isel(time=row, missing_dims="ignore")
-            .transpose("expver", "level", *GRID, missing_dims="ignore")
+            .transpose("expver", "level", *GRID_COORDINATES, missing_dims="ignore")
             .load()
         )
         for name, field in piece.data_vars.items():
             levels = levels_hPa if len(name) == 1 else [""]
             if len(levels) == 0:  # a file of others
                 continue
-            values = in_our_unit(name, field.values, field.attrs.get("units"))
+            values = convert_to_our_unit(name, field.values, field.attrs.get("units"))
             for planes in values.reshape(-1, len(levels), *values.shape[-2:]):
                 for level, plane in zip(levels, planes, strict=True):
                     yield f"{name}{level}", plane
 
     times = np.atleast_1d(dataset.time.values)
-    grid = [dataset[name].values for name in GRID]
-    return Part(file, times, *grid, read, f"{[*dataset.data_vars]} {levels_hPa}")
+    grid = [dataset[name].values for name in GRID_COORDINATES]
+    return Era5Part(
+        file, times, *grid, read_channels, f"{[*dataset.data_vars]} {levels_hPa}"
+    )
 
 
-def _of_parts(place: str, parts: list[Part], year: int) -> Source:
+def _join_parts(place: str, parts: list[Era5Part], year: int) -> YearSource:
     """Make one source of the variables, levels and times of several files of one grid. Raises
     ValueError where their grids differ.
     """
@@ -225,24 +229,24 @@ def _of_parts(place: str, parts: list[Part], year: int) -> Source:
             raise ValueError(
                 f"{part.file}: longitude does not go eastward once around; sort it, each once"
             )
-        for name, one, other in zip(GRID, grid, here, strict=True):
+        for name, one, other in zip(GRID_COORDINATES, grid, here, strict=True):
             # nearly: float32 in one file and float64 in another
             if len(one) != len(other) or not np.allclose(one, other, rtol=0, atol=1e-3):
                 raise ValueError(f"{part.file}: {name} differs from {first.file}")
         told.update((part.content, time) for time in part.times)
-    hours = six_hourly(np.array([time for _, time in told]), year)
+    hours = six_hourly_times(np.array([time for _, time in told]), year)
     remark = first.remark
     if repeated := sum(count > 1 for count in told.values()):
         remark = f"{repeated} times of {place} are there more than once, with the same values"
 
-    def read(index: int) -> np.ndarray:
-        with one_fault(place):
-            return _read_state(parts, hours[index])
+    def read_state_at_index(index: int) -> np.ndarray:
+        with join_faults(place):
+            return _read_state_at_hour(parts, hours[index])
 
-    return Source(hours, *grid, read, remark)
+    return YearSource(hours, *grid, read_state_at_index, remark)
 
 
-def _read_state(parts: list[Part], hour: int) -> np.ndarray:
+def _read_state_at_hour(parts: list[Era5Part], hour: int) -> np.ndarray:
     """Read one time, (channels, latitude, longitude).
 
     What lies in several files, under several `expver` or twice becomes one. Raises ValueError for
@@ -252,7 +256,7 @@ def _read_state(parts: list[Part], hour: int) -> np.ndarray:
     planes = {}
     for part in parts:
         for row in np.flatnonzero(part.times == time):
-            with one_fault(part.file):
+            with join_faults(part.file):
                 for channel, values in part.read(row):
                     plane = values[part.rows]
                     if channel in planes:
@@ -268,13 +272,13 @@ def _read_state(parts: list[Part], hour: int) -> np.ndarray:
 
     def weather(channel: str) -> np.ndarray:
         if channel not in planes:
-            names = NAMES.get(channel) or NAMES[channel[0]]
+            names = ALIASES_BY_CHANNEL.get(channel) or ALIASES_BY_CHANNEL[channel[0]]
             raise ValueError(
                 f"no {' or '.join(names[:2])} for {channel} at {utc(hour)}"
             )
         plane, file = planes[channel]
-        with one_fault(file):
-            require_weather(channel, plane, hour)
+        with join_faults(file):
+            require_valid_weather(channel, plane, hour)
         return plane
 
     state = []

@@ -17,21 +17,21 @@ import msgspec
 import numpy as np
 
 from energynn.data import era5, era5_sources
-from energynn.data.era5_values import CHANNELS, STEP_H, Source, hours_of_year
+from energynn.data.era5_values import CHANNELS, STEP_H, YearSource, hours_of_year
 from energynn.experiment.config import parse_years
-from energynn.host.progress import meter
-from energynn.host.reading import one_fault
+from energynn.host.progress import progress_meter
+from energynn.host.reading import join_faults
 
-AHEAD = 8  # states that are read at once: 0.7 GB of memory at full size
-WORKERS = 4  # threads that read them
+STATES_READ_AHEAD = 8  # states that are read at once: 0.7 GB of memory at full size
+READER_THREADS = 4  # threads that read them
 # the published code's forecasts of the test year
-INITIAL_CONDITIONS = 36
-DAYS_BETWEEN = 9
+TEST_INITIAL_CONDITIONS = 36
+DAYS_BETWEEN_FORECASTS = 9
 # forecasts of 6 h and 12 h, however many steps are trained on (section 3.3.1)
 TEST_LEAD_STEPS = 2
 
 
-class Note(msgspec.Struct):
+class YearNote(msgspec.Struct):
     """Tell of <year>.npy what <year>.json holds; the last three have a value for each channel."""
 
     source: str
@@ -44,7 +44,7 @@ class Note(msgspec.Struct):
     squared_deviations: list[float]
 
 
-def prepare(source: str, out: Path, years: list[int]) -> list[str]:
+def write_store(source: str, out: Path, years: list[int]) -> list[str]:
     """Write the store of these years to ``out`` from a source that ``era5_sources.open_year``
     knows.
 
@@ -55,15 +55,15 @@ def prepare(source: str, out: Path, years: list[int]) -> list[str]:
     """
     out.mkdir(parents=True, exist_ok=True)
     missing = [year for year in years if not (out / f"{year}.npy").is_file()]
-    with one_fault(source), ThreadPoolExecutor(WORKERS) as pool:
+    with join_faults(source), ThreadPoolExecutor(READER_THREADS) as pool:
         sources = {year: era5_sources.open_year(source, year) for year in missing}
         times = sum(len(opened.hours) for opened in sources.values())
-        advance = meter("era5", times, "states")
+        advance = progress_meter("era5", times, "states")
         for year, opened in sources.items():
             _write_year(opened, out / f"{year}.npy", source, pool, advance)
     remarks = {opened.remark for opened in sources.values()} - {""}
     for year in years:
-        count = len(_note(out, year).hours_since_1970)
+        count = len(_read_year_note(out, year).hours_since_1970)
         whole = len(hours_of_year(year))
         if count < whole:
             remarks.add(
@@ -74,7 +74,7 @@ def prepare(source: str, out: Path, years: list[int]) -> list[str]:
 
 
 def _write_year(
-    source: Source,
+    source: YearSource,
     path: Path,
     origin: str,
     pool: ThreadPoolExecutor,
@@ -93,7 +93,7 @@ def _write_year(
         np.lib.format.write_array_header_1_0(
             file, {"descr": "<f4", "fortran_order": False, "shape": shape}
         )
-        for state, mean, variance in _states(source, pool):
+        for state, mean, variance in _read_states(source, pool):
             file.write(state)
             total += state
             means.append(mean)
@@ -105,7 +105,7 @@ def _write_year(
     values = shape[0] * shape[2] * shape[3]
     path.with_suffix(".json").write_bytes(
         msgspec.json.encode(
-            Note(
+            YearNote(
                 source=origin,
                 channels=list(CHANNELS),
                 latitude_deg=source.latitude_deg.tolist(),
@@ -122,28 +122,30 @@ def _write_year(
     os.replace(part, path)
 
 
-def _states(
-    source: Source, pool: ThreadPoolExecutor
+def _read_states(
+    source: YearSource, pool: ThreadPoolExecutor
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Read the states of a year in order, some at the same time, and mean and variance of their
     channels.
     """
 
-    def read(index: int) -> tuple[np.ndarray, ...]:
+    def read_state_and_moments(index: int) -> tuple[np.ndarray, ...]:
         state = np.ascontiguousarray(source.read(index), dtype="<f4")
         mean = state.mean(axis=(1, 2), dtype=np.float64)
         return state, mean, state.var(axis=(1, 2), dtype=np.float64)
 
     indices = range(len(source.hours))
-    for first in indices[::AHEAD]:
-        yield from pool.map(read, indices[first : first + AHEAD])
+    for first in indices[::STATES_READ_AHEAD]:
+        yield from pool.map(
+            read_state_and_moments, indices[first : first + STATES_READ_AHEAD]
+        )
 
 
-def statistics(root: Path, years: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def channel_mean_and_std(root: Path, years: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Compute mean and (population) standard deviation of each channel over these years,
     (channels,) float64.
     """
-    notes = [_note(root, year) for year in years]
+    notes = [_read_year_note(root, year) for year in years]
     count = np.array([note.count for note in notes])
     means = np.array([note.mean for note in notes])
     variances = np.array([note.squared_deviations for note in notes]) / count
@@ -153,15 +155,15 @@ def statistics(root: Path, years: list[int]) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def climatology(root: Path, years: list[int]) -> np.ndarray:
+def mean_state(root: Path, years: list[int]) -> np.ndarray:
     """Compute the mean state over these years, (channels, latitude, longitude) float64."""
-    counts = [len(_note(root, year).hours_since_1970) for year in years]
+    counts = [len(_read_year_note(root, year).hours_since_1970) for year in years]
     means = (np.load(root / f"mean-{year}.npy") for year in years)
     parts = zip(counts, means, strict=True)
     return sum(count / sum(counts) * mean.astype(np.float64) for count, mean in parts)
 
 
-class Sequences:
+class StateSequences:
     """Read normalized states at t, t + 6 h, ... when they are indexed, by a DataLoader for
     example.
 
@@ -177,7 +179,7 @@ class Sequences:
         mean: np.ndarray,
         std: np.ndarray,
     ):
-        notes = [_note(root, year) for year in years]
+        notes = [_read_year_note(root, year) for year in years]
         grids = [
             (note.channels, note.latitude_deg, note.longitude_deg) for note in notes
         ]
@@ -219,7 +221,7 @@ class Sequences:
         return sequence
 
 
-def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
+def load_splits(root: Path, steps: int, *years: str) -> list[era5.Split]:
     """Open the splits of these years ("1979-2015", "2016-2017", "2019"), normalized by the first
     of them, the training.
 
@@ -232,25 +234,29 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
         raise ValueError(
             f"years: {', '.join(years)} overlap; what is tested must not have been trained on"
         )
-    mean, std = statistics(root, parsed[0])
+    mean, std = channel_mean_and_std(root, parsed[0])
     training, validation = (
-        Sequences(root, each, steps, mean, std) for each in parsed[:2]
+        StateSequences(root, each, steps, mean, std) for each in parsed[:2]
     )
-    test = Sequences(root, parsed[2], TEST_LEAD_STEPS, mean, std)
+    test = StateSequences(root, parsed[2], TEST_LEAD_STEPS, mean, std)
     first_hour = hours_of_year(parsed[2][0])[0]
-    chosen = (test.hours[test.rows[:, 0]] - first_hour) % (24 * DAYS_BETWEEN) == 0
-    test.rows = test.rows[chosen][:INITIAL_CONDITIONS]
-    weights = era5.latitude_weights(np.array(_note(root, parsed[0][0]).latitude_deg))
-    usual = (climatology(root, parsed[0]) - mean[:, None, None]) / std[:, None, None]
+    chosen = (test.hours[test.rows[:, 0]] - first_hour) % (
+        24 * DAYS_BETWEEN_FORECASTS
+    ) == 0
+    test.rows = test.rows[chosen][:TEST_INITIAL_CONDITIONS]
+    weights = era5.latitude_weights(
+        np.array(_read_year_note(root, parsed[0][0]).latitude_deg)
+    )
+    usual = (mean_state(root, parsed[0]) - mean[:, None, None]) / std[:, None, None]
     facts = [values.astype(np.float32) for values in (mean, std, weights, usual)]
     facts += [STEP_H, CHANNELS.index("z500"), tuple(range(1, TEST_LEAD_STEPS + 1))]
     return [era5.Split(each, *facts) for each in (training, validation, test)]
 
 
-def _note(root: Path, year: int) -> Note:
+def _read_year_note(root: Path, year: int) -> YearNote:
     """Read what a store tells of a year. Raises ValueError naming the file if it is missing or
     damaged.
     """
     path = root / f"{year}.json"
-    with one_fault(path):
-        return msgspec.json.decode(path.read_bytes(), type=Note)
+    with join_faults(path):
+        return msgspec.json.decode(path.read_bytes(), type=YearNote)

@@ -19,7 +19,7 @@ CHANNELS = tuple(
 LEVELS_HPA = (50, 500, 850, 1000)
 # Our name -> those of WeatherBench2 and ARCO-ERA5, of the Climate Data Store, of CMIP and others,
 # and CF's standard name, where it names no other variable, too.
-NAMES = {
+ALIASES_BY_CHANNEL = {
     "u10": ("10m_u_component_of_wind", "u10", "uas", "u10m", "10u"),
     "v10": ("10m_v_component_of_wind", "v10", "vas", "v10m", "10v"),
     "t2m": ("2m_temperature", "t2m", "tas", "2t"),
@@ -45,11 +45,13 @@ NAMES = {
     "r": ("relative_humidity", "r", "hur"),
     "q": ("specific_humidity", "q", "hus"),
 }
-OUR_NAMES = {other: name for name, others in NAMES.items() for other in others}
-WANTED = {*NAMES, *CHANNELS, "q500", "q850"}
+CHANNEL_BY_ALIAS = {
+    other: name for name, others in ALIASES_BY_CHANNEL.items() for other in others
+}
+WANTED_NAMES = {*ALIASES_BY_CHANNEL, *CHANNELS, "q500", "q850"}
 # Unit, least and most of a variable, or of all whose names begin with it. There is room for
 # atmospheres that are made up, and none for a fill value.
-QUANTITIES = {
+VARIABLE_RANGES = {
     "sp": ("Pa", 0, 150_000),
     "mslp": ("Pa", 0, 150_000),
     "tcwv": ("kg/m2", -5, 400),
@@ -61,17 +63,17 @@ QUANTITIES = {
     "q": ("kg/kg", -0.01, 0.1),
 }
 # What these are in a unit that is not ours: the unit, more than, less than.
-OTHER_UNITS = {
+RANGES_IN_OTHER_UNITS = {
     "sp": ("hPa", 300, 1_200),
     "mslp": ("hPa", 300, 1_200),
     "z500": ("m", 4_000, 7_000),
 }
 # of a plane, in squares of four; a part of a file that was never written reads as zeros
-MAX_ZEROS = 0.01
+MAX_SHARE_OF_ZEROS = 0.01
 
 
 @dataclass(frozen=True)
-class Part:
+class Era5Part:
     """Hold what one file has: ``read(row)`` gives names and planes, (latitude, longitude) in our
     units, of one of its times; a channel may come more than once.
 
@@ -97,7 +99,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Source:
+class YearSource:
     """Hold one year: ``read(index)`` gives a state, (channels, latitude, longitude) float32 in
     SI units and %.
 
@@ -120,7 +122,9 @@ def our_name(name: str) -> str:
     """
     name = name.lower().removeprefix("var_")
     variable, level = re.fullmatch(r"(.*?)[_@-]?(\d*)(?:_?hpa)?", name).groups()
-    return OUR_NAMES.get(name) or OUR_NAMES.get(variable, variable) + level
+    return (
+        CHANNEL_BY_ALIAS.get(name) or CHANNEL_BY_ALIAS.get(variable, variable) + level
+    )
 
 
 def hours_of_year(year: int) -> np.ndarray:
@@ -129,7 +133,7 @@ def hours_of_year(year: int) -> np.ndarray:
     return hours.astype(int)
 
 
-def require_dates(time) -> None:
+def require_calendar_dates(time) -> None:
     """Raise ValueError where an xarray time has no dates of the calendar of ERA5."""
     if time.dtype.kind != "M":
         calendar = time.encoding.get("calendar")
@@ -140,7 +144,7 @@ def require_dates(time) -> None:
         )
 
 
-def six_hourly(times: np.ndarray, year: int) -> np.ndarray:
+def six_hourly_times(times: np.ndarray, year: int) -> np.ndarray:
     """List which of the 6-hourly times of a year are there, in hours since 1970.
 
     Raises ValueError naming those that are there if none is of them, and where none is six hours
@@ -166,18 +170,18 @@ def utc(hour: int) -> str:
     return f"{np.datetime64(int(hour), 'h')} UTC"
 
 
-def quantity(name: str) -> tuple[str, float, float]:
+def range_of_variable(name: str) -> tuple[str, float, float]:
     """Look up unit, least and most of a variable or channel."""
-    return QUANTITIES.get(name) or QUANTITIES[name[0]]
+    return VARIABLE_RANGES.get(name) or VARIABLE_RANGES[name[0]]
 
 
-def in_our_unit(name: str, values: np.ndarray, unit: str | None) -> np.ndarray:
+def convert_to_our_unit(name: str, values: np.ndarray, unit: str | None) -> np.ndarray:
     """Convert values from the unit that their file names, as CF and pint have it; a geopotential
     height becomes a geopotential.
 
     Raises ValueError where the units are of two kinds, or the unit is none.
     """
-    ours = quantity(name)[0]
+    ours = range_of_variable(name)[0]
     if unit in (None, "", ours):
         return values
     try:
@@ -199,23 +203,23 @@ def in_our_unit(name: str, values: np.ndarray, unit: str | None) -> np.ndarray:
         ) from error
 
 
-def require_weather(name: str, plane: np.ndarray, hour: int) -> None:
+def require_valid_weather(name: str, plane: np.ndarray, hour: int) -> None:
     """Raise ValueError naming channel and time for values that are no weather: missing, a
     fill value, never written, or in another unit.
 
     plane: (latitude, longitude).
     """
-    unit, least, most = quantity(name)
+    unit, least, most = range_of_variable(name)
     low = float(plane.min())
     high = float(plane.max())
-    other, above, below = OTHER_UNITS.get(name, ("", high, low))
+    other, above, below = RANGES_IN_OTHER_UNITS.get(name, ("", high, low))
     found = f"{name} is {low:g} to {high:g}"
     zero = plane == 0
     zero = zero[1:, 1:] & zero[1:, :-1] & zero[:-1, 1:] & zero[:-1, :-1]
     fault = ""
     if not np.isfinite(high - low):
         fault = f"no finite {name} at {utc(hour)}; get it again"
-    elif low == high or zero.mean() > MAX_ZEROS:
+    elif low == high or zero.mean() > MAX_SHARE_OF_ZEROS:
         fault = f"{found} at {utc(hour)}, as if it had not been written; get it again"
     elif low < least or high > most:
         fault = f"{found} at {utc(hour)}, outside of {least:g} to {most:g} {unit}; get it again"

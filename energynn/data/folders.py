@@ -8,9 +8,9 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from energynn.host.files import sha256
-from energynn.host.progress import meter
+from energynn.host.progress import progress_meter
 
-THREADS = 8
+DIGEST_THREADS = 8
 
 
 def list_files(root: Path, remarks: dict[str, str], folder: str = "") -> Iterator[str]:
@@ -23,10 +23,10 @@ def list_files(root: Path, remarks: dict[str, str], folder: str = "") -> Iterato
     above = [root.absolute().parent]
     if folder:
         above.append(root.resolve())
-    return _below(root, folder, above, {}, remarks)
+    return _walk_folder(root, folder, above, {}, remarks)
 
 
-def _below(
+def _walk_folder(
     root: Path, folder: str, above: list[Path], seen: dict, remarks: dict[str, str]
 ) -> Iterator[str]:
     """Go through a folder; ``above``: real paths of those that led here, ``seen``: first names of
@@ -45,9 +45,9 @@ def _below(
         remarks[folder[:-1]] = "left out, an empty folder"
     for entry in by_name:
         name = folder + entry.name
-        kind = _kind(entry)
+        kind = _kind_of_entry(entry)
         if kind == "folder":
-            yield from _below(root, f"{name}/", [*above, real], seen, remarks)
+            yield from _walk_folder(root, f"{name}/", [*above, real], seen, remarks)
         elif kind == "file":
             # a scan knows the number of a file, without a question for each of a million
             identity = device, entry.inode()
@@ -62,7 +62,7 @@ def _below(
             remarks[name] = kind
 
 
-def _kind(entry: os.DirEntry) -> str:
+def _kind_of_entry(entry: os.DirEntry) -> str:
     """Return "file", "folder", or why it is left out."""
     if entry.name.startswith("."):
         return "left out, hidden"
@@ -88,23 +88,27 @@ def verify_tree(
 
     Raises ValueError naming the first file that is missing or differs.
     """
-    for name, digest in digests(checksums, partial(of_file, root, algorithm=algorithm)):
+    for name, digest in compute_digests(
+        checksums, partial(digest_of_file, root, algorithm=algorithm)
+    ):
         if digest != checksums[name]:
             raise ValueError(
                 f"{root}/{name} differs from its {algorithm} {checksums[name]}"
             )
 
 
-def digests(names: Collection, digest_of: Callable[..., str]) -> Iterator[tuple]:
+def compute_digests(
+    names: Collection, digest_of: Callable[..., str]
+) -> Iterator[tuple]:
     """Compute name (or number) and digest of each, some at the same time, in their order."""
-    advance = meter("checksums", len(names), "files")
-    with ThreadPool(THREADS) as pool:
+    advance = progress_meter("checksums", len(names), "files")
+    with ThreadPool(DIGEST_THREADS) as pool:
         for name, digest in zip(names, pool.imap(digest_of, names), strict=True):
             advance(1)
             yield name, digest
 
 
-def of_file(root: Path, name: str, algorithm: str = "sha256") -> str:
+def digest_of_file(root: Path, name: str, algorithm: str = "sha256") -> str:
     """Compute the hex digest of a file below ``root``. Raises ValueError if it is missing."""
     try:
         return sha256(root / name, algorithm)

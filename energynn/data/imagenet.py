@@ -2,8 +2,8 @@
 and reproducible, and a fast store.
 
 They are found in ImageFolder's tree (``train/<synset>/*.JPEG``, ``val/<synset>/*.JPEG``), in the
-official archives, which are read in place, or in a prepared store. A split's ``Listing`` is the
-same from all three but for the place.
+official archives, which are read in place, or in a prepared store. A split's ``ImageListing`` is
+the same from all three but for the place.
 """
 
 import hashlib
@@ -23,36 +23,36 @@ from energynn.data import photographs
 from energynn.data.folders import list_files
 from energynn.experiment.config import ResNet50Config
 from energynn.host.files import REPOSITORY, atomic_write
-from energynn.host.progress import meter
-from energynn.host.reading import one_fault
-from energynn.host.texts import printable
+from energynn.host.progress import progress_meter
+from energynn.host.reading import join_faults
+from energynn.host.texts import escape_controls
 
-SPLITS = ("train", "val")
+SPLIT_NAMES = ("train", "val")
 # those of torchvision's ImageFolder
-ENDINGS = tuple(".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp".split())
+IMAGE_ENDINGS = tuple(".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp".split())
 # where the images of an archive begin, kept for later
-INDEX = REPOSITORY / "build" / "imagenet"
+INDEX_FOLDER = REPOSITORY / "build" / "imagenet"
 # Archive -> MD5 as image-net.org publishes them; the kit tells the classes of the validation
 # images.
-ARCHIVES = {
+ARCHIVE_MD5_DIGESTS = {
     "ILSVRC2012_img_train.tar": "1d675b47d978889d74fa0da5fadfb00e",
     "ILSVRC2012_img_val.tar": "29b22e2961454d5413ddabcf34fc5622",
     "ILSVRC2012_devkit_t12.tar.gz": "fa75699e90414af021442c21a62c3abf",
 }
-TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVES
-KIT_FOLDER = "ILSVRC2012_devkit_t12/data"
+TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVE_MD5_DIGESTS
+DEVELOPMENT_KIT_FOLDER = "ILSVRC2012_devkit_t12/data"
 # Tags of TIFF, which tell of other greys: bits of a value, and whether 0 is black, 1, or white.
-BITS = 258
-MEANING = 262
+BITS_TAG = 258
+GREY_TAG = 262
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # PPM is our own store's, too
 # what our store has; an older one tells the original's size in a comment
-PPM_HEADER = re.compile(rb"P6\n(?:#.*\n)?(\d+) (\d+)\n255\n")
-BATCH = 256  # images in memory at once while a store is written
-SHORTER_SIDE = 256  # at most, in pixels, of an image in a store
+PPM_HEADER_PATTERN = re.compile(rb"P6\n(?:#.*\n)?(\d+) (\d+)\n255\n")
+IMAGES_IN_MEMORY = 256  # images in memory at once while a store is written
+SHORTER_SIDE_PIXELS = 256  # at most, in pixels, of an image in a store
 
 
 @dataclass(frozen=True)
-class Listing:
+class ImageListing:
     """Hold the images of one split, sorted by class and name; arrays, because loader workers
     would copy a long list.
 
@@ -73,12 +73,12 @@ class Listing:
 
     def where(self, index: int) -> str:
         """Name the image's path, or its archive and its name there, for messages."""
-        name = shown(self.names[index])
+        name = printable_file_name(self.names[index])
         return (
             f"{self.place}/{name}" if self.offsets is None else f"{self.place}: {name}"
         )
 
-    def broken(self, index: int, error: Exception) -> str:
+    def broken_image_text(self, index: int, error: Exception) -> str:
         """Say whose fault it is, whatever a decoder raised."""
         reason = " ".join(str(error).split()) or type(error).__name__
         return f"image {self.where(index)} is broken ({reason}); copy it"
@@ -104,18 +104,18 @@ def _descriptor(path: Path) -> int:
     return os.open(path, os.O_RDONLY)
 
 
-class Misplaced(ValueError):
+class MisplacedImagesError(ValueError):
     """A tree whose images do not lie in the folders of their classes."""
 
 
-def shown(name: bytes) -> str:
+def printable_file_name(name: bytes) -> str:
     """Return a file's name as any terminal and any file takes it."""
-    return printable(name.decode(errors="backslashreplace"))
+    return escape_controls(name.decode(errors="backslashreplace"))
 
 
 def list_images(
     root: Path, remarks: dict[str, str] | None = None
-) -> tuple[Listing, Listing]:
+) -> tuple[ImageListing, ImageListing]:
     """List training and validation images below ``root``: prepared store, else trees, else
     official archives.
 
@@ -124,22 +124,26 @@ def list_images(
     (Misplaced).
     """
     remarks = {} if remarks is None else remarks
-    training, validation = (_list_split(Path(root), split, remarks) for split in SPLITS)
+    training, validation = (
+        _list_images_of_split(Path(root), split, remarks) for split in SPLIT_NAMES
+    )
     if different := sorted(set(training.classes) ^ set(validation.classes)):
         raise ValueError(f"images: {root}: class {different[0]} is in one split only")
     return training, validation
 
 
-def _list_split(root: Path, split: str, remarks: dict[str, str]) -> Listing:
+def _list_images_of_split(
+    root: Path, split: str, remarks: dict[str, str]
+) -> ImageListing:
     store = root / f"{split}.ppm"
     archive = root / f"ILSVRC2012_img_{split}.tar"
     if store.is_file():
         return make_listing(store, **np.load(store.with_suffix(".npz")))
     if (root / split).is_dir():
-        return make_listing(root, _names_of_tree(root, split, remarks))
+        return make_listing(root, _list_images_of_tree(root, split, remarks))
     if archive.is_file():
-        return make_listing(archive, **_index(archive))
-    remedy = f"name a folder with {' and '.join(SPLITS)} in it"
+        return make_listing(archive, **_archive_index(archive))
+    remedy = f"name a folder with {' and '.join(SPLIT_NAMES)} in it"
     if deeper := sorted(root.glob(f"*/{split}")):
         remedy = f"move what {deeper[0].parent} holds one folder up"
     raise ValueError(
@@ -149,7 +153,7 @@ def _list_split(root: Path, split: str, remarks: dict[str, str]) -> Listing:
 
 def make_listing(
     place: Path, names: Sequence[bytes], offsets=None, sizes=None
-) -> Listing:
+) -> ImageListing:
     """Sort images by name, and take their classes from the names."""
     names = np.asarray(names, dtype=bytes)
     order = np.argsort(names, kind="stable")
@@ -158,16 +162,18 @@ def make_listing(
     if offsets is not None:
         offsets = np.asarray(offsets)[order]
         sizes = np.asarray(sizes)[order]
-    classes = tuple(map(shown, classes))
-    return Listing(classes, names[order], labels, place, offsets, sizes)
+    classes = tuple(map(printable_file_name, classes))
+    return ImageListing(classes, names[order], labels, place, offsets, sizes)
 
 
 def is_image(name: str) -> bool:
     """Tell an image by its ending."""
-    return name.lower().endswith(ENDINGS)
+    return name.lower().endswith(IMAGE_ENDINGS)
 
 
-def _names_of_tree(root: Path, split: str, remarks: dict[str, str]) -> list[bytes]:
+def _list_images_of_tree(
+    root: Path, split: str, remarks: dict[str, str]
+) -> list[bytes]:
     """List the images in the folders of classes, and in theirs. Raises Misplaced."""
     names = []
     outside = []
@@ -183,31 +189,33 @@ def _names_of_tree(root: Path, split: str, remarks: dict[str, str]) -> list[byte
             names.append(name)
     folder = f"images: {root}/{split}/"
     if not names:
-        remedy = f"images end in {', '.join(ENDINGS)}"
+        remedy = f"images end in {', '.join(IMAGE_ENDINGS)}"
         if outside:
             remedy = f"move each into {split}/CLASS/"
-        raise Misplaced(
+        raise MisplacedImagesError(
             f"{folder} has {len(outside)} images and no class folders with images; {remedy} "
             f"(ImageNet's archives are read as they are, without {split}/)"
         )
     classes = {name.split("/")[1] for name in names}
     if len(classes) == 1 and any(name.count("/") > 2 for name in names):
-        raise Misplaced(
+        raise MisplacedImagesError(
             f"{folder} has one class folder only, {classes.pop()}, with folders in it; if these "
             "are the classes, move them one folder up"
         )
     return list(map(os.fsencode, names))
 
 
-def _index(archive: Path) -> dict[str, np.ndarray]:
+def _archive_index(archive: Path) -> dict[str, np.ndarray]:
     """Find names, offsets and sizes of the images in an archive, from its headers; they are read
     once and kept.
     """
     state = archive.stat()
-    index = INDEX / f"{archive.stem}-{state.st_size}-{state.st_mtime_ns}.npz"
+    index = INDEX_FOLDER / f"{archive.stem}-{state.st_size}-{state.st_mtime_ns}.npz"
     if not index.is_file():
         rows = (
-            _training_images if archive.name == TRAINING_ARCHIVE else _validation_images
+            _read_training_archive
+            if archive.name == TRAINING_ARCHIVE
+            else _read_validation_archive
         )
         try:
             with tarfile.open(archive, "r:") as file:
@@ -220,11 +228,11 @@ def _index(archive: Path) -> dict[str, np.ndarray]:
             raise ValueError(
                 f"images: {archive} is damaged ({error}); copy it again"
             ) from error
-        _save(index, *table)
+        _save_image_index(index, *table)
     return dict(np.load(index))
 
 
-def _save(
+def _save_image_index(
     path: Path, names: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
 ) -> None:
     """Write a table of images, also if several ranks write it at the same time."""
@@ -232,13 +240,13 @@ def _save(
         np.savez(file, names=names, offsets=offsets, sizes=sizes)
 
 
-def _training_images(outer: tarfile.TarFile) -> Iterator[tuple[bytes, int, int]]:
+def _read_training_archive(outer: tarfile.TarFile) -> Iterator[tuple[bytes, int, int]]:
     """Find name, offset and bytes of each image; there is one archive per synset within the
     archive.
     """
-    for member in _shown(outer, ".tar"):
+    for member in _visible_archive_members(outer, ".tar"):
         with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
-            for image in _shown(inner, ENDINGS):
+            for image in _visible_archive_members(inner, IMAGE_ENDINGS):
                 name = f"train/{Path(member.name).stem}/{Path(image.name).name}"
                 yield (
                     os.fsencode(name),
@@ -247,7 +255,7 @@ def _training_images(outer: tarfile.TarFile) -> Iterator[tuple[bytes, int, int]]
                 )
 
 
-def _shown(
+def _visible_archive_members(
     archive: tarfile.TarFile, endings: str | tuple[str, ...]
 ) -> Iterator[tarfile.TarInfo]:
     """Give the files of an archive with these endings, without hidden ones, as macOS adds."""
@@ -257,22 +265,22 @@ def _shown(
             yield member
 
 
-def _validation_images(flat: tarfile.TarFile) -> Iterator[tuple[bytes, int, int]]:
+def _read_validation_archive(flat: tarfile.TarFile) -> Iterator[tuple[bytes, int, int]]:
     """Find the same; line k of the development kit's ground truth is the class of
     ILSVRC2012_val_<k>.JPEG.
     """
     from scipy.io import loadmat
 
     file = open(Path(flat.name).with_name(DEVELOPMENT_KIT), "rb")
-    with file, one_fault(f"images: {file.name}"), tarfile.open(fileobj=file) as kit:
-        meta = kit.extractfile(f"{KIT_FOLDER}/meta.mat").read()
+    with file, join_faults(f"images: {file.name}"), tarfile.open(fileobj=file) as kit:
+        meta = kit.extractfile(f"{DEVELOPMENT_KIT_FOLDER}/meta.mat").read()
         truth = kit.extractfile(
-            f"{KIT_FOLDER}/ILSVRC2012_validation_ground_truth.txt"
+            f"{DEVELOPMENT_KIT_FOLDER}/ILSVRC2012_validation_ground_truth.txt"
         ).read()
     synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
     synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
     numbers = truth.split()
-    for image in _shown(flat, ENDINGS):
+    for image in _visible_archive_members(flat, IMAGE_ENDINGS):
         name = Path(image.name).name
         number = Path(name).stem.rpartition("_")[2]
         if not number.isdecimal() or not 1 <= int(number) <= len(numbers):
@@ -284,7 +292,7 @@ def _validation_images(flat: tarfile.TarFile) -> Iterator[tuple[bytes, int, int]
 # -------------------------------------------------------------------------------------- subsets
 
 
-def stratified_prefix(
+def select_stratified_subset(
     names: Sequence[str | bytes], labels: Sequence[int], count: int
 ) -> np.ndarray:
     """Choose the first ``count`` samples (0: all), as indices, in an order that takes one sample
@@ -308,8 +316,8 @@ def stratified_prefix(
     return by_class[np.lexsort((sorted_labels, turn))][:count]
 
 
-def images_read(
-    listings: Iterable[Listing], config: ResNet50Config
+def select_images_of_run(
+    listings: Iterable[ImageListing], config: ResNet50Config
 ) -> list[np.ndarray]:
     """Choose a run's training and validation images, as indices in their order.
 
@@ -317,12 +325,12 @@ def images_read(
     turn where there are fewer: their number makes the steps of an epoch, but one batch of them is
     read, or few images again and again.
     """
-    in_turn = config.stays_on_device or config.dataset == photographs.LARGE
+    in_turn = config.stays_on_device or config.dataset == photographs.LARGE_SET
     counts = (config.training_samples, config.validation_samples)
     chosen = []
     for listing, count in zip(listings, counts, strict=True):
         available = min(count, len(listing)) if in_turn else count
-        indices = stratified_prefix(listing.names, listing.labels, available)
+        indices = select_stratified_subset(listing.names, listing.labels, available)
         chosen.append(np.resize(indices, count or len(indices)))
     return chosen
 
@@ -330,48 +338,52 @@ def images_read(
 # ------------------------------------------------------------------------------- prepared store
 
 
-def prepare(root: Path, out: Path) -> None:
+def write_ppm_store(root: Path, out: Path) -> None:
     """Write every image as uint8 pixels to ``out``/{train,val}.ppm, so that training decodes no
     JPEG.
 
-    Each image is a PPM (``ppm``) whose shorter side is at most SHORTER_SIDE pixels: other pixels
-    than the originals', so a training with them is another experiment. Every call writes all
+    Each image is a PPM (``ppm``) whose shorter side is at most SHORTER_SIDE_PIXELS pixels: other
+    pixels than the originals', so a training with them is another experiment. Every call writes all
     anew. Raises ValueError naming an image that cannot be decoded.
     """
-    for split, listing in zip(SPLITS, list_images(root), strict=True):
-        _prepare_split(listing, out / f"{split}.ppm")
+    for split, listing in zip(SPLIT_NAMES, list_images(root), strict=True):
+        _write_ppm_split(listing, out / f"{split}.ppm")
 
 
-def _prepare_split(listing: Listing, path: Path) -> None:
+def _write_ppm_split(listing: ImageListing, path: Path) -> None:
     """Write the images of a split, then their table."""
 
-    def as_ppm(index: int) -> bytes:
+    def read_as_ppm(index: int) -> bytes:
         data = listing.read(index)
         try:
-            return ppm(data)
+            return encode_ppm(data)
         except Exception as error:
-            raise ValueError(f"{listing.broken(index, error)} again") from error
+            raise ValueError(
+                f"{listing.broken_image_text(index, error)} again"
+            ) from error
 
     indices = range(len(listing))
     sizes_B = []
-    advance = meter(f"prepare {path.stem}", len(listing), "images")
+    advance = progress_meter(f"prepare {path.stem}", len(listing), "images")
     with atomic_write(path) as file, ThreadPoolExecutor() as pool:
-        for start in indices[::BATCH]:
-            batch = indices[start : start + BATCH]
-            for data in pool.map(as_ppm, batch):
+        for start in indices[::IMAGES_IN_MEMORY]:
+            batch = indices[start : start + IMAGES_IN_MEMORY]
+            for data in pool.map(read_as_ppm, batch):
                 file.write(data)
                 sizes_B.append(len(data))
             advance(len(batch))
         sizes = np.array(sizes_B)
-        _save(path.with_suffix(".npz"), listing.names, np.cumsum(sizes) - sizes, sizes)
+        _save_image_index(
+            path.with_suffix(".npz"), listing.names, np.cumsum(sizes) - sizes, sizes
+        )
 
 
-def ppm(data: bytes) -> bytes:
+def encode_ppm(data: bytes) -> bytes:
     """Make binary PPM of an image file, reduced to SHORTER_SIDE."""
     from PIL import Image
 
     with open_image(data) as image:
-        scale = SHORTER_SIDE / min(image.size)
+        scale = SHORTER_SIDE_PIXELS / min(image.size)
         width, height = (round(edge * scale) for edge in image.size)
         # libjpeg decodes at a fraction of the size where that is large enough; nothing is enlarged.
         image.thumbnail((width, height), Image.Resampling.BICUBIC)
@@ -395,7 +407,7 @@ def open_image(data: bytes):
         raise ValueError(f"cannot be read as {', '.join(FORMATS)}") from None
     # a PGM with more than 8 bits is scaled to 16 of them
     tags = getattr(image, "tag_v2", {})
-    is_plain = tags.get(BITS, (16,)) == (16,) and tags.get(MEANING, 1) == 1
+    is_plain = tags.get(BITS_TAG, (16,)) == (16,) and tags.get(GREY_TAG, 1) == 1
     if (
         is_plain
         and image.mode.startswith("I;16")
@@ -407,11 +419,11 @@ def open_image(data: bytes):
     return image
 
 
-def read_ppm(data: bytes) -> np.ndarray | None:
+def decode_ppm(data: bytes) -> np.ndarray | None:
     """Read pixels (height, width, 3) uint8 of what ``ppm`` wrote, ten times as fast as Pillow;
     None of anything else.
     """
-    header = PPM_HEADER.match(data)
+    header = PPM_HEADER_PATTERN.match(data)
     if header is None:
         return None
     width, height = map(int, header.groups())

@@ -12,20 +12,20 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import RandomResizedCrop
 
-from energynn.data.imagenet import Listing, open_image, read_ppm
+from energynn.data.imagenet import ImageListing, decode_ppm, open_image
 
-ASPECT_RATIOS = (3 / 4, 4 / 3)  # torchvision's default
-CENTRE_SHARE = 0.875  # of the shorter side: 224 of 256 pixels
+CROP_ASPECT_RATIOS = (3 / 4, 4 / 3)  # torchvision's default
+CENTRE_CROP_SHARE = 0.875  # of the shorter side: 224 of 256 pixels
 
 
-class Images:
+class ImageDataset:
     """Load some images of a listing, in the order of ``indices``, as pairs of ``load(bytes)``
     and label.
     """
 
     def __init__(
         self,
-        listing: Listing,
+        listing: ImageListing,
         indices: np.ndarray,
         load: Callable,
         on_bad_image: str = "fail",
@@ -55,11 +55,11 @@ class Images:
             except Exception as error:  # whatever is raised, it is this image's fault
                 self.bad[position] = True
                 if self.on_bad_image == "fail" or self.bad.all():
-                    fault = self.listing.broken(index, error)
+                    fault = self.listing.broken_image_text(index, error)
                     raise ValueError(f"{fault}, or set on_bad_image to skip") from error
                 position = (position + 1) % len(self)
 
-    def skipped(self) -> list[str]:
+    def skipped_images(self) -> list[str]:
         """List where the broken images lie that others stood in for, in this process and its
         loader's workers.
         """
@@ -73,7 +73,7 @@ def decode(data: bytes) -> torch.Tensor:
     The pixels are Pillow's, grey and CMYK JPEGs included; what is no JPEG (ImageNet has one PNG)
     goes through Pillow, which also finds the words for a broken image.
     """
-    if (pixels := read_ppm(data)) is not None:
+    if (pixels := decode_ppm(data)) is not None:
         return torch.from_numpy(pixels).permute(2, 0, 1)
     open_image(data)  # too large, or none of FORMATS
     encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -100,9 +100,11 @@ def random_crop(data: bytes, size: int, scale_min: float) -> torch.Tensor:
     """
     pixels = decode(data)
     top, left, height, width = RandomResizedCrop.get_params(
-        pixels, [scale_min, 1.0], list(ASPECT_RATIOS)
+        pixels, [scale_min, 1.0], list(CROP_ASPECT_RATIOS)
     )
-    crop = _resized(pixels[:, top : top + height, left : left + width], (size, size))
+    crop = _resize_crop(
+        pixels[:, top : top + height, left : left + width], (size, size)
+    )
     return crop.flip(1) if torch.rand(1) < 0.5 else crop
 
 
@@ -112,8 +114,8 @@ def centre_crop(data: bytes, size: int) -> torch.Tensor:
     """
     pixels = decode(data)
     height, width = pixels.shape[1:]
-    shorter_side = round(size / CENTRE_SHARE)
-    resized = _resized(
+    shorter_side = round(size / CENTRE_CROP_SHARE)
+    resized = _resize_crop(
         pixels,
         tuple(shorter_side * edge // min(height, width) for edge in (height, width)),
     )
@@ -121,7 +123,7 @@ def centre_crop(data: bytes, size: int) -> torch.Tensor:
     return resized[top : top + size, left : left + size].contiguous()
 
 
-def _resized(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+def _resize_crop(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     """Scale (3, height, width) to (height, width, 3), antialiased bilinear; torch is fastest on
     packed channels.
     """
@@ -131,17 +133,21 @@ def _resized(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     )
 
 
-def normalized(
+def normalize_images(
     images: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> torch.Tensor:
     """Normalize (..., size, size, 3) uint8 to (..., 3, size, size) float32, channels last, on
     its device.
     """
     device = images.device
-    return (images.movedim(-1, -3) - _of_255(mean, device)) / _of_255(std, device)
+    return (
+        images.movedim(-1, -3) - _constant_times_255(mean, device)
+    ) / _constant_times_255(std, device)
 
 
 @lru_cache
-def _of_255(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+def _constant_times_255(
+    values: tuple[float, ...], device: torch.device
+) -> torch.Tensor:
     """Keep a constant on the device: to copy them for each batch would wait for it."""
     return 255 * torch.tensor(values, device=device)[:, None, None]

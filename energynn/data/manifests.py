@@ -6,27 +6,27 @@ from pathlib import Path
 
 from energynn.data import imagenet, photographs
 from energynn.data.folders import list_files, verify_tree
-from energynn.experiment.config import FOLDER_NAME, ResNet50Config, RunConfig
+from energynn.experiment.config import NAME_PATTERN, ResNet50Config, RunConfig
 from energynn.host.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
 
-EMBEDDED = (
+EMBEDDED_SETS = (
     "era5_ensemble",
     "others",
     "synthetic",
 )  # their files lie beside their manifests
-DATASETS = ("era5_ensemble", "photographs", "others")
-PHOTOGRAPHS = ("photographs", photographs.LARGE)
+VERIFIABLE_DATASETS = ("era5_ensemble", "photographs", "others")
+PHOTOGRAPH_DATASETS = ("photographs", photographs.LARGE_SET)
 # The variable with the folder of data that do not ship; it is no part of a run's configuration.
-VARIABLES = {"era5": "ENERGYNN_ERA5", "imagenet": "ENERGYNN_IMAGENET"}
-RESTORE = (
+FOLDER_VARIABLES = {"era5": "ENERGYNN_ERA5", "imagenet": "ENERGYNN_IMAGENET"}
+RESTORE_REMEDY = (
     "`git checkout data_manifests` restores it"
     if IS_CHECKOUT
     else "install energynn again"
 )
-GENERATED = REPOSITORY / "build" / "data"
+GENERATED_DATA_FOLDER = REPOSITORY / "build" / "data"
 
 
-def checksums(dataset: str) -> dict[str, str]:
+def read_checksums(dataset: str) -> dict[str, str]:
     """Read file name -> SHA-256 of a data set from the list that ``sha256sum -c`` reads too.
 
     Raises ValueError if there is none, or if it is damaged.
@@ -42,7 +42,7 @@ def checksums(dataset: str) -> dict[str, str]:
     for line in path.read_bytes().splitlines():
         digest, _, name = os.fsdecode(line).partition("  ")
         if not name or len(digest) != 64:
-            raise ValueError(f"{dataset}: {path} is damaged; {RESTORE}")
+            raise ValueError(f"{dataset}: {path} is damaged; {RESTORE_REMEDY}")
         digests[name] = digest
     return digests
 
@@ -54,18 +54,20 @@ def root(dataset: str, given: Path | None = None) -> Path:
     What does not ship lies where a person says, else its environment variable; raises ValueError if
     neither does, and for a path instead of a name: a manifest would be written there.
     """
-    if not re.match(FOLDER_NAME, dataset):
+    if not re.match(NAME_PATTERN, dataset):
         raise ValueError(
-            f"dataset: {dataset!r} is no name; link {GENERATED}/NAME to it"
+            f"dataset: {dataset!r} is no name; link {GENERATED_DATA_FOLDER}/NAME to it"
         )
-    if variable := VARIABLES.get(dataset):
+    if variable := FOLDER_VARIABLES.get(dataset):
         place = given or os.environ.get(variable)
         if not place:
             raise ValueError(
                 f"{dataset}: does not ship; set {variable} to its folder (docs/data.md says more)"
             )
         return Path(place)
-    return (DATA_MANIFESTS if dataset in EMBEDDED else GENERATED) / dataset
+    return (
+        DATA_MANIFESTS if dataset in EMBEDDED_SETS else GENERATED_DATA_FOLDER
+    ) / dataset
 
 
 def verify(dataset: str, folder: Path | None = None, every_byte: bool = False) -> Path:
@@ -77,7 +79,7 @@ def verify(dataset: str, folder: Path | None = None, every_byte: bool = False) -
     which takes seconds. Raises ValueError naming data set, file and remedy: no manifest, missing
     or unlisted file, other SHA-256.
     """
-    sums = checksums(dataset)
+    sums = read_checksums(dataset)
     folder = root(dataset, folder)
     if dataset == "imagenet":
         _verify_imagenet(folder, sums, every_byte)
@@ -87,13 +89,13 @@ def verify(dataset: str, folder: Path | None = None, every_byte: bool = False) -
             {name: sums[name] for name in sums if every_byte or name.endswith(".json")},
         )
     else:
-        if dataset in PHOTOGRAPHS and not folder.is_dir():
-            photographs.make_crops(folder)
+        if dataset in PHOTOGRAPH_DATASETS and not folder.is_dir():
+            photographs.write_crops(folder)
         _verify_small_dataset(dataset, folder, sums)
     return folder
 
 
-def check_run(config: RunConfig) -> None:
+def verify_data_of_run(config: RunConfig) -> None:
     """Verify a run's data, and that there are as many images as it asks for. Raises ValueError.
 
     ImageNet has enough, and its images are slow to list. ResNet50 halves images five times: a
@@ -111,22 +113,22 @@ def check_run(config: RunConfig) -> None:
         imagenet.list_images(folder)  # describe would refuse what is misplaced
     verify(config.dataset)
     if counted:
-        imagenet.images_read(imagenet.list_images(folder), config)
+        imagenet.select_images_of_run(imagenet.list_images(folder), config)
 
 
 def _verify_small_dataset(dataset: str, folder: Path, sums: dict[str, str]) -> None:
     """Check every byte of a data set, and that its folder holds nothing else: ImageFolder would
     train on it.
     """
-    remedy = RESTORE
-    if dataset not in EMBEDDED:
+    remedy = RESTORE_REMEDY
+    if dataset not in EMBEDDED_SETS:
         remedy = (
             f"crops: delete {folder}, and install the versions of requirements.lock; "
             f"data of your own: restore it, or `energynn data describe {dataset}`"
         )
     try:
         verify_tree(folder, sums)
-        if dataset not in EMBEDDED:  # these share their folder with the manifest
+        if dataset not in EMBEDDED_SETS:  # these share their folder with the manifest
             if unlisted := sorted(set(list_files(folder, {})) - sums.keys()):
                 raise ValueError(f"{folder / unlisted[0]} is not in the manifest")
     except ValueError as error:
@@ -147,7 +149,7 @@ def _verify_imagenet(folder: Path, sums: dict[str, str], every_byte: bool) -> No
             f"the first is {different[0]}; copy them again"
         )
     if every_byte:
-        archives = imagenet.ARCHIVES
+        archives = imagenet.ARCHIVE_MD5_DIGESTS
         verify_tree(
             folder,
             {name: archives[name] for name in archives if (folder / name).is_file()},

@@ -8,22 +8,22 @@ ten pictures.
 import importlib.util
 from pathlib import Path
 
-from energynn.host.files import INSTALL, staged
+from energynn.host.files import INSTALLATION, staging_folder
 
 CROP_PIXELS = 64
-CROPS = {"train": 100, "val": 25}  # per class
+SPLIT_CROPS = {"train": 100, "val": 25}  # per class
 # training crops lie in the left three quarters of a photograph, validation crops in the rest
-TRAIN_SHARE = 0.75
-SEED = 0
+TRAINING_SHARE_OF_WIDTH = 0.75
+CROP_SEED = 0
 JPEG_QUALITY = 90
 # A second set, as large as ImageNet's images, for a loader's speed and for runs that learn in
 # seconds: its crops overlap, also those of validation.
-LARGE = "photographs_large"
-LARGE_PIXELS = (500, 375)
+LARGE_SET = "photographs_large"
+LARGE_CROP_PIXELS = (500, 375)
 LARGE_CROPS = {"train": 20, "val": 4}  # per class
-MIN_SHARE = 0.6  # of the largest box of this shape that fits a photograph
+MIN_CROP_SHARE = 0.6  # of the largest box of this shape that fits a photograph
 # class -> (package that ships it, file inside of the package, licence)
-PHOTOGRAPHS = {
+PHOTOGRAPH_SOURCES = {
     "astronaut": ("skimage", "data/astronaut.png", "public domain (NASA)"),
     "cat": ("skimage", "data/chelsea.png", "CC0, Stefan van der Walt"),
     "coffee": ("skimage", "data/coffee.png", "CC0, Rachel Michetti"),
@@ -49,19 +49,19 @@ PHOTOGRAPHS = {
 }
 
 
-def source_path(package: str, file: str) -> Path:
+def photograph_path(package: str, file: str) -> Path:
     """Find where an installed package keeps a file, without importing the package. Raises
     ValueError without it.
     """
     spec = importlib.util.find_spec(package)
     if spec is None:
         raise ValueError(
-            f"photographs: {package} is not installed; {INSTALL} installs it"
+            f"photographs: {package} is not installed; {INSTALLATION} installs it"
         )
     return Path(spec.origin).parent / file
 
 
-def make_crops(target: Path) -> None:
+def write_crops(target: Path) -> None:
     """Write the crops as ``target/{train,val}/<class>/NNN.jpg``, the layout of torchvision's
     ImageFolder.
 
@@ -71,13 +71,15 @@ def make_crops(target: Path) -> None:
     import numpy as np
     from PIL import Image
 
-    counts = LARGE_CROPS if target.name == LARGE else CROPS
-    with staged(target.parent) as folder:
+    counts = LARGE_CROPS if target.name == LARGE_SET else SPLIT_CROPS
+    with staging_folder(target.parent) as folder:
         crops = folder / target.name
-        for index, (name, (package, file, _licence)) in enumerate(PHOTOGRAPHS.items()):
-            photograph = Image.open(source_path(package, file)).convert("RGB")
-            generator = np.random.default_rng([SEED, index])
-            border = int(TRAIN_SHARE * photograph.width)
+        for index, (name, (package, file, _licence)) in enumerate(
+            PHOTOGRAPH_SOURCES.items()
+        ):
+            photograph = Image.open(photograph_path(package, file)).convert("RGB")
+            generator = np.random.default_rng([CROP_SEED, index])
+            border = int(TRAINING_SHARE_OF_WIDTH * photograph.width)
             for split, left, right in (
                 ("train", 0, border),
                 ("val", border, photograph.width),
@@ -85,10 +87,10 @@ def make_crops(target: Path) -> None:
                 place = crops / split / name
                 place.mkdir(parents=True)
                 for number in range(counts[split]):
-                    if target.name == LARGE:
-                        crop = _large_crop(photograph, generator)
+                    if target.name == LARGE_SET:
+                        crop = _cut_large_crop(photograph, generator)
                     else:
-                        crop = _crop(photograph, generator, left, right)
+                        crop = _cut_square_crop(photograph, generator, left, right)
                     crop.save(place / f"{number:03d}.jpg", quality=JPEG_QUALITY)
         try:
             crops.rename(target)
@@ -97,22 +99,22 @@ def make_crops(target: Path) -> None:
                 raise
 
 
-def _crop(photograph, generator, left: int, right: int):
+def _cut_square_crop(photograph, generator, left: int, right: int):
     """Cut a square out of the photograph between two columns."""
     x = int(generator.integers(left, right - CROP_PIXELS + 1))
     y = int(generator.integers(0, photograph.height - CROP_PIXELS + 1))
     return photograph.crop((x, y, x + CROP_PIXELS, y + CROP_PIXELS))
 
 
-def _large_crop(photograph, generator):
+def _cut_large_crop(photograph, generator):
     """Cut a box of ImageNet's usual shape from anywhere in the photograph, resized to
     LARGE_PIXELS.
     """
-    width, height = LARGE_PIXELS
-    share = generator.uniform(MIN_SHARE, 1)
+    width, height = LARGE_CROP_PIXELS
+    share = generator.uniform(MIN_CROP_SHARE, 1)
     scale = min(photograph.width / width, photograph.height / height) * share
     x = generator.uniform(0, photograph.width - scale * width)
     y = generator.uniform(0, photograph.height - scale * height)
     return photograph.resize(
-        LARGE_PIXELS, box=(x, y, x + scale * width, y + scale * height)
+        LARGE_CROP_PIXELS, box=(x, y, x + scale * width, y + scale * height)
     )

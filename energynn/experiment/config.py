@@ -31,17 +31,17 @@ ENSEMBLE_STATES = 20  # samples of one step in era5_ensemble: two times, ten mem
 STATES_OF_A_YEAR = 1460
 ERA5_CHANNELS = 20
 ERA5_GRID = (720, 1440)  # latitudes x longitudes
-GRIDS = {"era5_ensemble": (60, 120), "synthetic": ERA5_GRID}
+DATASET_GRIDS = {"era5_ensemble": (60, 120), "synthetic": ERA5_GRID}
 
 # beside those of a workload
 NOTEBOOK_OPTIONS = ("workload", "name", "note", "runs_dir")
-INJECTED = "# Parameters"  # begins the cell of papermill
-FOLDER_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?!\n)$"
-YEARS = r"^(19|20)\d\d(-(19|20)\d\d)?(,(19|20)\d\d(-(19|20)\d\d)?)*(?!\n)$"
+PAPERMILL_CELL_START = "# Parameters"  # begins the cell of papermill
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?!\n)$"
+YEARS_PATTERN = r"^(19|20)\d\d(-(19|20)\d\d)?(,(19|20)\d\d(-(19|20)\d\d)?)*(?!\n)$"
 
 # Types of parameters with their limits; a title says in words what a pattern allows.
 FolderName = Annotated[
-    str, Meta(pattern=FOLDER_NAME, title="up to 64 letters, digits, '_', '-' and '.'")
+    str, Meta(pattern=NAME_PATTERN, title="up to 64 letters, digits, '_', '-' and '.'")
 ]
 RunId = Annotated[
     str,
@@ -50,14 +50,16 @@ RunId = Annotated[
         title="up to 200 letters, digits, '_', '-' and '.'",
     ),
 ]
-Years = Annotated[str, Meta(pattern=YEARS, title="years as 1979-2015 or 2016,2018")]
-Count = Annotated[int, Meta(ge=1, le=2**20)]
-CountOrNone = Annotated[int, Meta(ge=0, le=10**9)]
-Share = Annotated[float, Meta(ge=0, le=1)]
+YearsText = Annotated[
+    str, Meta(pattern=YEARS_PATTERN, title="years as 1979-2015 or 2016,2018")
+]
+OneOrMore = Annotated[int, Meta(ge=1, le=2**20)]
+Natural = Annotated[int, Meta(ge=0, le=10**9)]
+ShareOfOne = Annotated[float, Meta(ge=0, le=1)]
 Number = Annotated[float, Meta(ge=0, le=10**6)]
-Seconds = Annotated[float, Meta(ge=0, le=86_400)]
-Period = Annotated[float, Meta(ge=0.01, le=60)]
-Timeout = Annotated[float, Meta(ge=1, le=86_400)]
+SecondsWithinDay = Annotated[float, Meta(ge=0, le=86_400)]
+SamplingPeriod = Annotated[float, Meta(ge=0.01, le=60)]
+TimeoutSeconds = Annotated[float, Meta(ge=1, le=86_400)]
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Epoch:
     forward_steps: int = 1
 
 
-class Scale(msgspec.Struct, frozen=True, kw_only=True):
+class ScaleFields(msgspec.Struct, frozen=True, kw_only=True):
     """How large a training is, and on how many devices: what differs within a scaling series.
 
     devices: GPUs, or CPU cores where there is no GPU
@@ -88,14 +90,14 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     repeat: number of a repetition with the same seed: the machine's noise
     """
 
-    devices: Count = 1
-    local_batch_size: Count
-    global_batch_size: Count
-    accumulation_steps: Count = 1
-    repeat: CountOrNone = 0
+    devices: OneOrMore = 1
+    local_batch_size: OneOrMore
+    global_batch_size: OneOrMore
+    accumulation_steps: OneOrMore = 1
+    repeat: Natural = 0
 
 
-class Watch(Scale, frozen=True, kw_only=True):
+class WatchFields(ScaleFields, frozen=True, kw_only=True):
     """How a training is watched and kept. A run may go on with other values.
 
     sampling_period_s: seconds between two of our own power samples; another period makes another
@@ -110,17 +112,17 @@ class Watch(Scale, frozen=True, kw_only=True):
     checkpoint_period_s: seconds between two checkpoints; 0: only when asked to stop
     """
 
-    sampling_period_s: Period = 0.04
-    perun_sampling_period_s: Period = 0.25
-    idle_baseline_s: Seconds = 1.0
-    idle_ready_s: Seconds = 0.0
-    collective_timeout_s: Timeout = 120.0
-    setup_timeout_s: Timeout = 1800.0
+    sampling_period_s: SamplingPeriod = 0.04
+    perun_sampling_period_s: SamplingPeriod = 0.25
+    idle_baseline_s: SecondsWithinDay = 1.0
+    idle_ready_s: SecondsWithinDay = 0.0
+    collective_timeout_s: TimeoutSeconds = 120.0
+    setup_timeout_s: TimeoutSeconds = 1800.0
     save_weights: bool = False
     checkpoint_period_s: Number = 600.0
 
 
-class RunConfig(Watch, frozen=True, kw_only=True):
+class RunConfig(WatchFields, frozen=True, kw_only=True):
     """Parameters of every workload; one device is one GPU, or one CPU core where there is no GPU.
 
     A workload of your own subclasses it, with a default for each parameter.
@@ -158,10 +160,10 @@ class RunConfig(Watch, frozen=True, kw_only=True):
     dataset: FolderName
     system: FolderName = "local"
     device: Literal["auto", "cpu", "gpu"] = "auto"
-    epochs: Count
-    seed: CountOrNone = 0
+    epochs: OneOrMore
+    seed: Natural = 0
     learning_rate: Number
-    loader_workers: CountOrNone = 0
+    loader_workers: Natural = 0
     data_staging: bool = True
     synchronous_phases: bool = False
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -172,9 +174,9 @@ class RunConfig(Watch, frozen=True, kw_only=True):
     persistent_workers: bool = False
     gradient_compression: Literal["none", "bfloat16"] = "none"
     gradient_buckets: bool = False
-    step_period_s: Seconds = 0.0
+    step_period_s: SecondsWithinDay = 0.0
     power_limit_W: Number = 0.0
-    threads_per_device: Count = 1
+    threads_per_device: OneOrMore = 1
 
     def epoch(self) -> Epoch:
         """Describe an epoch for a forecast; a workload of your own may say more."""
@@ -200,7 +202,7 @@ class RunConfig(Watch, frozen=True, kw_only=True):
 
 # Not of the recipe: scale, watch, and in the same sense how much data, the run of the same scale
 # that a fine-tuning starts from, and names that only say where a run is made.
-NO_RECIPE = frozenset(Watch.__struct_fields__) | {
+FIELDS_OUTSIDE_RECIPE = frozenset(WatchFields.__struct_fields__) | {
     "training_samples",
     "validation_samples",
     "initial_run",
@@ -208,9 +210,11 @@ NO_RECIPE = frozenset(Watch.__struct_fields__) | {
     "system",
     "device",
 }
-WATCH = frozenset(Watch.__struct_fields__) - frozenset(Scale.__struct_fields__)
+WATCH_FIELDS = frozenset(WatchFields.__struct_fields__) - frozenset(
+    ScaleFields.__struct_fields__
+)
 # Not of a run's name. Runs with other sampling periods are compared, so they are other runs.
-UNNAMED = WATCH - {"sampling_period_s", "perun_sampling_period_s"}
+FIELDS_OUTSIDE_NAME = WATCH_FIELDS - {"sampling_period_s", "perun_sampling_period_s"}
 
 # Of each parameter with a default the value when it came. The file says what it is for.
 ORIGINAL_DEFAULTS = msgspec.toml.decode(
@@ -248,24 +252,24 @@ class ResNet50Config(RunConfig, frozen=True, kw_only=True):
 
     workload: str = "resnet50"
     dataset: FolderName = "photographs"
-    image_size: Count
-    training_samples: CountOrNone = 0
-    validation_samples: CountOrNone = 0
+    image_size: OneOrMore
+    training_samples: Natural = 0
+    validation_samples: Natural = 0
     image_loading: Literal["pil", "fast", "store", "device"] = "pil"
     uint8_to_device: bool = False
     channels_last: bool = False
     validation_crop: Literal["random", "center"] = "random"
     on_bad_image: Literal["fail", "skip"] = "fail"
-    crop_scale_min: Share = 0.5
-    momentum: Share = 0.9
+    crop_scale_min: ShareOfOne = 0.5
+    momentum: ShareOfOne = 0.9
     weight_decay: Number = 1e-4
     weight_decay_on_all: bool = True
-    warmup_epochs: CountOrNone = 5
+    warmup_epochs: Natural = 5
     warmup_start: Number = 0.1
     warmup_per_epoch: bool = True
     learning_rate: Number = 0.1
-    plateau_factor: Share = 0.5
-    plateau_patience: CountOrNone = 5
+    plateau_factor: ShareOfOne = 0.5
+    plateau_patience: Natural = 5
     evaluate_training_set: bool = True
     top5_per_sample: bool = True
     drop_last: bool = True
@@ -313,19 +317,19 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
 
     workload: str = "fourcastnet"
     dataset: Literal["era5_ensemble", "era5", "synthetic"] = "era5_ensemble"
-    training_years: Years = "1979-2015"
-    validation_years: Years = "2016-2017"
-    test_years: Years = "2019"
+    training_years: YearsText = "1979-2015"
+    validation_years: YearsText = "2016-2017"
+    test_years: YearsText = "2019"
     stage: Literal["pretrain", "finetune"] = "pretrain"
     initial_run: RunId = ""
     learning_rate: Number = 5e-4
-    patch_size: Count
-    embed_dim: Count
-    depth: Count
-    num_blocks: Count = 8
+    patch_size: OneOrMore
+    embed_dim: OneOrMore
+    depth: OneOrMore
+    num_blocks: OneOrMore = 8
     mlp_ratio: Number = 4.0
     sparsity_threshold: Number = 0.01
-    hard_thresholding_fraction: Share = 1.0
+    hard_thresholding_fraction: ShareOfOne = 1.0
     filter_modes: Literal["published", "zonal"] = "published"
     activation_checkpointing: bool = False
     states_on_device: bool = False
@@ -339,7 +343,7 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
             raise ValueError(
                 f"embed_dim: {self.embed_dim} must be a multiple of num_blocks"
             )
-        rows, columns = GRIDS.get(self.dataset, (0, 0))
+        rows, columns = DATASET_GRIDS.get(self.dataset, (0, 0))
         if rows % self.patch_size or columns % self.patch_size:
             raise ValueError(
                 f"patch_size: {self.patch_size} must divide the {rows} x {columns} grid of "
@@ -352,7 +356,7 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
 
     @property
     def bytes_of_sample(self) -> int:
-        points = math.prod(GRIDS.get(self.dataset, ERA5_GRID))
+        points = math.prod(DATASET_GRIDS.get(self.dataset, ERA5_GRID))
         states = 1 + self.epoch().forward_steps
         return 4 * states * ERA5_CHANNELS * points
 
@@ -393,7 +397,7 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
 def parse_years(text: str) -> list[int]:
     """List the years of a text like "1979-2017,2019". Raises ValueError for anything else."""
     years = set()
-    if re.fullmatch(YEARS, text):
+    if re.fullmatch(YEARS_PATTERN, text):
         for part in text.split(","):
             first, _, last = part.partition("-")
             years.update(range(int(first), int(last or first) + 1))
@@ -413,11 +417,11 @@ CONFIGS: dict[str, type[RunConfig]] = {
 # of study and is never made faster. ResNet50's defaults above belong to it. FourCastNet's float32
 # and unfused Adam are inferred from the paper's silence, its workers and pinned memory from the
 # published code (AFNO.yaml, data_loader_multifiles.py).
-LOADING = dict(loader_workers=4, perun_sampling_period_s=1.0)
-PAPER = {
-    "resnet50": LOADING
+PAPER_LOADER_VALUES = dict(loader_workers=4, perun_sampling_period_s=1.0)
+PAPER_PRESET = {
+    "resnet50": PAPER_LOADER_VALUES
     | dict(dataset="imagenet", local_batch_size=256, epochs=100, image_size=224),
-    "fourcastnet": LOADING
+    "fourcastnet": PAPER_LOADER_VALUES
     | dict(
         dataset="era5",
         local_batch_size=1,
@@ -430,7 +434,7 @@ PAPER = {
 }
 # "fast" changes the cost, hardly what is learned (the error becomes that of a centre crop); each
 # can be set alone.
-FAST = dict(
+FAST_PRESET = dict(
     precision="bfloat16",
     fused_optimizer=True,
     deterministic=False,
@@ -440,7 +444,7 @@ FAST = dict(
 )
 # compile stays off: it needs a C compiler, and before each training about as long as a run of the
 # study gpu takes. `-p compile true` tries it, and the study gpu-grid does, beside a run without.
-FAST_IMAGES = dict(
+FAST_IMAGE_PRESET = dict(
     channels_last=True,
     uint8_to_device=True,
     image_loading="fast",
@@ -451,7 +455,7 @@ FAST_IMAGES = dict(
 # "smoke" is what a laptop core does in about 20 s, and its loss falls. Recipes keep their form;
 # only sizes, epochs and ResNet50's learning rate shrink: at the paper's, a network that has just
 # begun diverges in so few updates. Its warm-up would be most of the run.
-SMOKE = {
+SMOKE_PRESET = {
     "resnet50": dict(
         local_batch_size=16,
         epochs=4,
@@ -472,15 +476,15 @@ SMOKE = {
     ),
 }
 PRESETS: dict[str, dict[str, dict]] = {
-    "smoke": SMOKE,
-    "paper": PAPER,
+    "smoke": SMOKE_PRESET,
+    "paper": PAPER_PRESET,
     "fast": {
-        "resnet50": PAPER["resnet50"] | FAST | FAST_IMAGES,
-        "fourcastnet": PAPER["fourcastnet"] | FAST,
+        "resnet50": PAPER_PRESET["resnet50"] | FAST_PRESET | FAST_IMAGE_PRESET,
+        "fourcastnet": PAPER_PRESET["fourcastnet"] | FAST_PRESET,
     },
 }
 # What FourCastNet's stages have beneath every preset (section 3.3.1).
-STAGES = {
+STAGE_VALUES = {
     "pretrain": dict(learning_rate=5e-4, epochs=80),
     "finetune": dict(learning_rate=1e-4, epochs=50),
 }
@@ -496,9 +500,9 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
 
     Raises ValueError with the remedy for an unknown, ill-typed or impossible parameter.
     """
-    config_class = _class(workload)
+    config_class = _config_class(workload)
     given = {name: value for name, value in parameters.items() if value is not None}
-    given = _validated(config_class, given)
+    given = _validate_parameters(config_class, given)
     if given.get("power_limit_W"):
         raise ValueError(
             "power_limit_W: a run changes nothing on the machine; leave it out and give "
@@ -506,13 +510,15 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
         )
     values = {"global_batch_size": 1}  # until it is known
     if workload == "fourcastnet":
-        values |= STAGES[given.get("stage", "pretrain")]
+        values |= STAGE_VALUES[given.get("stage", "pretrain")]
     values |= PRESETS[given.get("preset", "smoke")].get(workload, {})
     try:
         run = config_class(**values | given)
     except TypeError as error:
         raise ValueError(f"{workload}: {error}; give it a default there") from error
-    return replace(run, **_validated(config_class, _batch_sizes(run, given)))
+    return replace(
+        run, **_validate_parameters(config_class, _complete_batch_sizes(run, given))
+    )
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -522,21 +528,21 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 @functools.cache
-def types(config_class: type[RunConfig]) -> dict:
+def parameter_types(config_class: type[RunConfig]) -> dict:
     """Return the type of each parameter."""
     return {field.name: field.type for field in fields(config_class)}
 
 
-def limits(kind) -> str:
+def limits_of_type(kind) -> str:
     """Describe the allowed values of a type, in the words of JSON Schema."""
     schema = msgspec.json.schema(kind)
     words = [f"{name} {schema[name]}" for name in schema if name != "pattern"]
     return ", ".join(words).removeprefix("title ")
 
 
-def _validated(config_class: type[RunConfig], given: dict) -> dict:
+def _validate_parameters(config_class: type[RunConfig], given: dict) -> dict:
     """Convert values, also as texts, to the types of their parameters; ValueError for others."""
-    known = types(config_class)
+    known = parameter_types(config_class)
     values = {}
     for name, value in given.items():
         if name in NOTEBOOK_OPTIONS and name not in known:
@@ -557,12 +563,12 @@ def _validated(config_class: type[RunConfig], given: dict) -> dict:
             )
         except msgspec.ValidationError as error:
             raise ValueError(
-                f"{name}: must have {limits(known[name])}, got {reprlib.repr(value)}"
+                f"{name}: must have {limits_of_type(known[name])}, got {reprlib.repr(value)}"
             ) from error
     return values
 
 
-def _batch_sizes(run: RunConfig, given: dict) -> dict:
+def _complete_batch_sizes(run: RunConfig, given: dict) -> dict:
     """Return local batch size, accumulation steps and global batch size, each from the others."""
     devices = run.devices
     steps = given.get("accumulation_steps", 1)
@@ -582,7 +588,7 @@ def _batch_sizes(run: RunConfig, given: dict) -> dict:
     }
 
 
-def _class(workload: str, is_named: bool = True) -> type[RunConfig]:
+def _config_class(workload: str, is_named: bool = True) -> type[RunConfig]:
     """Return the configuration of a workload: ours, or ``Config`` of a module on PYTHONPATH.
 
     A module that the caller has not named is not imported: that would run what a file says.
@@ -607,15 +613,15 @@ def _class(workload: str, is_named: bool = True) -> type[RunConfig]:
         ) from error
 
 
-def from_dict(values: dict, named: str = "") -> RunConfig:
+def config_from_dict(values: dict, named: str = "") -> RunConfig:
     """Read a configuration back from a record; parameters that came later are filled in.
 
     ``named``: the workload that the caller means; no other module is imported. Raises ValueError
     for another type, and for what is beyond its limits.
     """
     workload = str(values.get("workload"))
-    config_class = _class(workload, is_named=workload == named)
-    known = _validated(config_class, with_defaults(values))
+    config_class = _config_class(workload, is_named=workload == named)
+    known = _validate_parameters(config_class, add_missing_parameters(values))
     try:
         return config_class(**known)
     except TypeError as error:  # one that has no default
@@ -627,7 +633,7 @@ def original_defaults(workload: str) -> dict:
     return ORIGINAL_DEFAULTS["shared"] | ORIGINAL_DEFAULTS.get(workload, {})
 
 
-def with_defaults(values: dict) -> dict:
+def add_missing_parameters(values: dict) -> dict:
     """Add what a training's configuration lacks because the parameter came later."""
     first = original_defaults(str(values["workload"])) if "workload" in values else {}
     return first | values
@@ -638,11 +644,11 @@ def recipe(values: dict) -> dict:
 
     They may differ in scale, in the amount of data, in where they ran and in how they were watched.
     """
-    kept = with_defaults(values).items()
-    return {name: value for name, value in kept if name not in NO_RECIPE}
+    kept = add_missing_parameters(values).items()
+    return {name: value for name, value in kept if name not in FIELDS_OUTSIDE_RECIPE}
 
 
-def digest(value) -> str:
+def json_digest(value) -> str:
     """Hash a JSON value in its canonical form: hex SHA-256."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -658,14 +664,14 @@ def manifest_digest(dataset: str) -> str | None:
     return sha256(path) if path.is_file() else None
 
 
-def named_values(config: RunConfig) -> dict:
+def values_in_name(config: RunConfig) -> dict:
     """Select what a run's name is made from: scale and recipe, where they differ from birth.
 
     So a parameter that comes later renames no run, and another default makes other runs. Of a
     workload that is not ours all counts that is its own, and what is shared where it differs.
     """
     first = original_defaults(config.workload)
-    unnamed = UNNAMED if config.workload in CONFIGS else ()
+    unnamed = FIELDS_OUTSIDE_NAME if config.workload in CONFIGS else ()
     return {
         name: value
         for name, value in asdict(config).items()
@@ -674,8 +680,8 @@ def named_values(config: RunConfig) -> dict:
 
 
 def run_id(config: RunConfig) -> str:
-    """Name the run, readably, with a digest of its data and of ``named_values``."""
-    named = {"config": named_values(config), "data": manifest_digest(config.dataset)}
+    """Name the run, readably, with a digest of its data and of ``values_in_name``."""
+    named = {"config": values_in_name(config), "data": manifest_digest(config.dataset)}
     stage = f"-{config.stage}" if isinstance(config, FourCastNetConfig) else ""
     preset = f"-{config.preset}" if config.preset != "smoke" else ""
     sizes = (
@@ -683,7 +689,7 @@ def run_id(config: RunConfig) -> str:
     )
     return (
         f"{config.workload}{stage}{preset}-{config.dataset}-{sizes}-s{config.seed}"
-        f"-r{config.repeat}-{digest(named)[:8]}"
+        f"-r{config.repeat}-{json_digest(named)[:8]}"
     )
 
 
@@ -692,17 +698,17 @@ def folder(config: RunConfig, runs_dir: Path) -> Path:
     return runs_dir / config.system / run_id(config)
 
 
-def from_notebook(namespace: dict) -> dict:
+def notebook_parameters(namespace: dict) -> dict:
     """Collect the parameters of a notebook, also misspelt ones.
 
     They are what its cell of parameters assigns, and the cell that papermill puts behind that.
     Raises ValueError for a text that is none: papermill makes 7 of the word 007.
     """
-    own, injected = _assigned(namespace)
+    own, injected = _assigned_in_cells(namespace)
     given = {name: namespace[name] for name in own | injected if name in namespace}
     kinds = dict.fromkeys(NOTEBOOK_OPTIONS, str)
     if isinstance(given.get("workload"), str):
-        kinds |= types(_class(given["workload"]))
+        kinds |= parameter_types(_config_class(given["workload"]))
     for name, value in given.items():
         is_text = msgspec.json.schema(kinds.get(name, int)).get("type") == "string"
         is_default = value is None and name not in injected
@@ -717,7 +723,7 @@ def from_notebook(namespace: dict) -> dict:
     return given
 
 
-def _assigned(namespace: dict) -> tuple[dict, dict]:
+def _assigned_in_cells(namespace: dict) -> tuple[dict, dict]:
     """Return the names that a notebook's cell of parameters assigns, and those of papermill's.
 
     ``In`` has the cells as they were executed, the newest last; a kernel may have executed a
@@ -725,15 +731,15 @@ def _assigned(namespace: dict) -> tuple[dict, dict]:
     """
     injected = {}
     for cell in reversed(namespace["In"]):
-        names = _names(cell)
-        if cell.startswith(INJECTED):
+        names = _names_assigned_in_cell(cell)
+        if cell.startswith(PAPERMILL_CELL_START):
             injected |= names
         elif "workload" in names:
             return names, injected
     return {}, injected
 
 
-def _names(cell: str) -> dict:
+def _names_assigned_in_cell(cell: str) -> dict:
     """Return the names that a cell assigns, in their order."""
     try:
         symbols = symtable.symtable(cell, "cell", "exec").get_symbols()
@@ -742,17 +748,17 @@ def _names(cell: str) -> dict:
     return {each.get_name(): None for each in symbols if each.is_assigned()}
 
 
-def help_text() -> str:
+def parameters_help_text() -> str:
     """Describe every parameter: first what it means, then its values in the presets and limits."""
-    classes = (RunConfig, Scale, Watch, *CONFIGS.values())
+    classes = (RunConfig, ScaleFields, WatchFields, *CONFIGS.values())
     texts = [inspect.getdoc(each) for each in classes]
     for workload, config_class in CONFIGS.items():
         lines = [
             f"parameters of {workload}, their values in {', '.join(PRESETS)}, and limits:"
         ]
         presets = [make(workload, preset=preset) for preset in PRESETS]
-        for name, kind in types(config_class).items():
+        for name, kind in parameter_types(config_class).items():
             values = ", ".join(str(getattr(run, name)) for run in presets)
-            lines.append(f"{name}: {values}; {limits(kind)}")
+            lines.append(f"{name}: {values}; {limits_of_type(kind)}")
         texts.append("\n".join(lines))
     return "\n\n".join(texts)

@@ -4,24 +4,24 @@ import csv
 import functools
 import math
 
-from energynn.host.files import shipped
+from energynn.host.files import shipped_path
 
-PUBLISHED = shipped("runs/published")
+PUBLISHED_FOLDER = shipped_path("runs/published")
 
 
 @functools.cache
-def rows(name: str = "values") -> list[dict[str, str]]:
+def read_rows(name: str = "values") -> list[dict[str, str]]:
     """Read the rows of ``name``.csv by column names; "" where nothing is given."""
-    with open(PUBLISHED / f"{name}.csv", newline="") as file:
+    with open(PUBLISHED_FOLDER / f"{name}.csv", newline="") as file:
         return list(csv.DictReader(file))
 
 
-TEXTS = ("workload", "stage", "dataset", "device_name", "provenance")
-SIZES = ("devices", "global_batch_size", "epochs", "dataset_samples")
+TEXT_COLUMNS = ("workload", "stage", "dataset", "device_name", "provenance")
+SIZE_COLUMNS = ("devices", "global_batch_size", "epochs", "dataset_samples")
 
 
 @functools.cache
-def runs(name: str = "values") -> list[dict]:
+def printed_runs(name: str = "values") -> list[dict]:
     """Group the measurements of ``name``.csv by run: what was run, and the value of each quantity.
 
     Units stand in names. ``<quantity>_std`` is over ``repeats`` (divisor repeats - 1), ``_half``
@@ -30,26 +30,30 @@ def runs(name: str = "values") -> list[dict]:
     is 0; the local batch size follows from the others.
     """
     found = {}
-    for row in rows(name):
+    for row in read_rows(name):
         if row["kind"] == "measurement" and row["workload"]:
-            run = {text: row[text] for text in TEXTS}
-            run |= {size: int(row[size] or 0) for size in SIZES}
+            run = {text: row[text] for text in TEXT_COLUMNS}
+            run |= {size: int(row[size] or 0) for size in SIZE_COLUMNS}
             run["local_batch_size"] = run["global_batch_size"] // run["devices"]
             about = {
                 "series": row["series"],
                 "copies": row.get("copies", ""),
                 "repeats": int(row["repeats"]),
             }
-            found.setdefault(tuple(run.values()), run | about).update(_quantity(row))
+            found.setdefault(tuple(run.values()), run | about).update(
+                _value_with_spread(row)
+            )
     return list(found.values())
 
 
-def costs() -> list[dict]:
+def printed_costs() -> list[dict]:
     """List the printed runs whose GPU hours and energy are both known."""
-    return [run for run in runs() if {"gpu_hours", "energy_total_kWh"} <= run.keys()]
+    return [
+        run for run in printed_runs() if {"gpu_hours", "energy_total_kWh"} <= run.keys()
+    ]
 
 
-def _quantity(row: dict[str, str]) -> dict[str, float | str]:
+def _value_with_spread(row: dict[str, str]) -> dict[str, float | str]:
     """Read the value of a row, its spread, its rounding and its place."""
     quantity = row["quantity"]
     if quantity != "gpu_hours":

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from energynn.experiment import config, published_values
 from energynn.experiment.config import RunConfig, suggestion
-from energynn.host.reading import LARGEST_B, require_file
+from energynn.host.reading import MAX_FILE_SIZE_B, require_file
 from energynn.measure import machine
 
-Runs = list[RunConfig]
+RunConfigs = list[RunConfig]
 
 # The default study is shorter than the preset smoke, so that `make reproduce` takes ten minutes.
 # Forty-eight updates teach little unless they end with small ones: batch norm's statistics lag. So
 # the learning rate falls, as a warm-up backwards, to a few per cent, and momentum is zero.
-SHORT = dict(
+SHORT_TRAINING = dict(
     dataset="photographs_large",
     image_size=24,
     epochs=3,
@@ -33,7 +33,7 @@ SHORT = dict(
 )
 
 
-def smoke(system: str) -> Runs:
+def smoke(system: str) -> RunConfigs:
     """The default study: every path once, on one and two devices, with real but small data.
 
     Figures: own points in the ResNet50 and FourCastNet figures. Hardware: any two cores. Command:
@@ -44,7 +44,7 @@ def smoke(system: str) -> Runs:
     runs on CPU cores also where there are GPUs, so that it is the same study everywhere.
     """
     make = partial(config.make, device="cpu", system=system)
-    images = partial(make, "resnet50", **SHORT)
+    images = partial(make, "resnet50", **SHORT_TRAINING)
     states = partial(make, "fourcastnet", patch_size=6)
     runs = []
     for repeat in range(2):
@@ -65,7 +65,7 @@ def smoke(system: str) -> Runs:
     return runs
 
 
-def one_device(system: str) -> Runs:
+def one_device(system: str) -> RunConfigs:
     """One run with fewer samples and a smaller batch, which a forecast from one device needs.
 
     Figures: none. Hardware: any core. Command: `make reproduce`, after the default study. Cost:
@@ -73,11 +73,11 @@ def one_device(system: str) -> Runs:
     a sample and of an update, from which `energynn forecast predict --held-out` forecasts the runs
     on two devices.
     """
-    small = SHORT | dict(training_samples=96, local_batch_size=8)
+    small = SHORT_TRAINING | dict(training_samples=96, local_batch_size=8)
     return [config.make("resnet50", device="cpu", system=system, **small)]
 
 
-def kick_the_tires(system: str) -> Runs:
+def kick_the_tires(system: str) -> RunConfigs:
     """Two runs of the default study, one of each workload, to see in minutes whether all is well.
 
     Figures: as of the default study. Hardware: any two cores. Command: `make kick-the-tires`. Cost:
@@ -90,7 +90,7 @@ def kick_the_tires(system: str) -> Runs:
 # What one H100 is expected to train in a second, by recipe and local batch size.
 # One H200 made 1.2 to 1.7 times these images (runs/gpu-h200): its shortest runs took 14.5 s.
 # The rates stay: sizes and names of the runs that are made follow from them.
-GPU_RUN_S = 24
+GPU_STUDY_RUN_S = 24
 IMAGES_PER_S = {
     "paper": {32: 1000, 64: 1150, 96: 1200, 128: 1250, 256: 1300, 512: 1300},
     "fast": {32: 2300, 64: 2400, 128: 2900, 256: 3200, 512: 3300},
@@ -98,17 +98,18 @@ IMAGES_PER_S = {
 STATES_PER_S = {"paper": 6.5, "fast": 20}
 
 
-def _images(
+def _image_point(
     preset: str, size: int, share=1.0, steps=1, images_per_s=0, **fields
 ) -> dict:
-    """ResNet50 for about GPU_RUN_S on one batch that stays on the device, at a share of its rate.
+    """ResNet50 for about GPU_STUDY_RUN_S on one batch that stays on the device, at a share of its
+    rate.
 
     ``steps`` local batches make an update. A repeated batch diverges at the recipe's warm-up rate
     of 0.1. Samples are whole batches: others would be tuned within the run.
     """
     rate = share * (images_per_s or IMAGES_PER_S[preset][size])
     batch = size * steps
-    samples = round(rate * GPU_RUN_S / batch) * batch
+    samples = round(rate * GPU_STUDY_RUN_S / batch) * batch
     point = dict(
         workload="resnet50",
         preset=preset,
@@ -127,7 +128,7 @@ def _images(
     return point | fields
 
 
-def _states(preset: str, size: int, share=1.0, seconds=GPU_RUN_S) -> dict:
+def _state_point(preset: str, size: int, share=1.0, seconds=GPU_STUDY_RUN_S) -> dict:
     """FourCastNet at full size on one batch of random states, at a share of its rate."""
     rate = share * STATES_PER_S[preset]
     epochs = math.ceil(rate * seconds / config.SYNTHETIC_STATES)
@@ -146,57 +147,59 @@ def _states(preset: str, size: int, share=1.0, seconds=GPU_RUN_S) -> dict:
 
 
 # JPEG files as large as ImageNet's, through the loader of each recipe.
-FILES = dict(dataset="photographs_large", image_loading=None)
+JPEG_FILES_POINT = dict(dataset="photographs_large", image_loading=None)
 
 # In the order in which they are made: neither samples nor updates go with the time, and what is
 # last is needed least, because a loan of a GPU may leave it out. ResNet50 with LBS 256 comes again
 # and again: what drifts shows in it.
-GPU_POINTS = [
-    _images("paper", 256),
-    _states("paper", 4),
-    _images("fast", 256),
-    _images("paper", 32),
-    _images("paper", 256, 0.3),
-    _images("paper", 32, 0.3),
-    _images("paper", 256, repeat=1),
-    _images("paper", 128),
-    _images("paper", 128, images_per_s=1000, loader_workers=4, **FILES),
-    _states("fast", 4),
-    _states("fast", 1),
-    _states("paper", 1),
+GPU_STUDY_POINTS = [
+    _image_point("paper", 256),
+    _state_point("paper", 4),
+    _image_point("fast", 256),
+    _image_point("paper", 32),
+    _image_point("paper", 256, 0.3),
+    _image_point("paper", 32, 0.3),
+    _image_point("paper", 256, repeat=1),
+    _image_point("paper", 128),
+    _image_point("paper", 128, images_per_s=1000, loader_workers=4, **JPEG_FILES_POINT),
+    _state_point("fast", 4),
+    _state_point("fast", 1),
+    _state_point("paper", 1),
 ]
 # Of the study gpu-grid, after those.
-MORE_POINTS = [
-    _states("paper", 1, seconds=65),
-    _images("paper", 32, steps=8),
-    _images("fast", 256, compile=True),
-    _states("paper", 8),
-    _images("fast", 128, images_per_s=2900, loader_workers=12, **FILES),
-    _states("paper", 4, 0.5),
-    _states("paper", 1, 0.5),
-    _images("paper", 128, images_per_s=1300, loader_workers=12, **FILES),
-    _images("paper", 32, 0.6),
-    _images("paper", 256, repeat=2),
-    _images("paper", 256, images_per_s=2200, precision="bfloat16"),
-    _images("paper", 256, sampling_period_s=0.2),
-    _images("paper", 256, 0.6),
-    _images("paper", 256, images_per_s=1800, channels_last=True),
-    _states("paper", 2),
-    _images("paper", 256, fused_optimizer=True),
-    _images("paper", 96, 0.6),
-    _images("fast", 512),
-    _images("paper", 64),
-    _states("fast", 2),
-    _images("fast", 32),
-    _states("fast", 8),
-    _images("paper", 96, 0.3),
-    _images("fast", 128),
-    _images("fast", 64),
-    _images("paper", 512),
+GPU_GRID_POINTS = [
+    _state_point("paper", 1, seconds=65),
+    _image_point("paper", 32, steps=8),
+    _image_point("fast", 256, compile=True),
+    _state_point("paper", 8),
+    _image_point("fast", 128, images_per_s=2900, loader_workers=12, **JPEG_FILES_POINT),
+    _state_point("paper", 4, 0.5),
+    _state_point("paper", 1, 0.5),
+    _image_point(
+        "paper", 128, images_per_s=1300, loader_workers=12, **JPEG_FILES_POINT
+    ),
+    _image_point("paper", 32, 0.6),
+    _image_point("paper", 256, repeat=2),
+    _image_point("paper", 256, images_per_s=2200, precision="bfloat16"),
+    _image_point("paper", 256, sampling_period_s=0.2),
+    _image_point("paper", 256, 0.6),
+    _image_point("paper", 256, images_per_s=1800, channels_last=True),
+    _state_point("paper", 2),
+    _image_point("paper", 256, fused_optimizer=True),
+    _image_point("paper", 96, 0.6),
+    _image_point("fast", 512),
+    _image_point("paper", 64),
+    _state_point("fast", 2),
+    _image_point("fast", 32),
+    _state_point("fast", 8),
+    _image_point("paper", 96, 0.3),
+    _image_point("fast", 128),
+    _image_point("fast", 64),
+    _image_point("paper", 512),
 ]
 
 
-def gpu(system: str = "local") -> Runs:
+def gpu(system: str = "local") -> RunConfigs:
     """What one GPU needs by local batch size, update rate, recipe and loader.
 
     ResNet50 on images that stay on the device, also at a part of its rate, and through the loader;
@@ -205,10 +208,10 @@ def gpu(system: str = "local") -> Runs:
     per sample falls with the local batch size, and with the fast recipe much further; the paper's
     loader keeps the GPU waiting.
     """
-    return _on_this_gpu(GPU_POINTS, system)
+    return _make_gpu_runs(GPU_STUDY_POINTS, system)
 
 
-def gpu_grid(system: str = "local") -> Runs:
+def gpu_grid(system: str = "local") -> RunConfigs:
     """The study gpu with more points: what samples and updates add to the power, and each choice.
 
     Three local batch sizes at three rates tell samples from updates, which an LBS sweep alone
@@ -217,17 +220,17 @@ def gpu_grid(system: str = "local") -> Runs:
     half an hour, about 0.25 kWh. Expected: as of gpu; power rises with samples an hour more than
     with updates an hour; the repeats of LBS 256 differ by less than 2 %.
     """
-    return _on_this_gpu(GPU_POINTS + MORE_POINTS, system)
+    return _make_gpu_runs(GPU_STUDY_POINTS + GPU_GRID_POINTS, system)
 
 
 def gpu_system() -> str:
     """Name a system after this machine's GPU, so that no two kinds of GPU share a folder."""
-    names = [gpu["name"].lower() for gpu in machine.gpus()] or ["study"]
+    names = [gpu["name"].lower() for gpu in machine.list_gpus()] or ["study"]
     words = re.findall("[a-z0-9]+", names[0].removeprefix("nvidia "))
     return "-".join(["gpu", *words])
 
 
-def _on_this_gpu(points: list[dict], system: str) -> Runs:
+def _make_gpu_runs(points: list[dict], system: str) -> RunConfigs:
     """Make runs; the system "local" gets the name of this machine's GPU."""
     if system == "local":
         system = gpu_system()
@@ -240,7 +243,7 @@ def _on_this_gpu(points: list[dict], system: str) -> Runs:
 LARGE_BATCH_EPOCHS = {16: (1, 4), 48: (3, 4), 96: (4, 6), 240: (4, 15)}
 
 
-def large_batch(system: str = "local") -> Runs:
+def large_batch(system: str = "local") -> RunConfigs:
     """Top-1 error against the global batch size, on one device by accumulation: LBS stays 16.
 
     At fixed epochs a larger batch means fewer updates, as in the paper's series with constant local
@@ -279,7 +282,7 @@ def large_batch(system: str = "local") -> Runs:
     return runs
 
 
-STUDIES = {
+OWN_STUDIES = {
     study.__name__.replace("_", "-"): study
     for study in (smoke, one_device, kick_the_tires, gpu, gpu_grid, large_batch)
 }
@@ -289,36 +292,43 @@ STUDIES = {
 # `energynn study show` tells their cost. Hardware is where the paper ran them; `energynn submit`
 # runs them anywhere.
 
-IMAGES = config.IMAGENET_IMAGES["train"]
-VALIDATION_IMAGES = config.IMAGENET_IMAGES["val"]
-SMALL = (1, 2, 4, 8, 16)
-LARGE = (32, 64, 128, 256)
-EVERY = SMALL + LARGE
+IMAGENET_TRAINING_IMAGES = config.IMAGENET_IMAGES["train"]
+IMAGENET_VALIDATION_IMAGES = config.IMAGENET_IMAGES["val"]
+SMALL_DEVICE_NUMBERS = (1, 2, 4, 8, 16)
+LARGE_DEVICE_NUMBERS = (32, 64, 128, 256)
+ALL_DEVICE_NUMBERS = SMALL_DEVICE_NUMBERS + LARGE_DEVICE_NUMBERS
 
 
-_make = partial(config.make, preset="paper", device="gpu")
+_make_paper_run = partial(config.make, preset="paper", device="gpu")
 
 
-def _resnet50(
+def _make_resnet50_runs(
     system: str, devices: tuple[int, ...], n_max: int = 0, **batch: int
-) -> Runs:
+) -> RunConfigs:
     """Five repeats on each number n of GPUs, on n / n_max of the images; without n_max on all."""
     runs = []
     for n in devices:
         images = {}  # all of them
         if n < n_max:
-            images["training_samples"] = IMAGES * n // n_max
-            images["validation_samples"] = VALIDATION_IMAGES * n // n_max
-        make = partial(_make, "resnet50", system=system, devices=n, **batch, **images)
+            images["training_samples"] = IMAGENET_TRAINING_IMAGES * n // n_max
+            images["validation_samples"] = IMAGENET_VALIDATION_IMAGES * n // n_max
+        make = partial(
+            _make_paper_run, "resnet50", system=system, devices=n, **batch, **images
+        )
         runs += [make(repeat=repeat) for repeat in range(5)]
     return runs
 
 
-def _fourcastnet(system: str, devices: tuple[int, ...], **fields) -> Runs:
-    return [_make("fourcastnet", system=system, devices=n, **fields) for n in devices]
+def _make_fourcastnet_runs(
+    system: str, devices: tuple[int, ...], **fields
+) -> RunConfigs:
+    return [
+        _make_paper_run("fourcastnet", system=system, devices=n, **fields)
+        for n in devices
+    ]
 
 
-def r1(system: str) -> Runs:
+def r1(system: str) -> RunConfigs:
     """ResNet50 on all of ImageNet-2012, constant local batch size 256, on 1 to 256 GPUs.
 
     Figures: 2, 6. Hardware: A100, four to a node. Command: `energynn submit R1 --system
@@ -326,47 +336,51 @@ def r1(system: str) -> Runs:
     Expected: near-optimal speed-up, slightly less beyond 32 GPUs; the least energy at four GPUs,
     because one and two keep both CPU sockets of a node; top-1 error grows beyond GBS 8192.
     """
-    return _resnet50(system, EVERY, local_batch_size=256)
+    return _make_resnet50_runs(system, ALL_DEVICE_NUMBERS, local_batch_size=256)
 
 
-def r2(system: str) -> Runs:
+def r2(system: str) -> RunConfigs:
     """ResNet50 on all of ImageNet-2012, constant global batch size 256, 1 to 16 GPUs; n=1 is R1's.
 
     Figures: 2, 6. Hardware: A100. Command: `energynn submit R2 --system horeka-a100`.
     Expected: the error stays; energy is least at four GPUs and grows with GPU hours from there.
     """
-    return _resnet50(system, SMALL, global_batch_size=256)
+    return _make_resnet50_runs(system, SMALL_DEVICE_NUMBERS, global_batch_size=256)
 
 
-def r3(system: str) -> Runs:
+def r3(system: str) -> RunConfigs:
     """ResNet50 on ImageNet-2012, constant global batch size 8192, 32 to 256 GPUs; n=32 is R1's.
 
     Figures: 2, 6. Hardware: A100. Command: `energynn submit R3 --system horeka-a100`.
     Expected: the error stays, a little above R2's; near-optimal speed-up.
     """
-    return _resnet50(system, LARGE, global_batch_size=8192)
+    return _make_resnet50_runs(system, LARGE_DEVICE_NUMBERS, global_batch_size=8192)
 
 
-def r4(system: str) -> Runs:
+def r4(system: str) -> RunConfigs:
     """ResNet50, 5,004 images per GPU, constant local batch size 256, 1 to 256 GPUs; n=256 is R1's.
 
     Figures: 3, 6. Hardware: A100. Command: `energynn submit R4 --system horeka-a100`.
     Expected: constant training time, energy proportional to the images, about 0.0235 Wh for each
     from four GPUs on.
     """
-    return _resnet50(system, EVERY, n_max=256, local_batch_size=256)
+    return _make_resnet50_runs(
+        system, ALL_DEVICE_NUMBERS, n_max=256, local_batch_size=256
+    )
 
 
-def r5(system: str) -> Runs:
+def r5(system: str) -> RunConfigs:
     """ResNet50, 80,072 images per GPU, constant global batch size 256, 1 to 16 GPUs; n=16 is R2's.
 
     Figures: 3, 6. Hardware: A100. Command: `energynn submit R5 --system horeka-a100`.
     Expected: 0.0221 to 0.0260 Wh per image, from four GPUs on.
     """
-    return _resnet50(system, SMALL, n_max=16, global_batch_size=256)
+    return _make_resnet50_runs(
+        system, SMALL_DEVICE_NUMBERS, n_max=16, global_batch_size=256
+    )
 
 
-def r6(system: str) -> Runs:
+def r6(system: str) -> RunConfigs:
     """ResNet50, 5,004 images per GPU, constant global batch size 8192, on 32 to 256 GPUs.
 
     n=32 is R4's, n=256 R3's.
@@ -374,20 +388,22 @@ def r6(system: str) -> Runs:
     Figures: 3, 6. Hardware: A100. Command: `energynn submit R6 --system horeka-a100`.
     Expected: 0.0238 to 0.0260 Wh per image.
     """
-    return _resnet50(system, LARGE, n_max=256, global_batch_size=8192)
+    return _make_resnet50_runs(
+        system, LARGE_DEVICE_NUMBERS, n_max=256, global_batch_size=8192
+    )
 
 
-def f1(system: str) -> Runs:
+def f1(system: str) -> RunConfigs:
     """FourCastNet pre-training on ERA5, one sample per GPU, on 4 to 256 GPUs.
 
     Figures: 4, 7. Hardware: A100. Command: `energynn submit F1 --system horeka-a100`.
     Expected: the speed-up leaves the ideal after quadrupling the GPUs; the Z500 RMSE rises beyond
     GBS 64 above all.
     """
-    return _fourcastnet(system, EVERY[2:], local_batch_size=1)
+    return _make_fourcastnet_runs(system, ALL_DEVICE_NUMBERS[2:], local_batch_size=1)
 
 
-def f2(system: str) -> Runs:
+def f2(system: str) -> RunConfigs:
     """FourCastNet fine-tuning on two autoregressive steps, from F1's weights, on 16 to 256 GPUs.
 
     Figures: 4, 7. Hardware: A100. Command: `energynn submit F2 --system horeka-a100`.
@@ -395,7 +411,7 @@ def f2(system: str) -> Runs:
     """
     runs = []
     for before in f1(system)[2:]:
-        runs += _fourcastnet(
+        runs += _make_fourcastnet_runs(
             system,
             (before.devices,),
             local_batch_size=1,
@@ -405,7 +421,7 @@ def f2(system: str) -> Runs:
     return runs
 
 
-def f3(system: str) -> Runs:
+def f3(system: str) -> RunConfigs:
     """FourCastNet pre-training, constant global batch size 64, on 16 to 64 GPUs (inferred).
 
     n=64 is F1's.
@@ -413,61 +429,61 @@ def f3(system: str) -> Runs:
     Figures: 4, 7. Hardware: A100. Command: `energynn submit F3 --system horeka-a100`.
     Expected: 651 to 1,034 GPU hours and 136 to 195 kWh, at a steady RMSE.
     """
-    return _fourcastnet(system, (16, 32, 64), global_batch_size=64)
+    return _make_fourcastnet_runs(system, (16, 32, 64), global_batch_size=64)
 
 
-def f4(system: str) -> Runs:
+def f4(system: str) -> RunConfigs:
     """FourCastNet pre-training, constant global batch size 16, on 4 to 16 GPUs (a range inferred).
 
     Figures: 4, 7. Hardware: H100. Command: `energynn submit F4 --system horeka-h100`.
     Expected: GPU power rises with the number of GPUs.
     """
-    return _fourcastnet(system, (4, 8, 16), global_batch_size=16)
+    return _make_fourcastnet_runs(system, (4, 8, 16), global_batch_size=16)
 
 
-def f5(system: str) -> Runs:
+def f5(system: str) -> RunConfigs:
     """FourCastNet pre-training, constant global batch size 32, on 8 to 32 GPUs (a range inferred).
 
     Figures: 4, 7. Hardware: H100. Command: `energynn submit F5 --system horeka-h100`.
     Expected: GPU power falls with the number of GPUs.
     """
-    return _fourcastnet(system, (8, 16, 32), global_batch_size=32)
+    return _make_fourcastnet_runs(system, (8, 16, 32), global_batch_size=32)
 
 
-def t1(system: str) -> Runs:
+def t1(system: str) -> RunConfigs:
     """FourCastNet pre-training as in Table 1, on A100 and on H100; parts of F1, or of F4 and F5.
 
     Table: 1. Hardware: A100 and H100. Command: `energynn submit T1 --system horeka-a100`, then
     -h100.
     Expected: H100 needs 25 to 30 % less time, and energy within 5 %.
     """
-    return _fourcastnet(system, (4,), local_batch_size=4) + _fourcastnet(
-        system, (16, 32), local_batch_size=1
-    )
+    return _make_fourcastnet_runs(
+        system, (4,), local_batch_size=4
+    ) + _make_fourcastnet_runs(system, (16, 32), local_batch_size=1)
 
 
-def fluctuation(system: str) -> Runs:
+def fluctuation(system: str) -> RunConfigs:
     """FourCastNet pre-training, 20 epochs on 64 GPUs three times over: how much repeats differ.
 
     Text: section 3.3.1. Hardware: A100. Command: `energynn submit fluctuation --system
     horeka-a100`.
     Expected: a spread of about 4 %.
     """
-    make = partial(_make, "fourcastnet", system=system, devices=64)
+    make = partial(_make_paper_run, "fourcastnet", system=system, devices=64)
     return [make(local_batch_size=1, epochs=20, repeat=repeat) for repeat in range(3)]
 
 
-PAPER = {
+PAPER_STUDIES = {
     study.__name__.upper(): study
     for study in (r1, r2, r3, r4, r5, r6, f1, f2, f3, f4, f5, t1)
 }
-PAPER["fluctuation"] = fluctuation
+PAPER_STUDIES["fluctuation"] = fluctuation
 # What the paper ran on each of HoreKa's partitions; a name may stand for several studies.
-GROUPS = {
-    "paper-a100": [name for name in PAPER if name not in ("F4", "F5")],
+STUDY_GROUPS = {
+    "paper-a100": [name for name in PAPER_STUDIES if name not in ("F4", "F5")],
     "paper-h100": ["F4", "F5", "T1"],
 }
-STUDIES |= PAPER
+OWN_STUDIES |= PAPER_STUDIES
 
 
 def large_batch_thresholds(run: RunConfig) -> dict[int, str]:
@@ -475,11 +491,11 @@ def large_batch_thresholds(run: RunConfig) -> dict[int, str]:
 
     None where the run's data are not the study's.
     """
-    if config.PAPER.get(run.workload, {}).get("dataset") != run.dataset:
+    if config.PAPER_PRESET.get(run.workload, {}).get("dataset") != run.dataset:
         return {}
     asked = ("large_batch_threshold", run.workload, getattr(run, "stage", ""))
     known = {}
-    for row in published_values.rows():
+    for row in published_values.read_rows():
         if (row["quantity"], row["workload"], row["stage"]) == asked:
             known[int(row["value"])] = f"{row['note']} ({row['stands_in']})"
     return dict(sorted(known.items()))
@@ -488,7 +504,7 @@ def large_batch_thresholds(run: RunConfig) -> dict[int, str]:
 MAX_SWEEP_RUNS = 200  # of a sweep
 
 
-def sweep(parameters: dict[str, str]) -> Runs:
+def make_sweep(parameters: dict[str, str]) -> RunConfigs:
     """Make a run for each combination of values; a text with commas is several of them.
 
     Only years are one value with its commas. Raises ValueError with the remedy, also for more than
@@ -513,22 +529,22 @@ def sweep(parameters: dict[str, str]) -> Runs:
     return runs
 
 
-def find(names: list[str], system: str = "local") -> dict[str, Runs]:
+def find_studies(names: list[str], system: str = "local") -> dict[str, RunConfigs]:
     """Make the runs of each study on a system, by the study's name.
 
-    A name may be one of GROUPS, or a Python file of your own, which defines ``study(system)`` and
-    returns its runs. Raises ValueError with the remedy for an unknown name, or a file whose study
-    cannot be made.
+    A name may be one of STUDY_GROUPS, or a Python file of your own, which defines ``study(system)``
+    and returns its runs. Raises ValueError with the remedy for an unknown name, or a file whose
+    study cannot be made.
     """
-    members = [study for name in names for study in GROUPS.get(name, [name])]
+    members = [study for name in names for study in STUDY_GROUPS.get(name, [name])]
     found = {}
     for name in members:
         if name.endswith(".py"):
-            found[name] = _own_runs(name, system)
-        elif name in STUDIES:
-            found[name] = STUDIES[name](system)
+            found[name] = _runs_of_own_file(name, system)
+        elif name in OWN_STUDIES:
+            found[name] = OWN_STUDIES[name](system)
         else:
-            known = [*STUDIES, *GROUPS]
+            known = [*OWN_STUDIES, *STUDY_GROUPS]
             near = f"; give -p {name}" if "=" in name else suggestion(name, known)
             raise ValueError(
                 f"study: {name!r} is not known{near}; "
@@ -537,9 +553,9 @@ def find(names: list[str], system: str = "local") -> dict[str, Runs]:
     return found
 
 
-def _own_runs(path: str, system: str) -> Runs:
+def _runs_of_own_file(path: str, system: str) -> RunConfigs:
     try:
-        require_file(Path(path), LARGEST_B)
+        require_file(Path(path), MAX_FILE_SIZE_B)
         runs = list(runpy.run_path(path)["study"](system))
         if not runs or not all(isinstance(run, RunConfig) for run in runs):
             raise ValueError(f"got {reprlib.repr(runs)}")

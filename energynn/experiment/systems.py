@@ -7,43 +7,45 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from energynn.experiment.config import Count, CountOrNone, Number, RunConfig, suggestion
-from energynn.host.files import shipped
-from energynn.host.reading import one_fault, toml_table
+from energynn.experiment.config import Natural, Number, OneOrMore, RunConfig, suggestion
+from energynn.host.files import shipped_path
+from energynn.host.reading import join_faults, read_toml
 from energynn.measure import machine
 
 # An option of sbatch or srun: sbatch reads it from a comment, where nothing is quoted.
-OPTION = r"^(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+=-]*)\Z"
-Option = Annotated[str, Meta(pattern=OPTION)]
-Variable = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
+OPTION_REGEX = r"^(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+=-]*)\Z"
+SlurmOption = Annotated[str, Meta(pattern=OPTION_REGEX)]
+VariableName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
 SCHEDULERS = ("slurm", "local")
 # What becomes part of a batch script.
-COMMANDS = ("setup", "python", "environment", "sbatch", "srun")
+SCRIPT_FIELDS = ("setup", "python", "environment", "sbatch", "srun")
 
 
-class Site(machine.System, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class Site(
+    machine.SystemDescription, forbid_unknown_fields=True, frozen=True, kw_only=True
+):
     """A system that runs can be made on; ``name`` and ``file`` follow from where its file lies."""
 
     name: Annotated[str, Meta(pattern=r"^\w[\w.-]{0,99}\Z")]
     file: str
     scheduler: str = "slurm"
     gpu: str = "A100"
-    devices_per_node: CountOrNone = 0  # 0: of a local system, as the machine has
-    sockets_per_node: Count = 1
+    devices_per_node: Natural = 0  # 0: of a local system, as the machine has
+    sockets_per_node: OneOrMore = 1
     max_hours: Number = 24.0
     # of a run for which nothing published tells how long it takes
     default_hours: Number = 1.0
     max_gpu_hours: Number = 100.0  # of one submission, where it gives no other
-    sbatch: list[Option] = []
-    srun: list[Option] | None = None
+    sbatch: list[SlurmOption] = []
+    srun: list[SlurmOption] | None = None
     python: str = ""  # how srun calls it, where it is in a container
     # of one job array; 0: as many as Slurm starts
-    runs_at_once: CountOrNone = 0
+    runs_at_once: Natural = 0
     setup: list[str] = []
-    environment: dict[Variable, str] = {}
+    environment: dict[VariableName, str] = {}
     # What a forecast needs (energynn/forecast/); 0: not known.
-    nodes: CountOrNone = 0
+    nodes: Natural = 0
     link_GB_per_s: Number = 0.0  # of one node to the others
     gpu_link_GB_per_s: Number = 0.0  # between the GPUs of a node
     cpu_W: Number = 0.0  # all sockets of a node, without a busy thread
@@ -53,7 +55,9 @@ class Site(machine.System, forbid_unknown_fields=True, frozen=True, kw_only=True
     published_as: str = ""  # device_name of the published runs made here
 
 
-def runs_that_fit(site: Site, runs: list[RunConfig]) -> tuple[list[RunConfig], str]:
+def select_runs_that_fit(
+    site: Site, runs: list[RunConfig]
+) -> tuple[list[RunConfig], str]:
     """Choose the runs that a system has nodes for, as far as that is known; name those left out.
 
     Raises ValueError where it has nodes for none.
@@ -72,12 +76,12 @@ def runs_that_fit(site: Site, runs: list[RunConfig]) -> tuple[list[RunConfig], s
     return kept, left_out
 
 
-def site(name: str) -> Site:
+def read_site(name: str) -> Site:
     """Read systems/NAME.toml with this machine's own fields of it, or a file of one's own (.toml).
 
     Raises ValueError with the remedy.
     """
-    folder = shipped("systems")
+    folder = shipped_path("systems")
     is_own = name.endswith(".toml")
     path = Path(name) if is_own else folder / f"{name}.toml"
     if not path.is_file():
@@ -89,13 +93,13 @@ def site(name: str) -> Site:
             f"choose one of {', '.join(known)}, or write a file (.toml)"
         )
     own = path if is_own else machine.system_file(system=name)
-    with one_fault(own if own.exists() else path):
-        values = toml_table(path)
+    with join_faults(own if own.exists() else path):
+        values = read_toml(path)
         if not is_own:
             known = values
-            values = machine.table(own)
+            values = machine.read_system_table(own)
             # a file among the runs may come from others, and brings no commands
-            for name in COMMANDS:
+            for name in SCRIPT_FIELDS:
                 if values.get(name) != known.get(name):
                     raise ValueError(
                         f"{name} would become a command of a job; write it in systems/NAME.toml"

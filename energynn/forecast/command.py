@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from energynn.experiment.config import CountOrNone, Epoch, RunConfig
+from energynn.experiment.config import Epoch, Natural, RunConfig
 
 
 class Config(RunConfig, frozen=True, kw_only=True):
@@ -16,11 +16,11 @@ class Config(RunConfig, frozen=True, kw_only=True):
 
     workload: str = __name__
     dataset: str = "own"
-    local_batch_size: CountOrNone = 0
-    global_batch_size: CountOrNone = 0
+    local_batch_size: Natural = 0
+    global_batch_size: Natural = 0
     epochs: int = 1
     learning_rate: float = 0.0
-    training_samples: CountOrNone
+    training_samples: Natural
     gradient_bytes: Annotated[int, Meta(ge=0)] = 0
 
     def epoch(self) -> Epoch:

@@ -6,24 +6,24 @@ import pandas as pd
 
 from energynn.experiment import config, systems
 from energynn.experiment.config import RunConfig
-from energynn.experiment.studies import GROUPS
+from energynn.experiment.studies import STUDY_GROUPS
 from energynn.experiment.systems import Site
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs
 from energynn.measure.energy import SECOND_PER_HOUR
 
-ORIGIN = (
+FORECAST_ORIGIN_TEXT = (
     "forecast by the model that is fitted to the published runs on {} (`energynn forecast "
     "predict` has intervals); charged hours are GPU hours of whole nodes"
 )
-UNKNOWN = (
+UNKNOWN_COST_TEXT = (
     "{:.0f} runs, of unknown cost: nothing is published of such runs on this system; a job has its "
     "default_hours"
 )
 
 
 @functools.cache
-def expect(run: RunConfig, system: str) -> dict[str, float]:
+def expected_cost(run: RunConfig, system: str) -> dict[str, float]:
     """Forecast a run as `energynn forecast predict` does, beside what it took as published.
 
     system: its name or file. longest_h: high end of the 90 % interval. Empty where the cost is
@@ -31,18 +31,18 @@ def expect(run: RunConfig, system: str) -> dict[str, float]:
     devices than forecasts are validated for.
     """
     printed = runs.printed_runs(run.workload, system)
-    recipe = config.PAPER.get(run.workload, {}) | {
+    recipe = config.PAPER_PRESET.get(run.workload, {}) | {
         "epochs": run.epochs,
         "local_batch_size": run.local_batch_size,
     }
     is_alike = recipe.items() <= config.asdict(run).items()
-    is_known = is_alike and run.devices <= predict.most_devices(printed.site)
+    is_known = is_alike and run.devices <= predict.max_devices_of_site(printed.site)
     if not printed.taken or not is_known:
         return {}
-    ends = predict.quantities(
-        fits.published(run.workload, system), printed.works([run])
+    ends = predict.forecast_quantities(
+        fits.published(run.workload, system), printed.work_of([run])
     )
-    costs = {unit: ends[name][0, 0] for name, unit in predict.PRICE.items()}
+    costs = {unit: ends[name][0, 0] for name, unit in predict.PRICED_QUANTITIES.items()}
     once = config.replace(run, seed=0, repeat=0, system=printed.site.name)
     at = [each == once for each in printed.configs]
     hours = sum(printed.time_s[at]) * run.devices / SECOND_PER_HOUR
@@ -54,7 +54,7 @@ def expect(run: RunConfig, system: str) -> dict[str, float]:
     }
 
 
-def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
+def cost_table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
     """Add what runs cost: a row for each training and number of devices, and one for all.
 
     A forecast is not known where that of one run is not.
@@ -64,7 +64,7 @@ def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
         training = f"{run.workload} {getattr(run, 'stage', '')}"
         rows.append(
             {"training": training, "devices": run.devices, "runs": 1}
-            | expect(run, site.file)
+            | expected_cost(run, site.file)
         )
     costs = pd.DataFrame(rows).groupby(["training", "devices"]).sum(skipna=False)
     costs.loc[("total", ""), :] = costs.sum(skipna=False)
@@ -72,21 +72,21 @@ def table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
     return costs.drop(columns="longest_h", errors="ignore")
 
 
-def in_words(costs: pd.DataFrame) -> str:
+def cost_text(costs: pd.DataFrame) -> str:
     """Show a table of costs to people, and where they are from."""
     text = costs.to_string(
         formatters=dict.fromkeys(["runs", "published runs"], "{:.0f}".format),
         float_format="{:,.1f}".format,
         na_rep="unknown",
     )
-    origin = UNKNOWN.format(costs["runs"].iloc[-1])
+    origin = UNKNOWN_COST_TEXT.format(costs["runs"].iloc[-1])
     if "kWh" in costs:
-        origin = ORIGIN.format(costs.attrs["published_as"])
+        origin = FORECAST_ORIGIN_TEXT.format(costs.attrs["published_as"])
     return f"{text}\n{origin}"
 
 
-def of_study(name: str, asked: list[RunConfig]) -> pd.DataFrame:
+def study_cost_table(name: str, asked: list[RunConfig]) -> pd.DataFrame:
     """Add what a study costs on the system on which the paper made it; ours are made here."""
-    system = "horeka-h100" if name in GROUPS["paper-h100"] else "local"
-    system = "horeka-a100" if name in GROUPS["paper-a100"] else system
-    return table(asked, systems.site(system))
+    system = "horeka-h100" if name in STUDY_GROUPS["paper-h100"] else "local"
+    system = "horeka-a100" if name in STUDY_GROUPS["paper-a100"] else system
+    return cost_table(asked, systems.read_site(system))

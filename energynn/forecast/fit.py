@@ -18,39 +18,41 @@ from scipy import special
 from energynn.experiment import config
 from energynn.forecast import command, model, runs
 from energynn.forecast.model import LINEAR, POWER_PARAMETERS, TERMS, TIME_PARAMETERS
-from energynn.forecast.runs import Runs
+from energynn.forecast.runs import ObservedRuns
 from energynn.host.files import write_json
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 
-SCHEMA = "energynn-forecast/6"
+FIT_FILE_SCHEMA = "energynn-forecast/6"
 # relative errors of the model before data are seen, of times and of powers
-ERRORS = 0.02, 0.016  # chosen knowing R4 to R6
-ERROR_OF_ONE = 0.03  # of times, where each configuration ran once
-ERROR_ON_CORES = 0.08  # where others use the machine, too
+PRIOR_MODEL_ERRORS = 0.02, 0.016  # chosen knowing R4 to R6
+PRIOR_ERROR_OF_SINGLE_RUNS = 0.03  # of times, where each configuration ran once
+PRIOR_MODEL_ERROR_ON_CPU = 0.08  # where others use the machine, too
 ERROR_WEIGHT = 4.0  # as many observations that counts
-TURNS = 4  # until a fit's error and its parameters agree
+MAX_ERROR_ITERATIONS = 4  # until a fit's error and its parameters agree
 MOST_STEPS, DAMPING, LEAST_GAIN = (
     200,
     1e-3,
     1e-12,
 )  # of Levenberg and Marquardt's method
 SCATTER = 0.06  # of single jobs, as the study prints it: the least error of an interval
-LEVEL = 0.9
-UPPER = (1 + LEVEL) / 2  # quantile at the high end of an interval
+CONFIDENCE_LEVEL = 0.9
+UPPER_QUANTILE = (1 + CONFIDENCE_LEVEL) / 2  # quantile at the high end of an interval
 # logarithm of how much likelier the runs must be with a term for it to enter
-EVIDENCE = 2.0
-HINT = 1.5  # runs hint at a term that is so many times its own error
+MIN_LOG_EVIDENCE = 2.0
+HINT_RATIO = 1.5  # runs hint at a term that is so many times its own error
 ODD = 2.0  # half-widths by which the others' forecast is off where a run is odd
 # logarithm of how much longer an exchange of unknown size may make a time
-UNKNOWN = 1.0
+LOG_SPREAD_OF_UNKNOWN_EXCHANGE = 1.0
 # steps of the search for the end of an interval, as parts of the quantile
-REACH = 0.3, 0.6, 0.8, 1.0, 1.0
-STEP = 0.01  # further error of a time for each doubling of nodes beyond the fitted ones
+INTERVAL_SEARCH_STEPS = 0.3, 0.6, 0.8, 1.0, 1.0
+DOUBLING_ERROR = 0.01  # of a time, for each doubling of nodes beyond the fitted ones
 # on a core, of the gradients, which it is_free through memory a dozen times
-UPDATE_S_PER_B = 2e-9
+CPU_UPDATE_TIME_S_PER_B = 2e-9
 # What another machine changes: relative spreads that are added where its fit gives the priors. Link
 # and full node stay: widened by 0.5, FourCastNet's errors grow from 3 to 11 % (median, A100).
-HARDWARE = {"tau": 1.5} | dict.fromkeys(("t_start", "t_update", *POWER_PARAMETERS), 0.5)
+SPREADS_OF_OTHER_HARDWARE = {"tau": 1.5} | dict.fromkeys(
+    ("t_start", "t_update", *POWER_PARAMETERS), 0.5
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Fit:
     parameters).
     """
 
-    runs: Runs
+    runs: ObservedRuns
     names: tuple[str, ...]
     prior_point: np.ndarray
     prior_covariance: np.ndarray
@@ -78,26 +80,26 @@ class Fit:
     rivals: tuple = ()
 
     @property
-    def is_open(self) -> np.ndarray:
+    def open_terms(self) -> np.ndarray:
         """Terms that are left out of the value (0) and only widen the interval, (parameters,)."""
         return np.isin(self.names, list(TERMS.keys() - {*self.entered}))
 
     @property
     def conditional_covariance(self) -> np.ndarray:
         """The covariance given that these terms are 0."""
-        return conditional(self.covariance, ~self.is_open)
+        return conditional_covariance(self.covariance, ~self.open_terms)
 
     @property
     def values(self) -> dict[str, float]:
         """The parameters in their units; of those that it has not, NaN, or what changes nothing."""
-        return to_values(self.names, self.point)
+        return parameter_values(self.names, self.point)
 
     @property
     def has_power(self) -> bool:
         return "fed" in self.names
 
 
-def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
+def parameter_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
     """Parameters in their units from a point of the space where they are fitted.
 
     Of several points, (points, parameters), each is (points,).
@@ -114,32 +116,38 @@ def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
     return values
 
 
-def outcomes(names: tuple[str, ...], point: np.ndarray, work: np.ndarray) -> np.ndarray:
+def log_times_and_powers(
+    names: tuple[str, ...], point: np.ndarray, work: np.ndarray
+) -> np.ndarray:
     """Logarithms of times in s, of powers and of the GPUs' powers in W, (3, configurations).
 
     Of several points, (points, parameters), they are (points, 3, configurations).
     """
     # A fit may try a point where a power is negative, and goes back.
     with np.errstate(invalid="ignore"):
-        return np.log(np.stack(predicted(names, point, work), axis=-2))
+        return np.log(np.stack(predict_log_outcomes(names, point, work), axis=-2))
 
 
 def log_times(
     names: tuple[str, ...], point: np.ndarray, work: np.ndarray
 ) -> np.ndarray:
-    """Logarithms of times in s alone, (points, configurations), as ``outcomes`` has them."""
-    values = to_values(names, point[..., None, :])
-    return np.log(sum(model.times_s(values, work).values()))
+    """Logarithms of times in s alone, (points, configurations), as ``log_times_and_powers`` has
+    them.
+    """
+    values = parameter_values(names, point[..., None, :])
+    return np.log(sum(model.times_by_cause_s(values, work).values()))
 
 
-def predicted(
+def predict_log_outcomes(
     names: tuple[str, ...], point: np.ndarray, work: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What the model predicts at a point or several, (points, configurations) each."""
-    return model.predict(to_values(names, point[..., None, :]), work)
+    return model.predict_times_and_powers(
+        parameter_values(names, point[..., None, :]), work
+    )
 
 
-def conditional(covariance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+def conditional_covariance(covariance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """The covariance of the chosen parameters where all others are known, else 0."""
     result = np.zeros_like(covariance)
     part = np.ix_(chosen, chosen)
@@ -165,21 +173,21 @@ def value_and_jacobian(
     return values[0].real, np.moveaxis(values.imag, 0, -1) / 1e-20
 
 
-def point_with(point: np.ndarray, is_free: np.ndarray, at: np.ndarray) -> np.ndarray:
+def replace_free(point: np.ndarray, is_free: np.ndarray, at: np.ndarray) -> np.ndarray:
     """The point with those parameters that are free elsewhere, at one place or several."""
     result = np.broadcast_to(point, (*at.shape[:-1], len(point))).astype(at.dtype)
     result[..., is_free] = at
     return result
 
 
-def time_residuals(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
+def time_residuals(fit: Fit, point: np.ndarray, seen: ObservedRuns) -> np.ndarray:
     """Relative errors of the times at a point, (runs,)."""
     return log_times(fit.names, point, seen.work) - np.log(seen.time_s)
 
 
-def power_residuals(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
+def power_residuals(fit: Fit, point: np.ndarray, seen: ObservedRuns) -> np.ndarray:
     """Relative errors of the known powers: of the whole, or of its parts, relative to the whole."""
-    _, whole_W, gpu_W = predicted(fit.names, point, seen.work)
+    _, whole_W, gpu_W = predict_log_outcomes(fit.names, point, seen.work)
     gpu_residual = (gpu_W - seen.power_gpu_W) / seen.power_W
     host_residual = (whole_W - seen.power_W) / seen.power_W - gpu_residual
     has_parts = np.isfinite(seen.power_gpu_W)
@@ -192,8 +200,8 @@ def power_residuals(fit: Fit, point: np.ndarray, seen: Runs) -> np.ndarray:
 # --------------------------------------------------------------------------------------- priors
 
 
-def usual_priors(
-    seen: Runs, entered: tuple[str, ...]
+def default_priors(
+    seen: ObservedRuns, entered: tuple[str, ...]
 ) -> dict[str, tuple[float, float]]:
     """Centre and spread of each parameter, of any loader and of this system.
 
@@ -217,7 +225,7 @@ def usual_priors(
         "kappa_nodes": (0.005, 0.006),
     }
     if not seen.site.gpu:  # cores share memory, and two of them may be threads of one
-        update_s = UPDATE_S_PER_B * run.epoch().gradient_bytes or 3e-3
+        update_s = CPU_UPDATE_TIME_S_PER_B * run.epoch().gradient_bytes or 3e-3
         found |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
         # chosen knowing what a network of our own took on two cores (docs/forecast.md)
         found |= {"efficiency": (7.0, 0.65), "kappa": (0.2, 1.0)}
@@ -251,38 +259,40 @@ def usual_priors(
 
 
 # Which terms more devices may have; the power of an all-reduce stays open.
-TERMS_OF_TIME = [name for name in TERMS if name != "exchange"]
+TIME_TERMS = [name for name in TERMS if name != "exchange"]
 MOVE_TIMES, MOVE_POWERS = (
-    [*TIME_PARAMETERS, *TERMS_OF_TIME],
+    [*TIME_PARAMETERS, *TIME_TERMS],
     [*POWER_PARAMETERS, "exchange"],
 )
 
 
-def is_single(seen: Runs) -> bool:
+def lacks_repeats(seen: ObservedRuns) -> bool:
     """Say whether each configuration ran once, so that nothing tells how runs scatter."""
     return all(run.repeats == 1 for run in seen.taken)
 
 
-def prior_fit(seen: Runs, entered: tuple[str, ...] = ()) -> Fit:
+def prior_fit(seen: ObservedRuns, entered: tuple[str, ...] = ()) -> Fit:
     """What is known before the runs are: the priors alone, from another system's runs if given."""
     if seen.like:
-        fit = _fit(seen.like, entered)
+        fit = _fit_times_and_powers(seen.like, entered)
         names, point = fit.names, fit.point
-        wider = np.array([HARDWARE.get(name, 0.0) for name in names])
+        wider = np.array([SPREADS_OF_OTHER_HARDWARE.get(name, 0.0) for name in names])
         scales = np.where(np.isin(names, LINEAR), point, 1.0)
         covariance = fit.conditional_covariance + np.diag((wider * scales) ** 2)
-        covariance += np.diag(np.diag(fit.prior_covariance) * fit.is_open)
+        covariance += np.diag(np.diag(fit.prior_covariance) * fit.open_terms)
     else:
-        priors = usual_priors(seen, entered)
+        priors = default_priors(seen, entered)
         names = tuple(priors)
         centres, spreads = np.array(list(priors.values())).T
         point = np.array(centres)
         is_log = ~np.isin(names, LINEAR)
         point[is_log] = np.log(point[is_log])
         covariance = np.diag(spreads**2)
-    errors = np.array(ERRORS if seen.site.gpu else [ERROR_ON_CORES] * 2)
-    if is_single(seen):
-        errors[0] = max(errors[0], ERROR_OF_ONE)
+    errors = np.array(
+        PRIOR_MODEL_ERRORS if seen.site.gpu else [PRIOR_MODEL_ERROR_ON_CPU] * 2
+    )
+    if lacks_repeats(seen):
+        errors[0] = max(errors[0], PRIOR_ERROR_OF_SINGLE_RUNS)
     freedom = np.full(2, ERROR_WEIGHT)
     prior = point, covariance
     return Fit(seen, names, *prior, *prior, errors, freedom, entered)
@@ -291,19 +301,22 @@ def prior_fit(seen: Runs, entered: tuple[str, ...] = ()) -> Fit:
 # ------------------------------------------------------------------------------------------ fit
 
 
-def make(seen: Runs) -> Fit:
+def fit_runs(seen: ObservedRuns) -> Fit:
     """Fit the model to runs, with those terms that they ask for, the most asked for first.
 
     What terms they hint at, and neither ask for nor exclude, stays among the rivals of the fit.
     """
-    best, trials = _fit(seen, ()), []
+    best, trials = _fit_times_and_powers(seen, ()), []
     for _ in TERMS:
-        trials = [_fit(seen, (*best.entered, name)) for name in _candidate_terms(best)]
+        trials = [
+            _fit_times_and_powers(seen, (*best.entered, name))
+            for name in _candidate_terms(best)
+        ]
         trials = [
             fit for fit in trials if fit.point[fit.names.index(fit.entered[-1])] > 0
         ]
         found = min(trials, key=lambda fit: fit.neg_log_evidence, default=best)
-        if found.neg_log_evidence > best.neg_log_evidence - EVIDENCE:
+        if found.neg_log_evidence > best.neg_log_evidence - MIN_LOG_EVIDENCE:
             break
         best = found
     rivals = []
@@ -325,33 +338,33 @@ def _candidate_terms(fit: Fit) -> list[str]:
     residuals = functools.partial(time_residuals, fit, seen=seen)
     slopes = jacobian(residuals, fit.point) / fit.errors[0]
     slope = -slopes.T @ residuals(fit.point) / fit.errors[0]
-    for index in np.flatnonzero(fit.is_open):
-        name, chosen = fit.names[index], ~fit.is_open
+    for index in np.flatnonzero(fit.open_terms):
+        name, chosen = fit.names[index], ~fit.open_terms
         chosen[index] = True
         _, _, usual, most = TERMS[name]
-        precision = 1 / conditional(fit.covariance, chosen)[index, index]
+        precision = 1 / conditional_covariance(fit.covariance, chosen)[index, index]
         precision += ((usual / most) ** 2 - 1) / fit.prior_covariance[index, index]
-        if slope[index] > HINT * np.sqrt(precision) and name in TERMS_OF_TIME:
+        if slope[index] > HINT_RATIO * np.sqrt(precision) and name in TIME_TERMS:
             names.append(name)
-    if np.ptp(seen.work["nodes"]) and fit.errors[0] > ERRORS[0]:
+    if np.ptp(seen.work["nodes"]) and fit.errors[0] > PRIOR_MODEL_ERRORS[0]:
         names.append("storage")
     return [name for name in names if name not in fit.entered]
 
 
-def _fit(seen: Runs, entered: tuple[str, ...]) -> Fit:
+def _fit_times_and_powers(seen: ObservedRuns, entered: tuple[str, ...]) -> Fit:
     """Fit times first and powers then: these do not move the parameters of time."""
     fit = prior_fit(seen, entered)
     parts = (TIME_PARAMETERS, time_residuals), (POWER_PARAMETERS, power_residuals)
     for row, (names, misses) in enumerate(parts):
         is_free = np.isin(fit.names, [*names, *entered])
         if misses(fit, fit.point, seen).size:
-            fit = _with_row(
+            fit = _fit_one_outcome(
                 fit, row, is_free, functools.partial(misses, fit, seen=seen)
             )
     return fit
 
 
-def _with_row(before: Fit, row: int, is_free: np.ndarray, data_residuals) -> Fit:
+def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals) -> Fit:
     """Fit the free parameters to times (row 0) or powers (1), and estimate the model's error."""
     whiten = np.linalg.cholesky(np.linalg.inv(before.covariance)).T
     error, free = before.errors[row], before.point[is_free]
@@ -359,14 +372,14 @@ def _with_row(before: Fit, row: int, is_free: np.ndarray, data_residuals) -> Fit
     free = np.where(is_term, np.sqrt(np.diag(before.covariance))[is_free], free)
 
     def residuals(free: np.ndarray) -> np.ndarray:
-        point = point_with(before.point, is_free, free)
+        point = replace_free(before.point, is_free, free)
         distance = (point - before.point) @ whiten.T
         return np.concatenate([data_residuals(point) / error, distance], axis=-1)
 
-    for _ in range(TURNS):
+    for _ in range(MAX_ERROR_ITERATIONS):
         # parameters for an error, and the error for these parameters
         free, slopes = least_squares(residuals, free)
-        residual = data_residuals(point_with(before.point, is_free, free))
+        residual = data_residuals(replace_free(before.point, is_free, free))
         of_data = slopes[: len(residual)]
         covariance = np.linalg.inv(slopes.T @ slopes)
         freedom = (
@@ -374,7 +387,7 @@ def _with_row(before: Fit, row: int, is_free: np.ndarray, data_residuals) -> Fit
         )
         squares = (residual**2).sum() + ERROR_WEIGHT * before.errors[row] ** 2
         error = np.sqrt(squares / freedom)
-    point = point_with(before.point, is_free, free)
+    point = replace_free(before.point, is_free, free)
     distance = residuals(free)[len(residual) :]
     prior = np.linalg.inv(before.covariance)
     logdet_posterior = np.linalg.slogdet(slopes.T @ slopes)[1]
@@ -420,25 +433,25 @@ def least_squares(
     return point, slopes
 
 
-def varies(seen: Runs) -> bool:
+def has_varied_runs(seen: ObservedRuns) -> bool:
     """Say whether runs tell the parameters: of several configurations, or with those of another."""
     work = seen.work[["devices", "local_batch_size", "trained", "updates"]]
     return seen.like is not None or len(np.unique(work)) > 1
 
 
-def check(seen: Runs) -> None:
+def require_varied_runs(seen: ObservedRuns) -> None:
     """Raise ValueError for runs of one configuration, and where a plain sum fits times better.
 
     Better: it misses at most half as much as the model does, also by the 90 % limit of its error.
     Where the model misses no more than was expected before, it is right.
     """
     subject = f"{seen.workload} on {seen.site.name}"
-    if not varies(seen):
+    if not has_varied_runs(seen):
         raise ValueError(
             f"{subject}: {len(seen)} run(s) of one configuration; tau and t_start cannot be told "
             "apart. Add a run with another number of training_samples, devices or local_batch_size"
         )
-    error, work = make(seen).errors[0], seen.work
+    error, work = fit_runs(seen).errors[0], seen.work
     costs = (
         work["trained"],
         work["trained"] * np.log2(work["nodes"]),
@@ -460,28 +473,28 @@ def check(seen: Runs) -> None:
 # ------------------------------------------------------------------------------------ intervals
 
 
-def forecast(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
+def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     """Forecast time_s, power_W and energy_J of one GPU, (configurations, 3) each.
 
     Value, and low and high end of the 90 % interval; NaN: not known. The energy is the product of
     the others.
     """
-    logs = functools.partial(outcomes, fit.names, work=work)
+    logs = functools.partial(log_times_and_powers, fit.names, work=work)
     middle, slopes = value_and_jacobian(logs, fit.point)
     covariance = fit.conditional_covariance
-    errors2 = np.maximum(fit.errors, SCATTER if is_single(fit.runs) else 0.0) ** 2
+    errors2 = np.maximum(fit.errors, SCATTER if lacks_repeats(fit.runs) else 0.0) ** 2
     # How wide priors are is known; only what follows from the errors needs Student's t.
-    closed_prior = conditional(fit.prior_covariance, ~fit.is_open)
+    closed_prior = conditional_covariance(fit.prior_covariance, ~fit.open_terms)
     of_priors = covariance @ np.linalg.pinv(closed_prior) @ covariance
     # What follows is of times alone: nodes beyond the fitted ones, an exchange of unknown size, and
     # between nodes an all-reduce that may hide wholly, where no run was on several.
     most = fit.runs.work["nodes"].max()
-    beyond = STEP * np.log2(work["nodes"] / most).clip(min=0)
-    unknown = UNKNOWN * lacks_exchange(fit, work)
-    times = model.times_s(fit.values, work)
+    beyond = DOUBLING_ERROR * np.log2(work["nodes"] / most).clip(min=0)
+    unknown = LOG_SPREAD_OF_UNKNOWN_EXCHANGE * has_unknown_exchange(fit, work)
+    times = model.times_by_cause_s(fit.values, work)
     is_new = (work["nodes"] > 1) & (most == 1)
     hidden = np.log(1 - is_new * times["allreduce"] / sum(times.values()))
-    steps = np.array([*open_steps(fit), *fit.rivals])
+    steps = np.array([*steps_of_open_terms(fit), *fit.rivals])
     shifts = logs(fit.point + steps) - middle
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
     bends = np.zeros((2, len(work)))
@@ -494,7 +507,7 @@ def forecast(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
         variance = of_parameters + error2
         learnt = variance - ((slope @ of_priors) * slope).sum(axis=1)
         freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
-        quantile = special.stdtrit(freedom, UPPER)
+        quantile = special.stdtrit(freedom, UPPER_QUANTILE)
         if name == "time_s":
             bends = (
                 profile_half_widths(fit, work, quantile) ** 2 / quantile**2
@@ -502,7 +515,7 @@ def forecast(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
             )
         half2 = quantile**2 * (variance + has_time * bends.clip(min=0))
         half2 += has_time * beyond**2
-        opened = special.ndtri(UPPER) * shifts[:, parts].sum(axis=1)
+        opened = special.ndtri(UPPER_QUANTILE) * shifts[:, parts].sum(axis=1)
         above2 = half2[0] + (opened.clip(min=0) ** 2).sum(axis=0)
         below2 = half2[1] + (opened.clip(max=0) ** 2).sum(axis=0)
         above = np.sqrt(above2 + has_time * unknown**2)
@@ -525,22 +538,25 @@ def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.
     )
     questions, signs = np.tile(work, 2)[:, None], np.repeat([1.0, -1.0], len(work))
 
-    def logs(free: np.ndarray, work: np.ndarray) -> np.ndarray:
-        return log_times(fit.names, point_with(fit.point, is_free, free), work)
+    def log_times_at(free: np.ndarray, work: np.ndarray) -> np.ndarray:
+        return log_times(fit.names, replace_free(fit.point, is_free, free), work)
 
-    def asked(free: np.ndarray) -> np.ndarray:
-        return logs(free, questions)[..., 0]
+    def log_time_at(free: np.ndarray) -> np.ndarray:
+        return log_times_at(free, questions)[..., 0]
 
     def residuals(free: np.ndarray) -> np.ndarray:
-        residual = (logs(free, seen.work) - np.log(seen.time_s)) / fit.errors[0]
+        residual = (log_times_at(free, seen.work) - np.log(seen.time_s)) / fit.errors[0]
         distance = (free - fit.prior_point[is_free]) @ whiten
         return np.concatenate([residual, distance], axis=-1)
 
     free = np.tile(fit.point[is_free], (len(questions), 1))
-    value, least = asked(free), (residuals(free) ** 2).sum(axis=1)
-    for part in REACH:
+    value, least = log_time_at(free), (residuals(free) ** 2).sum(axis=1)
+    for part in INTERVAL_SEARCH_STEPS:
         residual, slope = value_and_jacobian(residuals, free)
-        uphill, gradient = (residual[:, None] @ slope)[:, 0], jacobian(asked, free)
+        uphill, gradient = (
+            (residual[:, None] @ slope)[:, 0],
+            jacobian(log_time_at, free),
+        )
         turned = np.swapaxes(slope, 1, 2)
         sides = np.stack([uphill, gradient], axis=2)
         to_best, direction = np.moveaxis(np.linalg.solve(turned @ slope, sides), 2, 0)
@@ -550,10 +566,10 @@ def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.
         square = np.maximum((gradient * direction).sum(axis=1), 1e-12)
         step = signs * np.sqrt(np.maximum(room, 0) / square)
         free = free + step[:, None] * direction - to_best
-    return np.abs(asked(free) - value).reshape(2, -1)
+    return np.abs(log_time_at(free) - value).reshape(2, -1)
 
 
-def lacks_exchange(fit: Fit, work: np.ndarray) -> np.ndarray:
+def has_unknown_exchange(fit: Fit, work: np.ndarray) -> np.ndarray:
     """Say where the cost of an exchange is unknown: neither a like run tells it, nor its bytes, the
     local batch and the bandwidth.
     """
@@ -564,23 +580,23 @@ def lacks_exchange(fit: Fit, work: np.ndarray) -> np.ndarray:
     return is_new & (work["devices"] > 1) & is_unknown
 
 
-def open_steps(fit: Fit) -> np.ndarray:
+def steps_of_open_terms(fit: Fit) -> np.ndarray:
     """How parameters move where a term that is 0 is as large as may well be, (terms, parameters).
 
     The others move with it, as the runs ask. A power may be larger or smaller.
     """
     steps = []
-    for at in np.flatnonzero(fit.is_open):
-        chosen = ~fit.is_open
+    for at in np.flatnonzero(fit.open_terms):
+        chosen = ~fit.open_terms
         chosen[at] = True
-        of_term = conditional(fit.covariance, chosen)[at]
+        of_term = conditional_covariance(fit.covariance, chosen)[at]
         steps.append(of_term / np.sqrt(of_term[at]))
         if fit.names[at] == "exchange":
             steps.append(-steps[-1])
     return np.array(steps)
 
 
-def errors_of(fit: Fit, facts: Runs) -> pd.DataFrame:
+def forecast_errors(fit: Fit, facts: ObservedRuns) -> pd.DataFrame:
     """Set runs beside their forecast: how far off this is, and its interval, in %.
 
     A row for each run and quantity (time_s, energy_J) that is known. is_odd: the forecast is off by
@@ -588,7 +604,7 @@ def errors_of(fit: Fit, facts: Runs) -> pd.DataFrame:
     """
     known = {"time_s": facts.time_s, "energy_J": facts.time_s * facts.power_W}
     parts = []
-    for quantity, ends in forecast(fit, facts.work).items():
+    for quantity, ends in forecast_outcomes(fit, facts.work).items():
         if quantity not in known:
             continue
         value, low, high = np.log(ends.T / known[quantity])
@@ -602,14 +618,16 @@ def errors_of(fit: Fit, facts: Runs) -> pd.DataFrame:
     return pd.concat(parts).dropna()
 
 
-def from_others(fit: Fit) -> pd.DataFrame:
+def leave_one_out_errors(fit: Fit) -> pd.DataFrame:
     """Set each run beside the forecast of the others; empty where these are too few."""
     parts = [pd.DataFrame()]
     for at in range(len(fit.runs)):
         is_out = np.arange(len(fit.runs)) == at
-        others = fit.runs.only(~is_out)
-        if len(others) and varies(others):
-            part = errors_of(_fit(others, fit.entered), fit.runs.only(is_out))
+        others = fit.runs.subset(~is_out)
+        if len(others) and has_varied_runs(others):
+            part = forecast_errors(
+                _fit_times_and_powers(others, fit.entered), fit.runs.subset(is_out)
+            )
             parts.append(part.assign(run=at))
     return pd.concat(parts, ignore_index=True)
 
@@ -623,19 +641,19 @@ def chance_percent(fit: Fit, ends: np.ndarray, most: float) -> float:
     value, low, high = np.log(ends)
     room, freedom = np.log(most) - value, fit.freedom.min()
     width = high - value if room > 0 else value - low
-    far = special.stdtrit(freedom, UPPER) * room / width
+    far = special.stdtrit(freedom, UPPER_QUANTILE) * room / width
     return float(100 * special.stdtr(freedom, far))
 
 
-def describe(fit: Fit) -> dict[str, dict]:
+def describe_parameters(fit: Fit) -> dict[str, dict]:
     """Describe every parameter: value, 90 % interval, unit, meaning, how much the data tell of it.
 
     told_by_data: 1: they tell all of it; 0: only the prior speaks.
     """
     spreads = np.sqrt(np.diag(fit.conditional_covariance))
-    half = special.stdtrit(fit.freedom.min(), UPPER) * spreads
+    half = special.stdtrit(fit.freedom.min(), UPPER_QUANTILE) * spreads
     points = {"value": fit.point, "low": fit.point - half, "high": fit.point + half}
-    known = {end: to_values(fit.names, point) for end, point in points.items()}
+    known = {end: parameter_values(fit.names, point) for end, point in points.items()}
     table = pd.DataFrame(known).loc[list(fit.names)]
     # efficiency falls where what is fitted of it grows
     table[["low", "high"]] = np.sort(table[["low", "high"]])
@@ -644,7 +662,7 @@ def describe(fit: Fit) -> dict[str, dict]:
     about = pd.DataFrame(
         TIME_PARAMETERS | POWER_PARAMETERS | of_terms, index=["unit", "meaning"]
     ).T
-    return table[~fit.is_open].join(about).to_dict("index")
+    return table[~fit.open_terms].join(about).to_dict("index")
 
 
 def gpu_power_W(fit: Fit, of_gpu: str = "idle") -> dict[str, float]:
@@ -653,19 +671,19 @@ def gpu_power_W(fit: Fit, of_gpu: str = "idle") -> dict[str, float]:
     parts = (names == of_gpu) + (names == "host") / fit.runs.site.devices_per_node
     value = parts @ fit.point
     spread = np.sqrt(parts @ fit.conditional_covariance @ parts)
-    half = special.stdtrit(fit.freedom[1], UPPER) * spread
+    half = special.stdtrit(fit.freedom[1], UPPER_QUANTILE) * spread
     return {"value": value, "low": value - half, "high": value + half}
 
 
 # -------------------------------------------------------------------------------------- on disk
 
 
-def write(path: Path, fit: Fit) -> dict:
+def write_fit(path: Path, fit: Fit) -> dict:
     """Write the runs that were fitted, and the parameters for people; returns them."""
     content = {
-        "schema": SCHEMA,
+        "schema": FIT_FILE_SCHEMA,
         "runs": msgspec.to_builtins(fit.runs),
-        "parameters": describe(fit),
+        "parameters": describe_parameters(fit),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, content)
@@ -674,23 +692,23 @@ def write(path: Path, fit: Fit) -> dict:
 
 def read(path: Path, workload: str = "", system: str = "") -> Fit:
     """Fit again what a file has; ValueError where it is no fit, or of something else."""
-    content = json_table(path) if path.exists() else {}
-    if content.get("schema") != SCHEMA:
+    content = read_json(path) if path.exists() else {}
+    if content.get("schema") != FIT_FILE_SCHEMA:
         raise ValueError(
             f"{path}: is no fit of this version, or not there; `energynn forecast fit` writes one"
         )
-    seen = msgspec.convert(content.get("runs"), Runs)
+    seen = msgspec.convert(content.get("runs"), ObservedRuns)
     if workload not in ("", seen.workload) or system not in ("", seen.site.name):
         raise ValueError(
             f"{path}: is of {seen.workload} on {seen.site.name}; give another, which "
             "`energynn forecast fit` writes of that workload with that --system"
         )
     for run in seen.taken[:1]:
-        config.from_dict(run.config, workload)  # the others' module is this one
-    return make(seen)
+        config.config_from_dict(run.config, workload)  # the others' module is this one
+    return fit_runs(seen)
 
 
 @functools.cache
 def published(workload: str, system: str) -> Fit:
     """The fit of all that is published of a workload on a system, made on the spot."""
-    return make(runs.published(workload, system))
+    return fit_runs(runs.published_runs(workload, system))

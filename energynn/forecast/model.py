@@ -74,7 +74,9 @@ LINEAR = [
 ]  # of the others the logarithm is fitted
 
 
-def times_s(values: dict[str, float], work: np.ndarray) -> dict[str, np.ndarray]:
+def times_by_cause_s(
+    values: dict[str, float], work: np.ndarray
+) -> dict[str, np.ndarray]:
     """Seconds of the whole training by cause, (configurations,) each."""
     repeated = values["repeated"] * work["validated"] * (work["devices"] - 1)
     samples = work["trained"] + values["evaluation"] * (work["evaluated"] + repeated)
@@ -107,13 +109,13 @@ def times_s(values: dict[str, float], work: np.ndarray) -> dict[str, np.ndarray]
     return times
 
 
-def predict(
+def predict_times_and_powers(
     values: dict[str, float], work: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Time in s, and mean powers in W of one GPU: with its part of a node, and alone,
     (configurations,) each.
     """
-    times = times_s(values, work)
+    times = times_by_cause_s(values, work)
     total_s = sum(times.values())
     waits = ("starts", "fill", "storage", "waiting")
     works_s = total_s - sum(times.get(cause, 0.0) for cause in waits)

@@ -20,21 +20,21 @@ from energynn.forecast.fit import Fit
 from energynn.forecast.runs import Observation
 from energynn.measure.energy import SECOND_PER_HOUR
 
-MINUTES = 5.0  # that a run takes at most
-START_S = 15.0  # of a run, before and after its training
-MIN_S = 5.0  # of a training that tells of a long one
-FEW = 6  # batches of a device in an epoch, at least
-PARTS = (1e-4, 1e-3, 1e-2, 0.1, 0.3)  # of the whole training
+MAX_RUN_MINUTES = 5.0  # that a run takes at most
+STARTUP_S = 15.0  # of a run, before and after its training
+MIN_TRAINING_TIME_S = 5.0  # of a training that tells of a long one
+MIN_BATCHES = 6  # batches of a device in an epoch, at least
+SHORT_RUN_SHARES = (1e-4, 1e-3, 1e-2, 0.1, 0.3)  # of the whole training
 SMALL_BATCH_DIVISOR = 4  # of the local batch, for a further size
-WORTH = 0.1  # part of the intervals that a run must take away
-ENOUGH = 0.8  # of what any run takes away
-SHORT = {
+MIN_NARROWING = 0.1  # part of the intervals that a run must take away
+SUFFICIENT_SHARE = 0.8  # of what any run takes away
+SHORT_OVERRIDES = {
     "accumulation_steps": 1,
     "global_batch_size": None,
     "save_weights": False,
     "sampling_period_s": 0.02,
 }
-WIDTHS = ["hours", "kWh"]
+HALF_WIDTH_COLUMNS = ["hours", "kWh"]
 
 
 def updated_fit(fit: Fit, made: RunConfig) -> Fit:
@@ -42,7 +42,9 @@ def updated_fit(fit: Fit, made: RunConfig) -> Fit:
 
     Its parameters and errors stay; its covariance is that to come.
     """
-    outcomes = functools.partial(fits.outcomes, fit.names, work=fit.runs.works([made]))
+    outcomes = functools.partial(
+        fits.log_times_and_powers, fit.names, work=fit.runs.work_of([made])
+    )
     slopes = fits.jacobian(outcomes, fit.point)[:, 0]
     time_s = float(np.exp(outcomes(fit.point)[0, 0]))
     covariance = fit.covariance
@@ -56,53 +58,55 @@ def updated_fit(fit: Fit, made: RunConfig) -> Fit:
     return dataclasses.replace(fit, runs=runs, covariance=covariance)
 
 
-def half_widths(fit: Fit, work: np.ndarray) -> np.ndarray:
+def interval_half_widths_percent(fit: Fit, work: np.ndarray) -> np.ndarray:
     """Half of the intervals of time and energy in % of the value, (2,), medians."""
-    told = fits.forecast(fit, work)
+    told = fits.forecast_outcomes(fit, work)
     value, low, high = np.array([told["time_s"], told["energy_J"]]).T
     return np.median(50 * (high - low) / value, axis=0)
 
 
 def worth_of_runs(
-    fit: Fit, asked: list[RunConfig], minutes: float = MINUTES
+    fit: Fit, asked: list[RunConfig], minutes: float = MAX_RUN_MINUTES
 ) -> pd.DataFrame:
     """Foretell what short runs are worth for the forecast of those that are asked, a row each.
 
     The first row is now, without a run. gpu_hours: with the start. hours, kWh: half-widths then in
     %. minutes: that a run takes at most, by the high end of its own interval.
     """
-    found = candidates(fit, asked)
-    work, question = fit.runs.works(found), fit.runs.works(asked)
-    train_s, _, longest_s = fits.forecast(fit, work)["time_s"].T
-    able = (train_s >= MIN_S) & (longest_s + START_S <= 60 * minutes)
+    found = list_candidate_runs(fit, asked)
+    work, question = fit.runs.work_of(found), fit.runs.work_of(asked)
+    train_s, _, longest_s = fits.forecast_outcomes(fit, work)["time_s"].T
+    able = (train_s >= MIN_TRAINING_TIME_S) & (longest_s + STARTUP_S <= 60 * minutes)
     able &= ~np.isin(work, fit.runs.work)
-    hours = (train_s + START_S) * work["devices"] / SECOND_PER_HOUR
-    rows = [(None, 0.0, *half_widths(fit, question))]
+    hours = (train_s + STARTUP_S) * work["devices"] / SECOND_PER_HOUR
+    rows = [(None, 0.0, *interval_half_widths_percent(fit, question))]
     for at in np.flatnonzero(able):
-        then = half_widths(updated_fit(fit, found[at]), question)
+        then = interval_half_widths_percent(updated_fit(fit, found[at]), question)
         rows.append((found[at], hours[at], *then))
-    return pd.DataFrame(rows, columns=["run", "gpu_hours", *WIDTHS])
+    return pd.DataFrame(rows, columns=["run", "gpu_hours", *HALF_WIDTH_COLUMNS])
 
 
-def best(table: pd.DataFrame) -> pd.Series:
+def best_candidate(table: pd.DataFrame) -> pd.Series:
     """Choose the cheapest run of those that narrow the most; the row of now if none is worth it."""
-    taken = 1 - (table[WIDTHS] / table[WIDTHS].iloc[0]).mean(axis="columns")
-    enough = ENOUGH * taken.max() if taken.max() >= WORTH else 0.0
+    taken = 1 - (table[HALF_WIDTH_COLUMNS] / table[HALF_WIDTH_COLUMNS].iloc[0]).mean(
+        axis="columns"
+    )
+    enough = SUFFICIENT_SHARE * taken.max() if taken.max() >= MIN_NARROWING else 0.0
     return table[taken >= enough].sort_values("gpu_hours").iloc[0]
 
 
-def advice(fit: Fit, asked: list[RunConfig]) -> dict:
+def advise_next_run(fit: Fit, asked: list[RunConfig]) -> dict:
     """Say which run to make next, its cost and the half-widths then, or to stop."""
     table = worth_of_runs(fit, asked)
-    now, then = table.iloc[0], best(table)
-    words = f"none of {MINUTES:g} minutes narrows these intervals by a tenth"
+    now, then = table.iloc[0], best_candidate(table)
+    words = f"none of {MAX_RUN_MINUTES:g} minutes narrows these intervals by a tenth"
     if run := then["run"]:
         samples = fit.runs.epoch(run).training_samples
         words = f"{run.devices} GPU(s), {run.epochs} x {samples:,} samples"
         if run.local_batch_size:
             words += f", local batch {run.local_batch_size}"
         words += f": {then['gpu_hours']:.2g} GPU hours"
-    for name in now[WIDTHS].dropna().index:
+    for name in now[HALF_WIDTH_COLUMNS].dropna().index:
         words += f"; {name} +-{now[name]:.2g} -> {then[name]:.2g} %"
     return {
         "now": now.dropna().to_dict(),
@@ -114,17 +118,17 @@ def advice(fit: Fit, asked: list[RunConfig]) -> dict:
 # ------------------------------------------------------------------------- runs one could make
 
 
-def short_run(run: RunConfig, part: float = 0.0) -> RunConfig:
+def make_short_run(run: RunConfig, part: float = 0.0) -> RunConfig:
     """Make a run that trains on a part of the samples, in fewer epochs or a part of one.
 
     Of ERA5 it has a year.
     """
     epochs, step = part * run.epochs, max(1, run.local_batch_size) * run.devices
     samples = run.epoch().training_samples
-    batches = max(FEW, int(min(epochs, 1) * samples / step))
+    batches = max(MIN_BATCHES, int(min(epochs, 1) * samples / step))
     if samples:
         batches = min(batches, max(1, samples // step))
-    plain = config.asdict(run) | SHORT | {"epochs": max(1, math.ceil(epochs))}
+    plain = config.asdict(run) | SHORT_OVERRIDES | {"epochs": max(1, math.ceil(epochs))}
     cut = {"training_samples": batches * step, "validation_samples": step}
     for name in plain:
         if name in cut:
@@ -134,12 +138,12 @@ def short_run(run: RunConfig, part: float = 0.0) -> RunConfig:
     return config.make(**plain)
 
 
-def candidates(fit: Fit, asked: list[RunConfig]) -> list[RunConfig]:
+def list_candidate_runs(fit: Fit, asked: list[RunConfig]) -> list[RunConfig]:
     """List short runs on as many devices and fewer, of two local batches and several lengths."""
     most, last = max(run.devices for run in asked), asked[-1]
     found = []
     for size in (last.local_batch_size, last.local_batch_size // SMALL_BATCH_DIVISOR):
-        for run in plan.grid(fit, last, size):
+        for run in plan.configuration_grid(fit, last, size):
             if run.devices <= most and run.devices.bit_count() == 1:
-                found += [short_run(run, part) for part in PARTS]
+                found += [make_short_run(run, part) for part in SHORT_RUN_SHARES]
     return list(dict.fromkeys(found))

@@ -13,7 +13,7 @@ from energynn.forecast import predict
 from energynn.forecast.fit import Fit
 from energynn.forecast.predict import UNITS
 
-OPTIONS = {
+LIMIT_OPTIONS = {
     "time_h": "--deadline-h",
     "energy_kWh": "--energy-kwh",
     "gpu_hours": "--gpu-hours",
@@ -28,7 +28,7 @@ class Plan:
 
     values: quantity -> (configurations, 3). pareto: indices of those that meet the limits and that
     no other beats in time, energy and GPU hours. choices: name -> index. power_share: power limit
-    of the GPUs, of the greatest. factors: as ``predict.quantities`` takes them.
+    of the GPUs, of the greatest. factors: as ``predict.forecast_quantities`` takes them.
     """
 
     fit: Fit
@@ -54,19 +54,21 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
         )
     seen, one = fit.runs, {"devices": 1}
     ((run,), _) = predict.requested_runs(
-        seen.site, None, one | parameters, seen.longest
+        seen.site, None, one | parameters, seen.longest_run
     )
     return run
 
 
-def grid(fit: Fit, run: RunConfig, size: int | None = None) -> list[RunConfig]:
+def configuration_grid(
+    fit: Fit, run: RunConfig, size: int | None = None
+) -> list[RunConfig]:
     """Vary a run: on parts of a node and whole nodes; local batches that are powers of two.
 
     size: the only local batch.
     """
     site = fit.runs.site
     fitted = fit.runs.work["local_batch_size"]
-    most = predict.most_planned(fit, run)
+    most = predict.max_devices_of_plan(fit, run)
     least = fitted.min()
     greatest = fitted.max()
     sizes = [2**power for power in range(20) if least <= 2**power <= greatest]
@@ -89,21 +91,21 @@ def grid(fit: Fit, run: RunConfig, size: int | None = None) -> list[RunConfig]:
     return found
 
 
-def make(
+def make_plan(
     fit: Fit,
     asked: list[RunConfig],
     limits: dict[str, float | None],
     power_share: float = 1.0,
     factors: list[tuple] = (),
 ) -> Plan:
-    """Judge configurations. limits: upper ones by the names of OPTIONS; None: none.
+    """Judge configurations. limits: upper ones by the names of LIMIT_OPTIONS; None: none.
 
     Raises ValueError with limits that can be kept where no configuration meets these.
     """
-    work = fit.runs.works(asked)
-    values = predict.quantities(fit, work, power_share, factors)
+    work = fit.runs.work_of(asked)
+    values = predict.forecast_quantities(fit, work, power_share, factors)
     limits = {name: most for name, most in limits.items() if most is not None}
-    predict.check_devices(fit.runs.site, limits.get("devices", 1))
+    predict.require_devices(fit.runs.site, limits.get("devices", 1))
     costs = pd.DataFrame({name: of[:, 0] for name, of in values.items()})
     costs["devices"] = work["devices"]
     costs["global_batch_size"] = [run.global_batch_size for run in asked]
@@ -116,27 +118,29 @@ def make(
     able = costs[~exceeds.any(axis="columns")]
     if able.empty:
         raise ValueError(
-            f"plan: nothing keeps {in_words(limits, asked[0])}; possible, with the others kept: "
-            + _possible(limited[exceeds.sum(axis="columns") == 1].where(exceeds))
+            f"plan: nothing keeps {limits_text(limits, asked[0])}; possible, with the others kept: "
+            + _reachable_limits_text(
+                limited[exceeds.sum(axis="columns") == 1].where(exceeds)
+            )
         )
     # without powers, energies are not known, and not judged
-    best = _unbeaten(able[list(UNITS)].dropna(axis="columns")).sort_values("time_h")
+    best = _pareto_rows(able[list(UNITS)].dropna(axis="columns")).sort_values("time_h")
     pareto = np.array(best.index)
-    choices = _choices(able.loc[best.index])
+    choices = _choose_configurations(able.loc[best.index])
     return Plan(fit, asked, work, values, limits, pareto, choices, power_share, factors)
 
 
-def _possible(exceeded: pd.DataFrame) -> str:
+def _reachable_limits_text(exceeded: pd.DataFrame) -> str:
     """Write the least of each limit with the others kept, rounded upward.
 
     exceeded: what configurations take of the only limit that they exceed, else NaN.
     """
     least = np.ceil(1e4 * exceeded.min().dropna()) / 1e4
-    words = [f"{OPTIONS[name]} {taken:.10g}" for name, taken in least.items()]
+    words = [f"{LIMIT_OPTIONS[name]} {taken:.10g}" for name, taken in least.items()]
     return " or ".join(words) or "none; leave one out"
 
 
-def _unbeaten(costs: pd.DataFrame) -> pd.DataFrame:
+def _pareto_rows(costs: pd.DataFrame) -> pd.DataFrame:
     """Keep the rows that no other row beats: no worse in any column, and better in one."""
     table = costs.to_numpy()
     no_worse = (table[:, None] <= table).all(axis=2)
@@ -144,16 +148,16 @@ def _unbeaten(costs: pd.DataFrame) -> pd.DataFrame:
     return costs[~beats.any(axis=0)]
 
 
-def in_words(limits: dict[str, float], run: RunConfig) -> str:
+def limits_text(limits: dict[str, float], run: RunConfig) -> str:
     """Write limits as the options that give them, and which of them is the study's."""
-    words = [f"{OPTIONS[name]} {most:g}" for name, most in limits.items()]
+    words = [f"{LIMIT_OPTIONS[name]} {most:g}" for name, most in limits.items()]
     text = " and ".join(words) or "no limit"
     if limits.get("global_batch_size") in studies.large_batch_thresholds(run):
         text += " (that batch is the study's, whose errors rise beyond)"
     return text
 
 
-def _choices(best: pd.DataFrame) -> dict[str, int]:
+def _choose_configurations(best: pd.DataFrame) -> dict[str, int]:
     """Choose the most frugal, fastest and balanced of the Pareto set; with a price the cheapest."""
     best = best.dropna(axis="columns")
     spent = "energy_kWh" if "energy_kWh" in best else "gpu_hours"
@@ -170,10 +174,10 @@ def _choices(best: pd.DataFrame) -> dict[str, int]:
     return choices
 
 
-def rows(plan: Plan, indices: list[int]) -> dict[int, dict]:
+def forecast_rows(plan: Plan, indices: list[int]) -> dict[int, dict]:
     """Forecast configurations of a plan: intervals, what lies outside, chances of limits."""
     asked = [plan.runs[at] for at in indices]
-    found = predict.rows(plan.fit, asked, plan.power_share, plan.factors)
+    found = predict.forecasts(plan.fit, asked, plan.power_share, plan.factors)
     for at, row in zip(indices, found, strict=True):
         row["chance_percent"] = {
             name: fits.chance_percent(plan.fit, plan.values[name][at], most)
@@ -183,9 +187,9 @@ def rows(plan: Plan, indices: list[int]) -> dict[int, dict]:
     return dict(zip(indices, found, strict=True))
 
 
-def as_json(plan: Plan) -> dict:
+def plan_as_json(plan: Plan) -> dict:
     """Return the plan for a program: choices, Pareto set, limits and how it was found."""
-    found = rows(plan, plan.pareto)
+    found = forecast_rows(plan, plan.pareto)
     choices = {name: found[at] for name, at in plan.choices.items()}
     return {
         "workload": plan.fit.runs.workload,

@@ -13,36 +13,36 @@ from energynn.experiment.systems import Site
 from energynn.forecast import fit as fits
 from energynn.forecast import model, power_limit, runs
 from energynn.forecast.fit import Fit
-from energynn.forecast.runs import Runs
+from energynn.forecast.runs import ObservedRuns
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 
 UNITS = {"time_h": "h", "gpu_hours": "GPU hours", "energy_kWh": "kWh"}
-PRICE = {
+PRICED_QUANTITIES = {
     "gpu_hours": "GPU hours",
     "charged_hours": "charged hours",
     "energy_kWh": "kWh",
 }
 # what repeats and configurations add up to
-ADDED = [*PRICE, "energy_centre_kWh", "CO2_g", "price"]
-ENDS = ("value", "low", "high")
-DRAWS = 2000  # of parameters, for the shares of causes
-OF_RUN = ("system", "devices", "local_batch_size", "global_batch_size", "epochs")
+ADDITIVE_QUANTITIES = [*PRICED_QUANTITIES, "energy_centre_kWh", "CO2_g", "price"]
+INTERVAL_FIELDS = ("value", "low", "high")
+PARAMETER_DRAWS = 2000  # of parameters, for the shares of causes
+RUN_FIELDS = ("system", "devices", "local_batch_size", "global_batch_size", "epochs")
 # published runs reach so far; beyond, nothing tells of latency and storage
 MAX_DEVICES = 256
 
 
-def quantities(
+def forecast_quantities(
     fit: Fit, work: np.ndarray, power_share: float = 1.0, factors: list[tuple] = ()
 ) -> dict[str, np.ndarray]:
     """Forecast hours and energies: value, low and high at 90 %, (configurations, 3); NaN: unknown.
 
     Energies of CPUs and memory are parts of the whole, with its interval. power_share: power limit
-    of the GPUs, of the greatest. factors: of ``factors_of``, which add CO2_g and price.
+    of the GPUs, of the greatest. factors: of ``conversion_factors``, which add CO2_g and price.
     """
     site = fit.runs.site
     devices = work["devices"][:, None]
     of_node = work["devices_of_node"][:, None]
-    of_device = fits.forecast(fit, work)
+    of_device = fits.forecast_outcomes(fit, work)
     power_W = of_device["power_W"][:, :1]
     time_h = of_device["time_s"] / SECOND_PER_HOUR
     energy_kWh = of_device["energy_J"] * devices / JOULE_PER_KWH
@@ -63,13 +63,13 @@ def quantities(
     for part, part_W in of_part_W.items():
         result[f"energy_{part}_kWh"] = energy_kWh * part_W / power_W
     if power_share != 1:
-        result = power_limit.with_limit(result, power_share)
+        result = power_limit.apply_power_limit(result, power_share)
     for made, factor, pue, of in factors:
         result[made] = result.get(made, 0) + factor * pue * result[of]
     return result
 
 
-def factors_of(
+def conversion_factors(
     gco2_per_kwh: float | None,
     price_per_kwh: float | None,
     price_per_gpu_hour: float | None,
@@ -97,7 +97,7 @@ def requested_runs(
     """Make the configurations that a person means: studies', with parameters that change them.
 
     Without a study they change ``longest``, of a fit. Returns also what is left out, as
-    ``systems.runs_that_fit`` does.
+    ``systems.select_runs_that_fit`` does.
     """
     if not names and not (longest and parameters):
         raise ValueError(
@@ -106,41 +106,41 @@ def requested_runs(
         )
     found = longest and [config.replace(longest, devices=1, accumulation_steps=1)]
     if names:
-        found = itertools.chain(*studies.find(names, site.name).values())
+        found = itertools.chain(*studies.find_studies(names, site.name).values())
     # The sizes that are given, and the number of devices, make the global batch anew.
     anew = {"global_batch_size": None} if parameters else {}
     if "global_batch_size" in parameters:
         anew = {"local_batch_size": None, "accumulation_steps": None}
     made = [config.make(**config.asdict(run) | anew | parameters) for run in found]
-    return systems.runs_that_fit(site, made) if names else (made, "")
+    return systems.select_runs_that_fit(site, made) if names else (made, "")
 
 
-def most_devices(site: Site) -> int:
+def max_devices_of_site(site: Site) -> int:
     """Count the devices that a system has, as far as forecasts are validated."""
     return min(MAX_DEVICES, (site.nodes or MAX_DEVICES) * site.devices_per_node)
 
 
-def check_devices(site: Site, asked: int) -> None:
+def require_devices(site: Site, asked: int) -> None:
     """Raise ValueError for more devices than a system has, or than forecasts are validated for."""
-    if asked > (most := most_devices(site)):
+    if asked > (most := max_devices_of_site(site)):
         raise ValueError(
             f"devices: {asked} asked; on {site.name} choose at most {most}; a fit with another "
             f"--system FILE has up to {MAX_DEVICES}"
         )
 
 
-def most_planned(fit: Fit, run: RunConfig) -> int:
+def max_devices_of_plan(fit: Fit, run: RunConfig) -> int:
     """Count the devices of a plan: all, or as many as ran where the all-reduce is unknown."""
-    most = most_devices(fit.runs.site)
-    if unknown_exchange(fit, config.replace(run, devices=most)):
+    most = max_devices_of_site(fit.runs.site)
+    if unknown_exchange_text(fit, config.replace(run, devices=most)):
         return min(most, int(fit.runs.work["devices"].max()))
     return most
 
 
-def unknown_exchange(fit: Fit, run: RunConfig) -> str:
+def unknown_exchange_text(fit: Fit, run: RunConfig) -> str:
     """Say what is missing to know what the exchange of a run costs; "" where it is known."""
-    work = fit.runs.works([run])
-    if not fits.lacks_exchange(fit, work)[0]:
+    work = fit.runs.work_of([run])
+    if not fits.has_unknown_exchange(fit, work)[0]:
         return ""
     site = fit.runs.site
     link = "link_GB_per_s" if work["nodes"][0] > 1 else "gpu_link_GB_per_s"
@@ -157,30 +157,30 @@ def unknown_exchange(fit: Fit, run: RunConfig) -> str:
 # ------------------------------------------------------------------------------------ the answer
 
 
-def rows_of_all(
+def forecast_all_runs(
     asked: list[RunConfig], fit: Fit | None, system: str, factors: list[tuple]
 ) -> list[dict]:
-    """Forecast runs as ``rows`` does, without a fit by what is published on the system."""
+    """Forecast runs as ``forecasts`` does, without a fit by what is published on the system."""
     by_workload, result = defaultdict(list), []
     for run in asked:
         by_workload[run.workload].append(run)
     for workload, of_it in by_workload.items():
         made = fit or fits.published(workload, system)
-        result += rows(made, of_it, factors=factors)
+        result += forecasts(made, of_it, factors=factors)
     return result
 
 
-def total(rows: list[dict]) -> dict[str, float | None]:
+def total_of_rows(rows: list[dict]) -> dict[str, float | None]:
     """Add up what all runs take, repeats too: each quantity that is additive, where it is known."""
     sums = {}
-    for name in filter(rows[0].get, ADDED):
+    for name in filter(rows[0].get, ADDITIVE_QUANTITIES):
         values = [row[name]["value"] for row in rows]
         counts = [row["runs"] for row in rows]
         sums[name] = None if None in values else float(np.dot(values, counts))
     return sums
 
 
-def rows(
+def forecasts(
     fit: Fit,
     asked: list[RunConfig],
     power_share: float = 1.0,
@@ -188,10 +188,10 @@ def rows(
 ) -> list[dict]:
     """Forecast each configuration, ``runs`` times asked for, as ``predict --json`` shows it.
 
-    power_share and factors: as ``quantities`` takes them.
+    power_share and factors: as ``forecast_quantities`` takes them.
     Raises ValueError for another workload, too many devices, or too few samples for an update.
     """
-    if others := {run.workload for run in asked} - {fit.runs.longest.workload}:
+    if others := {run.workload for run in asked} - {fit.runs.longest_run.workload}:
         raise ValueError(
             f"workload: the fit is of {fit.runs.workload}; fit {others.pop()}"
         )
@@ -201,13 +201,13 @@ def rows(
     if fit.runs.provenance == "published":
         provenance += f" on {fit.runs.site.published_as}"
     if power_share != 1:
-        changes = power_limit.factors(power_share).ravel()
-        provenance += power_limit.WORDS.format(power_share, *changes)
+        changes = power_limit.limit_factors(power_share).ravel()
+        provenance += power_limit.LIMIT_EFFECT_TEXT.format(power_share, *changes)
     result = []
     counts = Counter(config.replace(run, **same) for run in asked)
-    check_devices(fit.runs.site, max(run.devices for run in counts))
-    works = fit.runs.works(list(counts))
-    told = quantities(fit, works, power_share, factors)
+    require_devices(fit.runs.site, max(run.devices for run in counts))
+    works = fit.runs.work_of(list(counts))
+    told = forecast_quantities(fit, works, power_share, factors)
     for at, (run, number) in enumerate(counts.items()):
         work = works[at : at + 1]
         if run.local_batch_size and not work["updates"][0]:
@@ -215,22 +215,22 @@ def rows(
                 "local_batch_size: a device has fewer samples than one update takes; choose a "
                 "smaller one"
             )
-        row = {"runs": number} | {name: getattr(run, name) for name in OF_RUN}
+        row = {"runs": number} | {name: getattr(run, name) for name in RUN_FIELDS}
         row |= {"workload": fit.runs.workload, "run_id": config.run_id(run)}
         samples = fit.runs.epoch(run).training_samples
         row |= {"samples": samples, "provenance": provenance}
         for name, values in told.items():
             known = np.where(np.isfinite(values[at]), values[at], None)
-            row[name] = dict(zip(ENDS, known, strict=True))
-        times_s = times_of_draws(fit, work)
+            row[name] = dict(zip(INTERVAL_FIELDS, known, strict=True))
+        times_s = draw_times_by_cause(fit, work)
         shares = 100 * times_s.div(times_s.sum(axis="columns"), axis="index")
-        row["time_share_percent"] = with_ends(shares).to_dict("index")
-        row["outside"] = outside(fit, run, work)
+        row["time_share_percent"] = share_intervals(shares).to_dict("index")
+        row["outside"] = extrapolation_remarks(fit, run, work)
         result.append(row)
     return result
 
 
-def outside(fit: Fit, run: RunConfig, work: np.ndarray) -> list[str]:
+def extrapolation_remarks(fit: Fit, run: RunConfig, work: np.ndarray) -> list[str]:
     """Say in words what of one configuration lies beyond the fitted runs."""
     lines = []
     seen = fit.runs.work
@@ -244,13 +244,13 @@ def outside(fit: Fit, run: RunConfig, work: np.ndarray) -> list[str]:
             words = name.replace("trained", "samples of a device")
             lines.append(f"{words} beyond {least:g} to {most:g}: nothing measured")
     plain = config.asdict(run)
-    for name in sorted(runs.fitted_recipe(plain)):
+    for name in sorted(runs.recipe_of_fit(plain)):
         had = {getattr(one, name, None) for one in fit.runs.configs}
         if plain[name] not in had:
             lines.append(
                 f"{name} {plain[name]}: no fitted run had it, its effect is not known"
             )
-    if unknown := unknown_exchange(fit, run):
+    if unknown := unknown_exchange_text(fit, run):
         lines.append(f"the all-reduce is left out: {unknown}")
     thresholds = studies.large_batch_thresholds(run)
     batches = {one.global_batch_size for one in fit.runs.configs}
@@ -262,17 +262,17 @@ def outside(fit: Fit, run: RunConfig, work: np.ndarray) -> list[str]:
     return lines
 
 
-def times_of_draws(fit: Fit, work: np.ndarray) -> pd.DataFrame:
+def draw_times_by_cause(fit: Fit, work: np.ndarray) -> pd.DataFrame:
     """Draw seconds of one configuration by cause: the best parameters first, then by chance."""
     points = np.random.default_rng(0).multivariate_normal(
-        fit.point, fit.conditional_covariance, DRAWS
+        fit.point, fit.conditional_covariance, PARAMETER_DRAWS
     )
-    points[:, fit.is_open] = 0.0
-    values = fits.to_values(fit.names, np.vstack([fit.point, points]))
-    return pd.DataFrame(model.times_s(values, work))
+    points[:, fit.open_terms] = 0.0
+    values = fits.parameter_values(fit.names, np.vstack([fit.point, points]))
+    return pd.DataFrame(model.times_by_cause_s(values, work))
 
 
-def with_ends(shares: pd.DataFrame) -> pd.DataFrame:
+def share_intervals(shares: pd.DataFrame) -> pd.DataFrame:
     """Take the first draw of each share as its value, and 90 % of the others as low and high."""
     low, high = shares[1:].quantile([0.05, 0.95]).to_numpy()
     return pd.DataFrame({"value": shares.iloc[0], "low": low, "high": high})
@@ -281,27 +281,29 @@ def with_ends(shares: pd.DataFrame) -> pd.DataFrame:
 # ------------------------------------------------------------------------------- beside the fact
 
 
-def held_out(
+def compare_held_out_runs(
     runs_dir: Path, site: Site, most: int = 1, named: str = ""
 ) -> tuple[list[dict], pd.DataFrame]:
     """Set own runs on more than ``most`` devices beside the forecast of those on at most so many.
 
     One row a configuration, of each recipe whose few runs tell the parameters; of the workload
-    ``named`` alone, if given. Then these few, each from the others, as ``fits.from_others`` has
-    it. Raises ValueError where there is none.
+    ``named`` alone, if given. Then these few, each from the others, as
+    ``fits.leave_one_out_errors`` has it. Raises ValueError where there is none.
     """
     recipes = defaultdict(list)
     found, each = [], []
     for record in runs.valid_records(runs_dir, site):
         if runs.workload_name(record) == named or not named:
-            recipes[runs.workload_name(record), runs.recipe(record)].append(record)
+            recipes[runs.workload_name(record), runs.recipe_of_record(record)].append(
+                record
+            )
     for (workload, _), of_recipe in recipes.items():
         seen = runs.own_runs(of_recipe, workload, site, named)
         few = seen.work["devices"] <= most
-        if few.any() and not few.all() and fits.varies(seen.only(few)):
-            made = fits.make(seen.only(few))
-            found += beside_facts(made, seen.only(~few))
-            each.append(fits.from_others(made))
+        if few.any() and not few.all() and fits.has_varied_runs(seen.subset(few)):
+            made = fits.fit_runs(seen.subset(few))
+            found += compare_with_many_runs(made, seen.subset(~few))
+            each.append(fits.leave_one_out_errors(made))
     if not found:
         raise ValueError(
             f"{runs_dir}: no recipe has valid runs that vary on {most} device(s), and runs on "
@@ -310,12 +312,12 @@ def held_out(
     return found, pd.concat(each)
 
 
-def beside_facts(fit: Fit, many: Runs) -> list[dict]:
+def compare_with_many_runs(fit: Fit, many: ObservedRuns) -> list[dict]:
     """Set forecasts by the fit to a few runs beside what many others took, a row each."""
     facts = pd.DataFrame({"time_h": many.time_s / SECOND_PER_HOUR})
     facts["gpu_hours"] = facts["time_h"] * many.work["devices"]
     facts["energy_kWh"] = facts["gpu_hours"] * many.power_W / 1000
-    result = rows(fit, many.configs)
+    result = forecasts(fit, many.configs)
     for row, of_row in zip(result, facts.to_dict("records"), strict=True):
         row["fact_is"] = many.provenance + runs.SCOPES[many.scope]
         for name, fact in of_row.items():

@@ -21,12 +21,12 @@ from energynn.forecast import command
 from energynn.measure.energy import SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
-CORE_LINK_GB_PER_S = 8.0  # between processes on cores, before their runs have told
+CPU_LINK_GB_PER_S = 8.0  # between processes on cores, before their runs have told
 # Of what energies are, where all of them were measured.
 SCOPES = {"total": "", "gpu": ", energies of the GPUs alone", "": ""}
 # Of a recipe, what runs of one fit may differ in: a forecast takes account of it, or it changes
 # neither time nor power of a step.
-MAY_DIFFER_IN_FIT = {
+PARAMETERS_THAT_MAY_DIFFER = {
     "command",
     "workload",
     "epochs",
@@ -60,10 +60,10 @@ class Observation(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def run(self) -> RunConfig:
-        return config.from_dict(self.config)
+        return config.config_from_dict(self.config)
 
 
-class Runs(msgspec.Struct, frozen=True, dict=True):
+class ObservedRuns(msgspec.Struct, frozen=True, dict=True):
     """Configurations of a workload on a system and what they took.
 
     samples: of the training and of the validation data. like: runs on another system, which give
@@ -75,7 +75,7 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
     taken: list[Observation]
     samples: tuple[int, int] = (0, 0)
     provenance: str = "measured"
-    like: Runs | None = None
+    like: ObservedRuns | None = None
     scope: str = "total"
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def work(self) -> np.ndarray:
-        return self.works(self.configs)
+        return self.work_of(self.configs)
 
     @property
     def time_s(self) -> np.ndarray:
@@ -102,7 +102,7 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
         return np.array([run.power_gpu_W for run in self.taken], float)
 
     @property
-    def longest(self) -> RunConfig:
+    def longest_run(self) -> RunConfig:
         """The run with the most samples, which stands for the training that people mean.
 
         Of several, that with the largest global batch, on the most devices.
@@ -126,20 +126,20 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
             validation_samples=epoch.validation_samples or self.samples[1],
         )
 
-    def works(self, asked: list[RunConfig]) -> np.ndarray:
+    def work_of(self, asked: list[RunConfig]) -> np.ndarray:
         """Count what one GPU does in runs on this system: fields as the model's text says."""
-        rows = [_work(self, run) for run in asked]
+        rows = [_work_of_run(self, run) for run in asked]
         fields = [(name, float) for name in rows[0]]
         return np.array([tuple(row.values()) for row in rows], fields)
 
-    def only(self, chosen: np.ndarray) -> Runs:
+    def subset(self, chosen: np.ndarray) -> ObservedRuns:
         """Choose runs by a mask."""
         return msgspec.structs.replace(
             self, taken=list(itertools.compress(self.taken, chosen))
         )
 
 
-def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
+def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
     site = seen.site
     epoch = seen.epoch(run)
     of_node = site.devices_per_node
@@ -193,12 +193,12 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
 PUBLISHED_SYSTEMS = ("horeka-a100", "horeka-h100")
 
 
-def published(workload: str, system: str) -> Runs:
+def published_runs(workload: str, system: str) -> ObservedRuns:
     """Read the study's runs of full length on a system; those of another one give the priors.
 
     Raises ValueError where nothing is published.
     """
-    seen = _of_full_length(printed_runs(workload, system))
+    seen = _full_length_runs(printed_runs(workload, system))
     if not len(seen):
         raise ValueError(
             f"{workload} on {seen.site.name}: nothing is published of it; fit runs of your own "
@@ -206,36 +206,36 @@ def published(workload: str, system: str) -> Runs:
             "fourcastnet on horeka-a100, or fourcastnet on horeka-h100"
         )
     others = [name for name in PUBLISHED_SYSTEMS if name != seen.site.name]
-    likes = [_of_full_length(printed_runs(workload, name)) for name in others]
+    likes = [_full_length_runs(printed_runs(workload, name)) for name in others]
     return msgspec.structs.replace(seen, like=next(filter(len, likes), None))
 
 
 @functools.cache
-def printed_runs(workload: str, system: str) -> Runs:
+def printed_runs(workload: str, system: str) -> ObservedRuns:
     """Read the published runs on a system; there may be none."""
-    site = systems.site(system)
-    return Runs(
+    site = systems.read_site(system)
+    return ObservedRuns(
         workload,
         site,
         [
-            _of_study(row, site)
-            for row in published_values.costs()
+            _observation_of_printed_run(row, site)
+            for row in published_values.printed_costs()
             if row["workload"] == workload and row["device_name"] == site.published_as
         ],
         provenance="published",
     )
 
 
-def _of_full_length(seen: Runs) -> Runs:
+def _full_length_runs(seen: ObservedRuns) -> ObservedRuns:
     """Choose the runs with the most epochs."""
     epochs = np.array([run.epochs for run in seen.configs])
-    return seen.only(epochs == epochs.max(initial=0))
+    return seen.subset(epochs == epochs.max(initial=0))
 
 
-def _of_study(row: dict, site: Site) -> Observation:
+def _observation_of_printed_run(row: dict, site: Site) -> Observation:
     """Take what a printed run took, with the configuration that its series has."""
     first, _, _ = row["series"].partition(" ")
-    planned = studies.PAPER[first](site.name)
+    planned = studies.PAPER_STUDIES[first](site.name)
     run = next(run for run in planned if run.devices == row["devices"])
     time_s = SECOND_PER_HOUR * row["gpu_hours"] / run.devices
     power_W = 1000 * row["energy_total_kWh"] / row["gpu_hours"]
@@ -248,10 +248,10 @@ def _of_study(row: dict, site: Site) -> Observation:
 def valid_records(runs_dir: Path, site: Site) -> list[records.Record]:
     """Read the valid records of trainings on a system, and of measured commands with samples."""
     found = records.read_all(runs_dir)
-    return [record for record in found if not _why_not(record, site)]
+    return [record for record in found if not _reason_to_leave_out(record, site)]
 
 
-def _why_not(record: records.Record, site: Site) -> str:
+def _reason_to_leave_out(record: records.Record, site: Site) -> str:
     """Say why a record is none of ``valid_records``; "" of one that is."""
     if not record.valid:
         return "not valid"
@@ -264,30 +264,34 @@ def _why_not(record: records.Record, site: Site) -> str:
     return "" if record.training_time_s is not None else "without a time"
 
 
-def left_out(runs_dir: Path, seen: Runs, parameters: dict) -> dict[str, str]:
-    """Say why ``checked_runs``, which has read ``seen``, takes no other run: by its name."""
-    found = records.read_folders(runs_dir)
+def reasons_of_left_out_runs(
+    runs_dir: Path, seen: ObservedRuns, parameters: dict
+) -> dict[str, str]:
+    """Say why ``read_checked_runs``, which has read ``seen``, takes no other run: by its name."""
+    found = records.read_records_by_folder(runs_dir)
     reasons = {}
-    for folder in records.run_dirs(runs_dir):
+    for folder in records.list_run_folders(runs_dir):
         if not (record := found.get(folder)):
             reasons[folder.name] = "without a record"
-        elif reason := _why_not(record, seen.site):
+        elif reason := _reason_to_leave_out(record, seen.site):
             reasons[folder.name] = reason
         elif (name := workload_name(record)) != seen.workload:
             reasons[folder.name] = f"of {name}"
-        elif different := parameters.items() - _texts(record, parameters).items():
+        elif different := parameters.items() - _as_texts(record, parameters).items():
             reasons[folder.name] = f"of another {min(different)[0]}"
     return reasons | dict.fromkeys(
-        (folder.name for folder in records.copies(found)), "a copy of another"
+        (folder.name for folder in records.find_copies(found)), "a copy of another"
     )
 
 
-def _texts(record: records.Record, names: Iterable[str]) -> dict[str, str]:
+def _as_texts(record: records.Record, names: Iterable[str]) -> dict[str, str]:
     """Read parameters of a run as texts."""
     return {name: str(run_parameters(record).get(name)) for name in names}
 
 
-def checked_runs(runs_dir: Path, workload: str, site: Site, parameters: dict) -> Runs:
+def read_checked_runs(
+    runs_dir: Path, workload: str, site: Site, parameters: dict
+) -> ObservedRuns:
     """Make runs from records that have these parameters, as texts.
 
     Raises ValueError with the first fault of a record.
@@ -297,18 +301,18 @@ def checked_runs(runs_dir: Path, workload: str, site: Site, parameters: dict) ->
             f"{faults[0]}; move this run out of {runs_dir}, or make it again"
         )
     found = valid_records(runs_dir, site)
-    chosen = [record for record in found if _texts(record, parameters) == parameters]
+    chosen = [record for record in found if _as_texts(record, parameters) == parameters]
     return own_runs(chosen, workload, site, workload)
 
 
 def own_runs(
     found: list[records.Record], workload: str, site: Site, named: str = ""
-) -> Runs:
+) -> ObservedRuns:
     """Make runs from records of a workload, or of commands of this name.
 
-    ``named``: the workload that the caller means, as ``config.from_dict`` takes it. Powers are of
-    what was measured in all of them: the whole, else the GPUs alone. Raises ValueError with the
-    remedy where there are none, or they do not belong together.
+    ``named``: the workload that the caller means, as ``config.config_from_dict`` takes it. Powers
+    are of what was measured in all of them: the whole, else the GPUs alone. Raises ValueError with
+    the remedy where there are none, or they do not belong together.
     """
     chosen = [record for record in found if workload_name(record) == workload]
     if not chosen:
@@ -317,7 +321,7 @@ def own_runs(
             f"no valid run of {workload} on {site.name}; there are {there}; a command counts with "
             "`energynn measure --name NAME --devices N --samples N`"
         )
-    recipes = set(map(recipe, chosen))
+    recipes = set(map(recipe_of_record, chosen))
     if kinds := frozenset.union(*recipes) - frozenset.intersection(*recipes):
         raise ValueError(
             f"{workload}: runs of several recipes or devices ({', '.join(sorted(kinds))}); choose "
@@ -326,7 +330,7 @@ def own_runs(
     # whose data stand in where only they tell how many samples there are
     first = max(chosen, key=lambda record: record.dataset_samples or 0)
     if site.scheduler == "local":
-        site = local_site(site, first.machine, first.device_kind == "gpu")
+        site = site_of_this_machine(site, first.machine, first.device_kind == "gpu")
     elif site.gpu and first.device_kind != "gpu":
         raise ValueError(
             f"{workload}: its runs were on {first.device_name}, {site.name} has GPUs; give "
@@ -335,24 +339,24 @@ def own_runs(
         )
     groups = defaultdict(list)
     for record in chosen:
-        groups[_config(record, named)].append(record)
-    run = _config(first, named)
-    scope = _measured(chosen)
+        groups[_config_of_record(record, named)].append(record)
+    run = _config_of_record(first, named)
+    scope = _measured_scope(chosen)
     provenances = {record.energy_total_provenance for record in chosen}
     training = first.dataset_samples or 0
     evaluated = (first.samples_evaluated or 0) // run.epochs
     evaluated -= training * run.epoch().evaluates_training_set
-    return Runs(
+    return ObservedRuns(
         workload,
         site,
-        [_taken(run, group, scope) for run, group in groups.items()],
+        [_mean_observation(run, group, scope) for run, group in groups.items()],
         samples=(training, evaluated),
         provenance="simulated" if provenances == {"simulated"} else "measured",
         scope=scope,
     )
 
 
-def _measured(found: list[records.Record], scopes=("total", "gpu")) -> str:
+def _measured_scope(found: list[records.Record], scopes=("total", "gpu")) -> str:
     """Say of what all energies were measured: the whole, else the GPUs alone, else nothing."""
     for scope in scopes:
         of = {getattr(record, f"energy_{scope}_provenance") for record in found}
@@ -368,10 +372,12 @@ def workload_name(record: records.Record) -> str:
     return record.workload
 
 
-def fitted_recipe(values: dict) -> dict:
+def recipe_of_fit(values: dict) -> dict:
     """Select from a configuration what all runs of one fit share."""
     kept = config.recipe(values).items()
-    return {name: value for name, value in kept if name not in MAY_DIFFER_IN_FIT}
+    return {
+        name: value for name, value in kept if name not in PARAMETERS_THAT_MAY_DIFFER
+    }
 
 
 def run_parameters(record: records.Record) -> dict:
@@ -379,14 +385,14 @@ def run_parameters(record: records.Record) -> dict:
     return (record.metrics if "command" in record.config else {}) | record.config
 
 
-def recipe(record: records.Record) -> frozenset[str]:
+def recipe_of_record(record: records.Record) -> frozenset[str]:
     """Say in words what runs share that one fit is made of: their recipe and devices."""
-    shared = fitted_recipe(run_parameters(record)).items()
+    shared = recipe_of_fit(run_parameters(record)).items()
     words = [f"{name} {value}" for name, value in shared]
     return frozenset([record.device_name, *words])
 
 
-def _config(record: records.Record, named: str) -> RunConfig:
+def _config_of_record(record: records.Record, named: str) -> RunConfig:
     """Read what was made, whatever its seed and repeat, and however it was watched."""
     plain = record.config
     if "command" in plain:
@@ -396,42 +402,44 @@ def _config(record: records.Record, named: str) -> RunConfig:
             devices=record.devices,
             **{name: run_parameters(record).get(name) for name in sizes},
         )
-    kept = {name: plain[name] for name in plain if name not in config.WATCH}
+    kept = {name: plain[name] for name in plain if name not in config.WATCH_FIELDS}
     kept["device"] = "gpu" if record.device_kind == "gpu" else "cpu"
     kept["seed"] = 0
     kept["repeat"] = 0
-    return config.from_dict(kept, named)
+    return config.config_from_dict(kept, named)
 
 
-def _taken(run: RunConfig, group: list[records.Record], scope: str) -> Observation:
+def _mean_observation(
+    run: RunConfig, group: list[records.Record], scope: str
+) -> Observation:
     """Take the mean of repeats."""
     times_s = [record.training_time_s for record in group]
-    time_s = _mean(times_s)
+    time_s = _geometric_mean(times_s)
     spread = max(times_s) / min(times_s) - 1
     power_W = None
     if scope:
         powers_W = [getattr(record, f"mean_power_{scope}_W") for record in group]
-        power_W = _mean(powers_W) / run.devices
+        power_W = _geometric_mean(powers_W) / run.devices
     power_gpu_W = None
-    if scope == "total" and _measured(group, ("gpu",)):
+    if scope == "total" and _measured_scope(group, ("gpu",)):
         powers_W = [record.mean_power_gpu_W for record in group]
-        power_gpu_W = _mean(powers_W) / run.devices
+        power_gpu_W = _geometric_mean(powers_W) / run.devices
     return Observation(
         config.asdict(run), time_s, power_W, len(group), spread, power_gpu_W
     )
 
 
-def _mean(values: list[float]) -> float:
+def _geometric_mean(values: list[float]) -> float:
     """The geometric mean: as much too long counts as too short."""
     return float(np.exp(np.log(values).mean()))
 
 
-def local_site(site: Site, machine: dict, on_gpu: bool) -> Site:
+def site_of_this_machine(site: Site, machine: dict, on_gpu: bool) -> Site:
     """Describe this machine: nodes and devices that its file leaves out are ``machine``'s.
 
     That is as a record has it. Cores are no GPU, and share their gradients through memory.
     """
     counted = max(len(machine["gpus"]) if on_gpu else machine["cores"], 1)
-    changed = {} if on_gpu else {"gpu": "", "gpu_link_GB_per_s": CORE_LINK_GB_PER_S}
+    changed = {} if on_gpu else {"gpu": "", "gpu_link_GB_per_s": CPU_LINK_GB_PER_S}
     changed["devices_per_node"] = site.devices_per_node or counted
     return msgspec.structs.replace(site, nodes=site.nodes or 1, **changed)

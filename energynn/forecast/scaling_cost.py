@@ -9,7 +9,7 @@ from energynn.experiment import config, published_values
 from energynn.forecast import predict
 from energynn.forecast.fit import Fit
 
-IN_WORDS = (
+SCALING_COST_TEXT = (
     "on 256 GPUs for 4 at about the same error it takes {:.0f} to {:.0f} % more energy by the "
     "study's text, {:.0f} % by this model, {:.0f} % ({:.0f}-{:.0f}) by what is printed of 256 and "
     "the model of 4; they differ mostly on 4, of which no energy is printed: it is {:.1f} to "
@@ -18,8 +18,8 @@ IN_WORDS = (
 )
 
 
-def _printed(series: str, devices: int) -> dict:
-    runs = published_values.runs()
+def _printed_row(series: str, devices: int) -> dict:
+    runs = published_values.printed_runs()
     return next(
         run for run in runs if series in run["series"] and run["devices"] == devices
     )
@@ -30,7 +30,7 @@ def stated_energy_kWh(devices: int) -> np.ndarray:
 
     It prints the CPUs' energy and their share of the total, both rounded.
     """
-    run = _printed("R1", devices)
+    run = _printed_row("R1", devices)
     ends = np.array([-1, 1])
     cpu_kWh = run["energy_cpu_kWh"] + ends * run["energy_cpu_kWh_half"]
     return (
@@ -49,12 +49,12 @@ def added_energy_percent(fit: Fit) -> dict[str, np.ndarray | str]:
     """
     if (fit.runs.workload, fit.runs.provenance) != ("resnet50", "published"):
         return {}
-    printed_kWh = _printed("R3", 256)["energy_total_kWh"]
+    printed_kWh = _printed_row("R3", 256)["energy_total_kWh"]
     by_text = printed_kWh / stated_energy_kWh(4)[::-1]
     few = config.make("resnet50", preset="paper", devices=4, global_batch_size=1024)
     many = config.make("resnet50", preset="paper", devices=256, global_batch_size=8192)
-    works = fit.runs.works([few, many])
-    told = predict.quantities(fit, works)
+    works = fit.runs.work_of([few, many])
+    told = predict.forecast_quantities(fit, works)
     few_kWh, many_kWh = told["energy_kWh"]
     ratios = {
         "by_text": by_text,
@@ -63,11 +63,11 @@ def added_energy_percent(fit: Fit) -> dict[str, np.ndarray | str]:
     }
     added = {name: 100 * (ratio - 1) for name, ratio in ratios.items()}
     share = 100 * told["energy_cpu_kWh"][0, 0] / few_kWh[0]
-    in_words = IN_WORDS.format(
+    in_words = SCALING_COST_TEXT.format(
         *chain(*added.values()),
         *stated_energy_kWh(4),
         few_kWh[0],
         share,
-        **_printed("R1", 4),
+        **_printed_row("R1", 4),
     )
     return added | {"works": works, "in_words": in_words}

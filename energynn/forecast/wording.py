@@ -11,36 +11,38 @@ from energynn.forecast import plan as plans
 from energynn.forecast import predict, scaling_cost
 from energynn.forecast.fit import Fit
 from energynn.forecast.plan import Plan
-from energynn.forecast.predict import ENDS, UNITS
+from energynn.forecast.predict import INTERVAL_FIELDS, UNITS
 
-SHOWN = UNITS | {
+UNITS_OF_QUANTITIES = UNITS | {
     "energy_centre_kWh": "kWh of the centre",
     "CO2_g": "g CO2",
     "price": "price",
 }
 
 
-def predicted(rows: list[dict], left_out: str = "") -> str:
+def prediction(rows: list[dict], left_out: str = "") -> str:
     """Show the total, the forecasts, and what the last one's time goes to: shares with ranges."""
     last = rows[-1]
     shares = pd.DataFrame(last["time_share_percent"]).T.round().astype(int)
     heading = f"share of each cause in the time on {last['devices']} GPUs in %"
-    parts = [table(rows), left_out, f"{heading}\n{shares}"]
+    parts = [configuration_table_text(rows), left_out, f"{heading}\n{shares}"]
     if (number_of_runs := sum(row["runs"] for row in rows)) > 1:
-        names = predict.PRICE | SHOWN
-        sums = {name: each for name, each in predict.total(rows).items() if each}
-        words = [f"{number(each)} {names[name]}" for name, each in sums.items()]
+        names = predict.PRICED_QUANTITIES | UNITS_OF_QUANTITIES
+        sums = {
+            name: each for name, each in predict.total_of_rows(rows).items() if each
+        }
+        words = [f"{number_text(each)} {names[name]}" for name, each in sums.items()]
         parts.insert(0, f"all {number_of_runs} runs: {', '.join(words)}")
     return "\n\n".join(filter(None, parts))
 
 
-def beside_facts(rows: list[dict]) -> str:
+def comparison_text(rows: list[dict]) -> str:
     """Show the forecasts beside the facts, simulated ones by that name."""
     sizes = ["workload", "devices", "local_batch_size"]
     table = pd.DataFrame(rows).sort_values(sizes, kind="stable")
     shown = table[sizes].set_axis(["", "GPUs", "LBS"], axis="columns")
     for name in ("time_h", "energy_kWh"):
-        shown[f"estimated {UNITS[name]}"] = table[name].map(span)
+        shown[f"estimated {UNITS[name]}"] = table[name].map(interval_text)
         shown[f"fact, {UNITS[name]}"] = table[name].str.get("fact").astype(float)
     shown["fact is"] = table["fact_is"]
     return shown.to_string(
@@ -48,7 +50,7 @@ def beside_facts(rows: list[dict]) -> str:
     )
 
 
-def planned(plan: Plan) -> str:
+def plan_text(plan: Plan) -> str:
     """Show the plan: the answer, the choices, and the Pareto set in round numbers of devices."""
     names = {}
     for name, at in plan.choices.items():
@@ -56,20 +58,20 @@ def planned(plan: Plan) -> str:
     for at in plan.pareto:
         if plan.runs[at].devices.bit_count() == 1:
             names.setdefault(at, "")
-    rows = plans.rows(plan, list(names))
+    rows = plans.forecast_rows(plan, list(names))
     found = [rows[at] | {"choice": names[at]} for at in names]
-    limits = plans.in_words(plan.limits, plan.runs[0])
+    limits = plans.limits_text(plan.limits, plan.runs[0])
     lines = [
-        answer(plan, found[0], rows[plan.choices["fastest"]]),
+        choice_text(plan, found[0], rows[plan.choices["fastest"]]),
         "",
-        table(found),
+        configuration_table_text(found),
         "",
         f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations "
         f"with {found[0]['samples']:,} samples; limits: {limits}",
     ]
-    most = predict.most_devices(plan.fit.runs.site)
+    most = predict.max_devices_of_site(plan.fit.runs.site)
     whole = config.replace(plan.runs[0], devices=most)
-    if unknown := predict.unknown_exchange(plan.fit, whole):
+    if unknown := predict.unknown_exchange_text(plan.fit, whole):
         lines.append(f"on no more devices than ran: {unknown}")
     added = scaling_cost.added_energy_percent(plan.fit)
     if added and plan.power_share == 1:
@@ -78,23 +80,23 @@ def planned(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def answer(plan: Plan, best: dict, fastest: dict) -> str:
+def choice_text(plan: Plan, best: dict, fastest: dict) -> str:
     """Say what a choice, a row, costs less than the fastest, and by what chance it keeps limits."""
     spent = "energy_kWh" if plan.fit.has_power else "gpu_hours"
     if "cheapest" in plan.choices:
         spent = "price"
     words = f"{best['choice']}: {best['devices']} GPU{'s' * (best['devices'] > 1)}"
     for name, chance in best["chance_percent"].items():
-        taken = f"{number(best[name]['value'])} of {plan.limits[name]:g}"
-        words += f", {taken} {UNITS[name]} (chance {percent(chance)})"
+        taken = f"{number_text(best[name]['value'])} of {plan.limits[name]:g}"
+        words += f", {taken} {UNITS[name]} (chance {chance_text(chance)})"
     spared = 100 - 100 * best[spent]["value"] / fastest[spent]["value"]
     if best["run_id"] != fastest["run_id"]:
-        words += f"; spares {spared:.0f} % of the {SHOWN[spent]} of "
+        words += f"; spares {spared:.0f} % of the {UNITS_OF_QUANTITIES[spent]} of "
         words += f"{fastest['devices']} GPUs, the fastest"
     return words
 
 
-def fitted(fit: Fit, details: bool = False) -> str:
+def fit_text(fit: Fit, details: bool = False) -> str:
     """Show how good the fit is; with details its parameters."""
     of_time, of_power = fit.errors
     words = (
@@ -114,16 +116,16 @@ def fitted(fit: Fit, details: bool = False) -> str:
     spread = max(run.spread for run in fit.runs.taken)
     if spread > 2 * fits.SCATTER:
         words += f"\nruns of one configuration differ by up to {spread:.0%}: the machine was busy"
-    each = fits.from_others(fit)
+    each = fits.leave_one_out_errors(fit)
     if not each.empty:
-        words += "\n" + from_others(each, details)
+        words += "\n" + leave_one_out_text(each, details)
     if details:
-        table = pd.DataFrame(fits.describe(fit)).T.drop(columns="meaning")
+        table = pd.DataFrame(fits.describe_parameters(fit)).T.drop(columns="meaning")
         words += "\n" + table.to_string(float_format="{:.3g}".format)
     return words
 
 
-def left_out(reasons: dict[str, str]) -> str:
+def left_out_runs_text(reasons: dict[str, str]) -> str:
     """Count the runs that a fit leaves out, by the reason, and name the first of each."""
     names = defaultdict(list)
     for name, reason in reasons.items():
@@ -134,7 +136,7 @@ def left_out(reasons: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def from_others(each: pd.DataFrame, with_table: bool = True) -> str:
+def leave_one_out_text(each: pd.DataFrame, with_table: bool = True) -> str:
     """Say how well the runs are forecast each from the others, and which of them is odd."""
     if each.empty:
         return "too few runs to forecast each from the others"
@@ -151,7 +153,7 @@ def from_others(each: pd.DataFrame, with_table: bool = True) -> str:
     return words
 
 
-def table(rows: list[dict]) -> str:
+def configuration_table_text(rows: list[dict]) -> str:
     """Show one configuration a line, then what no fitted run tells of those with a letter.
 
     Charged hours are shown where they are not the GPU hours.
@@ -164,12 +166,16 @@ def table(rows: list[dict]) -> str:
         if is_repeated:
             line = {"": row["workload"], "runs": row["runs"]} | line
         line["GBS"] = row["global_batch_size"]
-        line |= {unit: span(row[name]) for name, unit in SHOWN.items() if name in row}
+        line |= {
+            unit: interval_text(row[name])
+            for name, unit in UNITS_OF_QUANTITIES.items()
+            if name in row
+        }
         for name, chance in row.get("chance_percent", {}).items():
-            line[f"chance ({UNITS[name]})"] = percent(chance)
+            line[f"chance ({UNITS[name]})"] = chance_text(chance)
         charged = row["charged_hours"]
         is_part = charged != row["gpu_hours"]
-        line["charged hours"] = number(charged["value"]) if is_part else ""
+        line["charged hours"] = number_text(charged["value"]) if is_part else ""
         for words in row["outside"]:
             marks.setdefault(words, chr(ord("a") + len(marks)))
         plain.append(line | {"note": " ".join(sorted(map(marks.get, row["outside"])))})
@@ -182,19 +188,19 @@ def table(rows: list[dict]) -> str:
     return "\n".join([shown, "", *legend, foot])
 
 
-def span(ends: dict[str, float | None]) -> str:
+def interval_text(ends: dict[str, float | None]) -> str:
     """Show a value with its interval, in 19 columns at most."""
     if ends["value"] is None:
         return "not known"
-    value, low, high = (number(ends[end]) for end in ENDS)
+    value, low, high = (number_text(ends[end]) for end in INTERVAL_FIELDS)
     return f"{value} ({low}-{high})"
 
 
-def percent(chance: float) -> str:
+def chance_text(chance: float) -> str:
     """Show a chance, which is never certain: 99 % is at least that."""
     return f"{min(chance, 99):.0f} %"
 
 
-def number(value: float) -> str:
+def number_text(value: float) -> str:
     """Show a number with three digits, or as a whole number."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")

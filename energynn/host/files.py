@@ -13,30 +13,30 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 # pyproject.toml puts it into a wheel; a checkout has none
-SHIPPED = PACKAGE / "shipped"
-IS_CHECKOUT = not SHIPPED.is_dir()
+SHIPPED_FOLDER = PACKAGE_FOLDER / "shipped"
+IS_CHECKOUT = not SHIPPED_FOLDER.is_dir()
 # What the package writes of itself lies below REPOSITORY / "build"; an installed package writes to
 # the working folder.
-REPOSITORY = PACKAGE.parent if IS_CHECKOUT else Path.cwd()
+REPOSITORY = PACKAGE_FOLDER.parent if IS_CHECKOUT else Path.cwd()
 # torch, perun and MPI
-INSTALL = "`make train-env`" if IS_CHECKOUT else "`pip install 'energynn[train]'`"
+INSTALLATION = "`make train-env`" if IS_CHECKOUT else "`pip install 'energynn[train]'`"
 
 
-def shipped(name: str) -> Path:
+def shipped_path(name: str) -> Path:
     """Find what comes with the project, as "systems": in the checkout or the installed package."""
-    return (REPOSITORY if IS_CHECKOUT else SHIPPED) / name
+    return (REPOSITORY if IS_CHECKOUT else SHIPPED_FOLDER) / name
 
 
-DATA_MANIFESTS = shipped("data_manifests")
+DATA_MANIFESTS = shipped_path("data_manifests")
 # What file systems say that have no locks.
-WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+NO_LOCK_ERRORS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
-def require_place(path: Path) -> None:
+def require_writable_path(path: Path) -> None:
     """Raise ValueError where a file cannot be written; ask before anything expensive."""
-    _require_name(path)
+    _require_file_name(path)
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise ValueError(
@@ -44,7 +44,7 @@ def require_place(path: Path) -> None:
         )
 
 
-def _require_name(path: Path) -> None:
+def _require_file_name(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise ValueError(
             f"{path}: is a directory, a device or a pipe, which no file may replace; "
@@ -59,7 +59,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     Its folder is made. Raises ValueError where something else has its name: a device that is
     replaced is gone for all.
     """
-    _require_name(path)
+    _require_file_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -72,7 +72,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def remove_named(folder: Path, pattern: str, kept: Collection[str] = ()) -> None:
+def remove_matching(folder: Path, pattern: str, kept: Collection[str] = ()) -> None:
     """Remove the files of a folder that have names of ours, and the folder where that was all.
 
     pattern: of whole names; what its first group says is not removed where it is among ``kept``.
@@ -123,7 +123,7 @@ def sha256(path: Path | str, algorithm: str = "sha256") -> str:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def utc_now() -> str:
+def utc_time_text() -> str:
     """Return the time as ISO 8601 in UTC, with milliseconds."""
     return (
         datetime.datetime.now(datetime.UTC)
@@ -133,7 +133,7 @@ def utc_now() -> str:
 
 
 @contextlib.contextmanager
-def staged(parent: Path) -> Iterator[Path]:
+def staging_folder(parent: Path) -> Iterator[Path]:
     """Make a hidden folder for what is not whole yet, and remove it at the end."""
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".staged-", dir=parent) as name:
@@ -147,7 +147,7 @@ def lock(path: Path, shared: bool = False, wait: bool = False) -> TextIO | None:
     ValueError with the remedy on a file system without locks.
     """
     file = open(path, "a+")  # over NFS only what may be written can be locked
-    if _flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait):
+    if _try_flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait):
         return file
     file.close()
     return None
@@ -158,10 +158,10 @@ def is_locked(path: Path) -> bool:
     if not path.is_file():  # a pipe would wait for who writes it
         return False
     with open(path) as file:
-        return not _flock(file, fcntl.LOCK_SH, wait=False)
+        return not _try_flock(file, fcntl.LOCK_SH, wait=False)
 
 
-def _flock(file: TextIO, kind: int, wait: bool) -> bool:
+def _try_flock(file: TextIO, kind: int, wait: bool) -> bool:
     """Lock an open file; False where another process holds it."""
     try:
         fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
@@ -169,7 +169,7 @@ def _flock(file: TextIO, kind: int, wait: bool) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in WITHOUT_LOCKS:
+        if error.errno not in NO_LOCK_ERRORS:
             raise
         raise ValueError(
             f"{file.name}: its file system has no locks; "

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from energynn.host.files import INSTALL
+from energynn.host.files import INSTALLATION
 from energynn.host.processes import own_environment
 
 # in a batch job: the options with which srun starts the ranks
@@ -20,16 +20,16 @@ SRUN_VARIABLE = "ENERGYNN_SRUN"
 # in a batch job: how srun calls Python, as "apptainer exec image.sif python"
 PYTHON_VARIABLE = "ENERGYNN_PYTHON"
 # launchers whose runs have no file of perun's
-WITHOUT_PERUN = ("alone", "torchrun", "simulated")
+LAUNCHERS_WITHOUT_PERUN = ("alone", "torchrun", "simulated")
 # 75: exit status of a run that was interrupted and can go on
-CAN_GO_ON = os.EX_TEMPFAIL
-AFTER_A_LOSS = "its own last lines, or its host's log, say why"
+RESUMABLE_STATUS = os.EX_TEMPFAIL
+LOST_RANK_HINT = "its own last lines, or its host's log, say why"
 
 
 # -------------------------------------------------------------------------- what a rank is told
 
 
-class Variables(NamedTuple):
+class LauncherVariables(NamedTuple):
     """Names the variables in which one launcher tells a process of its place; empty where it has
     none.
     """
@@ -43,7 +43,7 @@ class Variables(NamedTuple):
         tasks = os.environ.get("SLURM_STEP_NUM_TASKS")
         # one process: a batch script, or a step of one task
         is_alone = "SLURM_STEP_ID" not in os.environ or tasks == "1"
-        if self.size == SRUN.size and is_alone:
+        if self.size == SRUN_RANK_VARIABLES.size and is_alone:
             return False  # the number is the job's
         return {self.rank, self.size} <= os.environ.keys()
 
@@ -63,55 +63,61 @@ class Variables(NamedTuple):
         return f"`unset {self.rank} {self.size}` where no launcher has started this"
 
 
-MPICH = Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")  # and Slurm's pmi2
-PMIX = Variables("PMIX_RANK", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
-OPEN_MPI = Variables(
+MPICH_VARIABLES = LauncherVariables(
+    "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"
+)  # and Slurm's pmi2
+PMIX_VARIABLES = LauncherVariables(
+    "PMIX_RANK", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE"
+)
+OPEN_MPI_VARIABLES = LauncherVariables(
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
 )
-TORCHRUN = Variables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+TORCHRUN_VARIABLES = LauncherVariables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 # SLURM_STEP_TASKS_PER_NODE begins with the number of this host only where all hosts have the same
 # number. No more is needed of it.
-SRUN = Variables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
-MPI_LAUNCHERS = (MPICH, OPEN_MPI, PMIX)
-LAUNCHERS = (*MPI_LAUNCHERS, TORCHRUN, SRUN)
+SRUN_RANK_VARIABLES = LauncherVariables(
+    "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE"
+)
+MPI_LAUNCHERS = (MPICH_VARIABLES, OPEN_MPI_VARIABLES, PMIX_VARIABLES)
+LAUNCHERS = (*MPI_LAUNCHERS, TORCHRUN_VARIABLES, SRUN_RANK_VARIABLES)
 # What launchers tell ranks, and Kubernetes a pod, for which PET_ holds options of torchrun; what
 # sites set for MPI (OMPI_MCA_) is none of it. PERUN_ would overrule our file of perun's options.
-RANK_VARIABLES = re.compile(
+RANK_VARIABLE_PATTERN = re.compile(
     r"((LOCAL_|NODE_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|MPI_LOCAL.*"
     r"|(TORCHELASTIC|PET|PMI|HYDI|PERUN)_.*|(PMIX|OMPI|PRTE)_(?!MCA_).*)"
 )
-INTERACTIVE_STEP = "4294967290"  # of salloc: a shell, not a task
+INTERACTIVE_STEP_ID = "4294967290"  # of salloc: a shell, not a task
 
 
 def rank_and_size() -> tuple[int, int]:
     """The number of this process and the number of all ranks; (0, 1) where no launcher has started
     it.
     """
-    variables = launcher()
+    variables = own_launcher()
     return variables.place() if variables else (0, 1)
 
 
-def launcher() -> Variables | None:
+def own_launcher() -> LauncherVariables | None:
     """Return the variables of the launcher that has started this process; None where none has."""
     return next((variables for variables in LAUNCHERS if variables.are_set()), None)
 
 
-def ranks_of_this_host() -> int:
+def count_ranks_of_this_host() -> int:
     """How many ranks run on this host; 1 where no launcher says it."""
     told = [os.environ.get(variables.ranks_of_host, "") for variables in LAUNCHERS]
     numbers = re.findall(r"^\d+", "\n".join(told), re.MULTILINE)
     return max(map(int, numbers), default=1)
 
 
-def stay_on_this_host(size: int) -> None:
+def use_loopback_on_one_host(size: int) -> None:
     """Let gloo speak over the loopback where all ranks are here: without a network a host's name
     may lead nowhere.
     """
-    if size == ranks_of_this_host() and Path("/sys/class/net/lo").exists():
+    if size == count_ranks_of_this_host() and Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
-def write_whole_lines() -> None:
+def buffer_output_by_line() -> None:
     """Write each line by one call from now on, so that a launcher can label it and none is torn."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=False)
@@ -120,7 +126,7 @@ def write_whole_lines() -> None:
 # ------------------------------------------------------------------------ how ranks are started
 
 
-def python_of_ranks() -> list[str]:
+def python_command_of_ranks() -> list[str]:
     """The words that call Python for the ranks of a batch job: this Python, or the one in their
     container.
     """
@@ -140,9 +146,9 @@ def find_launcher(devices: int) -> str:
         return "srun"
     try:
         if importlib.util.find_spec("perun") is None:
-            raise ValueError(f"no perun found; {INSTALL} installs it")
+            raise ValueError(f"no perun found; {INSTALLATION} installs it")
         if not in_batch_job:
-            find_mpi()
+            find_mpirun()
         return "srun" if in_batch_job else "mpirun"
     except ValueError:
         if devices > 1 and in_batch_job:
@@ -150,12 +156,12 @@ def find_launcher(devices: int) -> str:
     return "torchrun" if devices > 1 else "alone"
 
 
-def find_mpi() -> str:
+def find_mpirun() -> str:
     """Path of mpirun; the environment's own comes before the site's.
 
     Raises ValueError with the remedy if there is no mpirun or mpi4py finds no MPI library.
     """
-    remedy = f"{INSTALL} installs one, or load your site's module"
+    remedy = f"{INSTALLATION} installs one, or load your site's module"
     own = Path(sys.executable).with_name("mpirun")
     mpirun = str(own) if own.exists() else shutil.which("mpirun")
     if mpirun is None:
@@ -172,12 +178,12 @@ def find_mpi() -> str:
     return mpirun
 
 
-def mpi_start(ranks: int) -> list[str]:
+def mpirun_command(ranks: int) -> list[str]:
     """Begin an mpirun command that labels the ranks' lines.
 
     Open MPI has to be told that ranks may share and choose cores.
     """
-    mpirun = find_mpi()
+    mpirun = find_mpirun()
     options = ["-l"]
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True)
     if "Open MPI" in version.stdout:
@@ -191,29 +197,29 @@ def mpi_environment() -> dict[str, str]:
 
     On one node mpirun starts the ranks without Slurm, for which a step within a step would wait.
     """
-    is_slurms = SRUN_VARIABLE in os.environ or slurm_node_count() > 1
+    is_slurms = SRUN_VARIABLE in os.environ or count_slurm_nodes() > 1
     told = (
-        RANK_VARIABLES
+        RANK_VARIABLE_PATTERN
         if is_slurms
-        else re.compile(rf"{RANK_VARIABLES.pattern}|SLURM_.*")
+        else re.compile(rf"{RANK_VARIABLE_PATTERN.pattern}|SLURM_.*")
     )
     environment = own_environment()
     kept = {name: environment[name] for name in environment if not told.fullmatch(name)}
     return kept | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-def slurm_node_count() -> int:
+def count_slurm_nodes() -> int:
     """How many nodes Slurm has given; 1 without it."""
     return int(os.environ.get("SLURM_NNODES") or 1)
 
 
-def require_no_step() -> None:
+def require_no_slurm_step() -> None:
     """Raise ValueError in a step of Slurm that can start no ranks: srun would wait for ever."""
-    if os.environ.get("SLURM_STEP_ID", INTERACTIVE_STEP) == INTERACTIVE_STEP:
+    if os.environ.get("SLURM_STEP_ID", INTERACTIVE_STEP_ID) == INTERACTIVE_STEP_ID:
         return
     options = os.environ.get(SRUN_VARIABLE)
     is_one_task = os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
-    can_start = slurm_node_count() == 1 if options is None else "--overlap" in options
+    can_start = count_slurm_nodes() == 1 if options is None else "--overlap" in options
     if not (is_one_task and can_start):
         raise ValueError(
             "this is a step of Slurm, where no ranks can be started: start the run by `srun -n 1 "

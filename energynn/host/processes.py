@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from energynn.host.files import IS_CHECKOUT, PACKAGE
+from energynn.host.files import IS_CHECKOUT, PACKAGE_FOLDER
 
 # Python for processes of ours: without -P, -c and -m find modules in the working folder first
 OWN_PYTHON = (sys.executable, "-P")
@@ -25,12 +25,12 @@ MARK_VARIABLE = "ENERGYNN_MARK"
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # numbers of Linux's prctl
 # Of the CPU time that was used, and of the CPUs of a host: others below have nearly none.
 MIN_PART, MIN_CPUS = 0.1, 0.1
-GRACE_S = 2.0  # between asking processes to end and killing them
-STUCK_S = 30.0  # for one that even SIGKILL does not end, as it waits for a disk
+TERMINATION_GRACE_S = 2.0  # between asking processes to end and killing them
+STUCK_LIMIT_S = 30.0  # for one that even SIGKILL does not end, as it waits for a disk
 
 # loaded before a fork: a fork should load nothing
-_libc = ctypes.CDLL(None, use_errno=True)
-_forker = 0  # the process that forks, as its child will find it
+_c_library = ctypes.CDLL(None, use_errno=True)
+_forking_process_id = 0  # the process that forks, as its child will find it
 
 
 def own_environment() -> dict[str, str]:
@@ -42,7 +42,7 @@ def own_environment() -> dict[str, str]:
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     entries = [os.path.abspath(entry) for entry in named if entry]
     if IS_CHECKOUT:  # of this one, not of another that is named, too
-        entries.insert(0, str(PACKAGE.parent))
+        entries.insert(0, str(PACKAGE_FOLDER.parent))
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(entries)),
         "PYTHONSAFEPATH": "1",
@@ -58,9 +58,9 @@ def end_with_parent(
     an orphan cannot tell its parent from who has adopted it. Where a launcher stands in between,
     the variable ENERGYNN_STARTER names who started the launcher; that one is asked instead.
     """
-    _libc.prctl(SET_PDEATHSIG, with_signal, 0, 0, 0)
+    _c_library.prctl(SET_PDEATHSIG, with_signal, 0, 0, 0)
     starter = os.environ.get(STARTER_VARIABLE, "")
-    is_orphan = os.getppid() != parent if parent else not is_alive(starter)
+    is_orphan = os.getppid() != parent if parent else not is_named_alive(starter)
     if is_orphan:
         os.kill(os.getpid(), with_signal)
 
@@ -70,21 +70,23 @@ def end_forks_with_this() -> None:
 
     A fork from a thread is left alone: Linux would end it with the thread.
     """
-    os.register_at_fork(before=_remember_forker, after_in_child=_end_with_forker)
+    os.register_at_fork(
+        before=_remember_forking_process, after_in_child=_end_with_forking_process
+    )
 
 
-def _remember_forker() -> None:
-    global _forker
+def _remember_forking_process() -> None:
+    global _forking_process_id
     is_main = threading.current_thread() is threading.main_thread()
-    _forker = os.getpid() if is_main else 0
+    _forking_process_id = os.getpid() if is_main else 0
 
 
-def _end_with_forker() -> None:
-    if _forker:
-        end_with_parent(_forker)
+def _end_with_forking_process() -> None:
+    if _forking_process_id:
+        end_with_parent(_forking_process_id)
 
 
-def marked(folder: Path) -> list[psutil.Process]:
+def list_marked(folder: Path) -> list[psutil.Process]:
     """List the living processes but this that work for a folder, whoever their parent is now."""
     mark = (MARK_VARIABLE, str(folder))
     return [
@@ -96,16 +98,16 @@ def marked(folder: Path) -> list[psutil.Process]:
     ]
 
 
-def adopt_orphans() -> set[int]:
+def adopt_orphan_processes() -> set[int]:
     """Have what this process starts from now on stay below it, whatever its session and variables.
 
     Returns the numbers of the children that this process has already.
     """
-    _libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _c_library.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     return {child.pid for child in psutil.Process().children()}
 
 
-def wait_for(child: subprocess.Popen, known: set[int]) -> int:
+def wait_for_child(child: subprocess.Popen, known: set[int]) -> int:
     """Wait for the end of a child, and bury orphans that end before; returns its exit status."""
     while (
         ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
@@ -117,10 +119,10 @@ def wait_for(child: subprocess.Popen, known: set[int]) -> int:
 def descendants(known: set[int]) -> list[psutil.Process]:
     """List the living processes below this one, but those that it knows."""
     children = psutil.Process().children(recursive=True)
-    return [each for each in children if each.pid not in known and lives(each)]
+    return [each for each in children if each.pid not in known and is_alive(each)]
 
 
-def lives(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     """Tell whether a process goes on; a zombie, or another of its number, does not."""
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -154,22 +156,24 @@ def work_of_others(own_s: float, others_s: float, time_s: float, hosts: int = 1)
 
 def end_marked(folder: Path) -> None:
     """End all processes that work for a folder, as ``end_all`` does."""
-    end_all(lambda: marked(folder))
+    end_all(lambda: list_marked(folder))
 
 
 def end_all(find: Callable[[], list[psutil.Process]]) -> None:
-    """Wait until all processes that ``find`` lists have ended; kill them after ``GRACE_S``."""
+    """Wait until all processes that ``find`` lists have ended; kill them after
+    ``TERMINATION_GRACE_S``.
+    """
     begun_s = time.monotonic()
     # A process that is forked while they are listed is seen by the second look.
-    while (left := find() or find()) and time.monotonic() < begun_s + STUCK_S:
-        if time.monotonic() > begun_s + GRACE_S:
+    while (left := find() or find()) and time.monotonic() < begun_s + STUCK_LIMIT_S:
+        if time.monotonic() > begun_s + TERMINATION_GRACE_S:
             for process in left:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
         time.sleep(0.05)
 
 
-def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
+def require_readable_in_time(read: Callable, path: Path, patience_s: float) -> None:
     """Have another process read a foreign file first: HDF5 crashes on some, or never ends.
 
     Raises ValueError where that process crashes or takes ``patience_s``; not for what the file
@@ -179,7 +183,7 @@ def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
         f"import sys; sys.path = {list(map(str, sys.path))}\n"
         f"from {read.__module__} import {read.__name__} as read\n"
         "from energynn.host import processes\n"
-        f"processes.try_to_read(read, {str(path)!r}, {os.getpid()})"
+        f"processes.read_for_parent(read, {str(path)!r}, {os.getpid()})"
     )
     try:
         subprocess.run(
@@ -196,8 +200,8 @@ def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
         ) from error
 
 
-def try_to_read(read: Callable, path: str, parent: int) -> None:
-    """Read a file in the process of ``require_an_end``."""
+def read_for_parent(read: Callable, path: str, parent: int) -> None:
+    """Read a file in the process of ``require_readable_in_time``."""
     end_with_parent(parent)
     with contextlib.suppress(ValueError):
         read(Path(path))
@@ -207,18 +211,18 @@ def name_of_this_process() -> str:
     """Name this process by host, process namespace and number to another, which may be
     elsewhere.
     """
-    return f"{_place()} {os.getpid()}"
+    return f"{_process_namespace()} {os.getpid()}"
 
 
-def is_alive(name: str) -> bool:
+def is_named_alive(name: str) -> bool:
     """Tell whether a process named by ``name_of_this_process`` lives, as far as this one sees."""
     place, _, number = name.rpartition(" ")
-    if place != _place():
+    if place != _process_namespace():
         return True
     with contextlib.suppress(psutil.NoSuchProcess):
-        return lives(psutil.Process(int(number)))
+        return is_alive(psutil.Process(int(number)))
     return False
 
 
-def _place() -> str:
+def _process_namespace() -> str:
     return f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"

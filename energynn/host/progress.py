@@ -6,22 +6,22 @@ import textwrap
 import time
 from collections.abc import Callable
 
-from energynn.host.texts import printable
+from energynn.host.texts import escape_controls
 
-PERIOD_S = 2.0  # between two lines
+PROGRESS_PERIOD_S = 2.0  # between two lines
 # by data set
-CLASSES = {"photographs": 10, "photographs_large": 10, "imagenet": 1000}
+CLASSES_OF_DATASET = {"photographs": 10, "photographs_large": 10, "imagenet": 1000}
 
 
-def entry(state: str, name: str, words: str) -> str:
+def format_entry(state: str, name: str, words: str) -> str:
     """A line, and below it what is to be said of it, on lines of 80 columns; paths stay whole."""
     said = textwrap.fill(words, 68, break_on_hyphens=False, break_long_words=False)
     return f"{state:10} {name}\n{textwrap.indent(said, ' ' * 11)}"
 
 
-def tell(text: str) -> None:
+def print_lines(text: str) -> None:
     """Print lines for a person at once; on a terminal none is wider than that."""
-    text = printable(text, kept="\n\t")
+    text = escape_controls(text, kept="\n\t")
     if sys.stdout and sys.stdout.isatty():
         wrap = textwrap.TextWrapper(
             shutil.get_terminal_size().columns,
@@ -33,39 +33,41 @@ def tell(text: str) -> None:
     print(text, flush=True)
 
 
-def energy_words(energy_J: float) -> str:
+def energy_text(energy_J: float) -> str:
     """An energy in Wh, or from 1 kWh on in kWh, with three digits."""
     unit, size_J = ("kWh", 3.6e6) if abs(energy_J) >= 0.9995 * 3.6e6 else ("Wh", 3600)
     three_digits = float(f"{energy_J / size_J:.3g}")
     return f"{three_digits:,.12g} {unit}"
 
 
-def sentence(record) -> str:
+def summarize_record(record) -> str:
     """What a run took, how sure that is, in which time, and how well it learned."""
     parts = []
     if energy_J := record.energy_total_J:
         # a record of before has a statistical interval in place of the bound
         wrong_J = record.energy_total_bound_J or 0.0
         percent = 100 * (wrong_J + record.energy_total_systematic_J) / energy_J
-        parts.append(energy_words(energy_J))
+        parts.append(energy_text(energy_J))
         epochs = record.config.get("epochs") or 1
         if "command" in record.config and epochs > 1:
-            parts.append(f"{energy_words(energy_J / epochs)} an epoch")
+            parts.append(f"{energy_text(energy_J / epochs)} an epoch")
         parts.append(record.energy_total_provenance)
         parts.append(f"good to within {percent:.{0 if percent >= 1 else 2}f} %")
         if record.energy_gpu_provenance == "measured" != record.energy_total_provenance:
-            parts.append(f"{energy_words(record.energy_gpu_J)} of it measured (GPU)")
+            parts.append(f"{energy_text(record.energy_gpu_J)} of it measured (GPU)")
     parts.append(f"in {record.training_time_s or 0.0:.3g} s")
     metrics = [each for each in record.metrics.items() if isinstance(each[1], float)]
     for name, value in metrics[:1]:
         share = f"{1 - value:.0%} of the images right"
-        if classes := CLASSES.get(record.config.get("dataset")):
+        if classes := CLASSES_OF_DATASET.get(record.config.get("dataset")):
             share += f" (chance {100 / classes:.3g}%)"
         parts.append(share if name == "top1_error" else f"{name} {value:.4g}")
     return ", ".join(parts)
 
 
-def meter(label: str, total: int, unit: str, done: int = 0) -> Callable[..., str]:
+def progress_meter(
+    label: str, total: int, unit: str, done: int = 0
+) -> Callable[..., str]:
     """A function to call with each number done; at most every two seconds it tells how it goes,
     and returns that.
 
@@ -74,12 +76,12 @@ def meter(label: str, total: int, unit: str, done: int = 0) -> Callable[..., str
     begun = last = time.monotonic()
     first = done
 
-    def advance(number: int, more: Callable[[], str] = str) -> str:
+    def advance_progress(number: int, more: Callable[[], str] = str) -> str:
         nonlocal done, last
         done += number
         now = time.monotonic()
         # Later lines are rarer, so that weeks have a few thousand of them.
-        if now - last < max(PERIOD_S, 0.005 * (now - begun)):
+        if now - last < max(PROGRESS_PERIOD_S, 0.005 * (now - begun)):
             return ""
         last, rate = now, (done - first) / (now - begun)
         left_s = (total - done) / rate
@@ -87,4 +89,4 @@ def meter(label: str, total: int, unit: str, done: int = 0) -> Callable[..., str
         print(f"{label}: {told}{more()}", flush=True)
         return told
 
-    return advance
+    return advance_progress

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 # of a JSON or TOML file; the record of a run on 1,000 devices has 3 MB
-LARGEST_B = 64 * 2**20
+MAX_FILE_SIZE_B = 64 * 2**20
 
 
 def require_file(path: Path, most_B: float = math.inf) -> None:
@@ -24,18 +24,18 @@ def require_file(path: Path, most_B: float = math.inf) -> None:
         )
 
 
-def json_table(path: Path) -> dict:
+def read_json(path: Path) -> dict:
     """Read the JSON object of a file; every number in it is finite. Raises ValueError."""
-    return _table(path, msgspec.json.decode, "no JSON object")
+    return _read_table(path, msgspec.json.decode, "no JSON object")
 
 
-def toml_table(path: Path) -> dict:
+def read_toml(path: Path) -> dict:
     """Read the tables of a TOML file. Raises ValueError for anything else."""
-    return _table(path, msgspec.toml.decode, "not TOML")
+    return _read_table(path, msgspec.toml.decode, "not TOML")
 
 
-def _table(path: Path, decode: Callable, fault: str) -> dict:
-    require_file(path, LARGEST_B)
+def _read_table(path: Path, decode: Callable, fault: str) -> dict:
+    require_file(path, MAX_FILE_SIZE_B)
     try:
         return decode(path.read_bytes(), type=dict)
     except (ValueError, RecursionError) as error:
@@ -43,7 +43,7 @@ def _table(path: Path, decode: Callable, fault: str) -> dict:
 
 
 @contextlib.contextmanager
-def one_fault(subject: str | Path, faults: list[str] | None = None) -> Iterator[None]:
+def join_faults(subject: str | Path, faults: list[str] | None = None) -> Iterator[None]:
     """Turn whatever ill-typed files raise into one ValueError of one line that names the run.
 
     With ``faults`` that line is added there instead.

@@ -5,32 +5,35 @@ import re
 from collections.abc import Callable
 
 # half characters that stand for no byte
-NO_BYTE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-FORMULA = tuple("=+-@＝＋－＠")  # how what a spreadsheet computes begins
+LONE_SURROGATE_PATTERN = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+FORMULA_STARTS = tuple("=+-@＝＋－＠")  # how what a spreadsheet computes begins
 
 
-def each(value, change: Callable[[str], str]):
+def map_texts(value, change: Callable[[str], str]):
     """Change every text of a JSON value, names too."""
     match value:
         case str():
             return change(value)
         case dict():
-            return {each(key, change): each(one, change) for key, one in value.items()}
+            return {
+                map_texts(key, change): map_texts(one, change)
+                for key, one in value.items()
+            }
         case list():
-            return [each(one, change) for one in value]
+            return [map_texts(one, change) for one in value]
     return value
 
 
-def unicode(text: str) -> str:
+def escape_non_text_bytes(text: str) -> str:
     r"""What every program can read: bytes that are no text, as names may have, as ``\xf6``."""
     return (
-        NO_BYTE.sub("?", text)
+        LONE_SURROGATE_PATTERN.sub("?", text)
         .encode(errors="surrogateescape")
         .decode(errors="backslashreplace")
     )
 
 
-def printable(text: str, kept: str = "") -> str:
+def escape_controls(text: str, kept: str = "") -> str:
     r"""Write as ``\x1b`` what moves a cursor, ends a line, or turns the direction of writing."""
     return "".join(
         each if each.isprintable() or each in kept else ascii(each)[1:-1]
@@ -38,23 +41,23 @@ def printable(text: str, kept: str = "") -> str:
     )
 
 
-class ForScript(json.JSONEncoder):
+class ScriptEncoder(json.JSONEncoder):
     """JSON that may stand in a page's script: no text in it ends the script, or begins another."""
 
     def encode(self, value) -> str:
         return super().encode(value).replace("<", "\\u003c")
 
 
-def cell(value):
+def spreadsheet_cell(value):
     """A text that a spreadsheet would take for a formula, or a further row, as one text of a cell.
 
     Numbers are as they are.
     """
     if not isinstance(value, str):
         return value
-    shown = printable(value)
+    shown = escape_controls(value)
     try:
         float(shown)
     except ValueError:
-        return f"'{shown}" if shown.startswith(FORMULA) else shown
+        return f"'{shown}" if shown.startswith(FORMULA_STARTS) else shown
     return shown

@@ -18,20 +18,20 @@ from typing import TextIO
 from energynn import records
 from energynn.host import processes, texts
 from energynn.host.files import default_runs_dir, is_locked, lock, write_json
-from energynn.host.launchers import launcher, rank_and_size
-from energynn.host.progress import sentence
+from energynn.host.launchers import own_launcher, rank_and_size
+from energynn.host.progress import summarize_record
 from energynn.launch import supervise
 from energynn.measure import devices, energy, machine
-from energynn.measure.sampler_process import READY_S, start_sampler, until
-from energynn.measure.samples import Events, events_of_kind, read_events, segments
+from energynn.measure.sampler_process import READY_LIMIT_S, start_sampler, wait_until
+from energynn.measure.samples import Events, events_of_kind, read_events, segment_dirs
 from energynn.measure.window import SIZE_FILE
 
-IDLE_S = 1.0  # before and after the command
-FINEST_S = 0.01  # a period that sensors can be read with
-CANNOT_START = 126  # as shells say it
+IDLE_BASELINE_S = 1.0  # before and after the command
+SHORTEST_PERIOD_S = 0.01  # a period that sensors can be read with
+CANNOT_START_EXIT_STATUS = 126  # as shells say it
 
 
-def measure(
+def measure_command(
     command: list[str],
     out: Path | None,
     quiet: bool,
@@ -43,19 +43,19 @@ def measure(
 
     A folder that holds an earlier start of the command gets a further segment; energies add up.
     ``quiet``: what the command prints goes to standard error. ``gpus``: whether it uses GPUs, where
-    there are any. ``labels``: as ``records.labels`` gives them. ``told``: the sampling period, and
-    parameters of the training that a person knows. Raises ValueError with the remedy before the
-    command is started.
+    there are any. ``labels``: as ``records.check_labels`` gives them. ``told``: the sampling
+    period, and parameters of the training that a person knows. Raises ValueError with the remedy
+    before the command is started.
     """
     rank, size = rank_and_size()
     children = []
-    stopped = supervise.hear_signals(children)
-    run_dir = _run_dir(command, out, size)
+    stopped = supervise.forward_signals(children)
+    run_dir = _make_run_folder(command, out, size)
     if rank == 0:
-        supervise.take_host().close()
+        supervise.lock_host().close()
         described = machine.describe_machine()
         devices_here = max(1, len(described["gpus"] if gpus else []))
-        intent = supervise.facts(run_dir, machine.system_file(), described, gpus)
+        intent = supervise.start_facts(run_dir, machine.system_file(), described, gpus)
         intent |= labels | {
             "workload": "command",
             "system": "measured",
@@ -63,22 +63,22 @@ def measure(
             "devices": told.get("devices", size if size > 1 else devices_here),
         }
         # arguments and folders may have any bytes
-        intent = texts.each(intent, texts.unicode)
-        _held = _open_segment(run_dir, intent)
-        _say(
-            f"energynn measures {IDLE_S:.0f} s of idle power, then: "
+        intent = texts.map_texts(intent, texts.escape_non_text_bytes)
+        _held = _begin_segment(run_dir, intent)
+        _print(
+            f"energynn measures {IDLE_BASELINE_S:.0f} s of idle power, then: "
             f"{intent['config']['command']}\n"
             "  all that this machine draws counts"
         )
         if size > 1:
-            _say(f"  as rank 0 of {size} ({launcher()}); all of them have to end")
+            _print(f"  as rank 0 of {size} ({own_launcher()}); all of them have to end")
     else:
-        until(
+        wait_until(
             lambda: is_locked(run_dir / "run.json"),
             f"rank 0 in {run_dir}; is --out on a shared disk?",
         )
-    folder = segments(run_dir)[-1]
-    stop_sampler, _ = start_sampler(folder, size, stopped, supervise.take_host)
+    folder = segment_dirs(run_dir)[-1]
+    stop_sampler, _ = start_sampler(folder, size, stopped, supervise.lock_host)
     try:
         events = Events(folder, rank)
         events.mark(
@@ -86,29 +86,29 @@ def measure(
             rank=rank,
             host=platform.node(),
             pid=os.getpid(),
-            **devices.visible(records.read_intent(run_dir)),
+            **devices.visible_gpus(records.read_intent(run_dir)),
         )
-        exit_status, word, reason = _run(
+        exit_status, word, reason = _run_command(
             command, folder, events, children, stopped, sys.stderr if quiet else None
         )
         stop_sampler()
         # when all ranks have ended, no sampler writes any more
         events.mark("rank_end", status=word, reason=reason)
-        passed_on = records.shell_status(exit_status)
+        passed_on = records.shell_exit_status(exit_status)
         if rank > 0:
             return None, passed_on
-        return records.build(run_dir, *_verdict(folder, size, stopped)), passed_on
+        return records.save_record(run_dir, *_verdict(folder, size, stopped)), passed_on
     except Exception as error:  # whatever it is, the command has its own status
-        _say(supervise.no_record(run_dir, error))
-        return None, records.shell_status(children[0].wait()) if children else 1
+        _print(supervise.missing_record_text(run_dir, error))
+        return None, records.shell_exit_status(children[0].wait()) if children else 1
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody has to read it
         print(text, file=sys.stderr, flush=True)
 
 
-def _run_dir(
+def _make_run_folder(
     command: list[str],
     out: Path | None,
     size: int,
@@ -119,12 +119,12 @@ def _run_dir(
         raise ValueError(
             f"measure: {command[0]!r} is no command here; check its name and path"
         )
-    if os.access(program, os.R_OK) and (fault := _fault_of(program)):
+    if os.access(program, os.R_OK) and (fault := _fault_of_program(program)):
         raise ValueError(f"measure: {command[0]} cannot be started: {fault}")
     if size > 1 and out is None:
         raise ValueError(
-            f"out: {launcher()}: give --out DIR, one folder that all ranks see, or "
-            f"{launcher().remedy()}"
+            f"out: {own_launcher()}: give --out DIR, one folder that all ranks see, or "
+            f"{own_launcher().remedy()}"
         )
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     name = f"{moment}-{os.getpid()}-{Path(command[0]).name}"
@@ -133,7 +133,7 @@ def _run_dir(
     return run_dir
 
 
-def _fault_of(program: str) -> str:
+def _fault_of_program(program: str) -> str:
     """Say why the system cannot start a text; "" of what it can, or is no text."""
     with open(program, "rb") as file:
         first = file.readline(256)
@@ -155,27 +155,27 @@ def _fault_of(program: str) -> str:
     return ""
 
 
-def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
+def _begin_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     """Write run.json, or begin a further segment of the same command; return its locks."""
     is_new = not any(run_dir.glob("[!.]*"))
-    before = intent if is_new else records.intended(run_dir)
+    before = intent if is_new else records.read_intent_if_any(run_dir)
     if (before.get("workload"), before.get("config")) != ("command", intent["config"]):
         raise ValueError(
             f"out: {run_dir} holds something else; choose a new or an empty folder"
         )
-    starts = records.lock_run(run_dir, records.START_LOCK)
+    starts = records.lock_run_file(run_dir, records.START_LOCK)
     if is_new:
         write_json(run_dir / "run.json", intent)
     else:
-        supervise.next_segment(run_dir)
+        supervise.make_segment_folder(run_dir)
     # last: the other ranks wait for this
-    return [starts, records.lock_run(run_dir)]
+    return [starts, records.lock_run_file(run_dir)]
 
 
 # ------------------------------------------------------------------------------------ the command
 
 
-def _run(
+def _run_command(
     command: list[str],
     folder: Path,
     events: Events,
@@ -186,13 +186,13 @@ def _run(
     """Idle, command, idle, with their marks; returns the exit status, minus a signal's number,
     that in a word, and why it is not 0.
     """
-    events.be_idle("before", IDLE_S)
+    events.be_idle("before", IDLE_BASELINE_S)
     # CUDA's numbers are NVML's
     environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     events.mark("training_start")
-    known = processes.adopt_orphans()
+    known = processes.adopt_orphan_processes()
     try:
-        child = supervise.start(
+        child = supervise.start_process(
             command,
             folder,
             environment,
@@ -201,27 +201,27 @@ def _run(
             close_fds=False,  # MPI's launchers hand open files to their ranks
         )
     except OSError as error:
-        events.mark("training_end", exit_status=CANNOT_START)
+        events.mark("training_end", exit_status=CANNOT_START_EXIT_STATUS)
         return (
-            CANNOT_START,
+            CANNOT_START_EXIT_STATUS,
             "failed",
             f"the command cannot be started: {error.strerror}",
         )
     children.append(child)
     for number in stopped:  # they came before there was a process to pass them on to
         child.send_signal(number)
-    status = processes.wait_for(child, known)
+    status = processes.wait_for_child(child, known)
     size_B = sum(int(each.suffix[1:]) for each in folder.glob(f"{SIZE_FILE}.*"))
     metrics = {SIZE_FILE: size_B} if size_B else {}
     events.mark("training_end", exit_status=status, metrics=metrics)
     if status < 0 or stopped:
         processes.end_all(
-            lambda: processes.marked(folder) + processes.descendants(known)
+            lambda: processes.list_marked(folder) + processes.descendants(known)
         )
-    events.be_idle("after", IDLE_S)
+    events.be_idle("after", IDLE_BASELINE_S)
     if left := [f"{each.name()} ({each.pid})" for each in processes.descendants(known)]:
         events.mark("outlived", processes=left)
-        _say(f"energynn: {records.leftover_processes(left)}")
+        _print(f"energynn: {records.leftover_processes_text(left)}")
     if status < 0:
         return status, "killed", f"the command was ended by signal {-status}"
     if status > 0:
@@ -236,35 +236,37 @@ def _verdict(
 ) -> tuple[str, str]:
     """Wait for the ends of all ranks; return status and reason of the whole."""
     quiet_s = 0.0
-    patience_s = 0.0 if stopped else READY_S
+    patience_s = 0.0 if stopped else READY_LIMIT_S
     while (
         len(events_of_kind(read_events(folder), "rank_end")) < size
         and quiet_s <= patience_s
     ):
         time.sleep(0.5)
         quiet_s = 0.0 if None in map(lock, folder.glob(".ranks-*")) else quiet_s + 0.5
-    by = f" (there are {size} by {launcher()})" if size > 1 else ""
-    return supervise.verdict(folder, size, supervise.stop_reason(stopped), by)
+    by = f" (there are {size} by {own_launcher()})" if size > 1 else ""
+    return supervise.status_and_reason(
+        folder, size, supervise.first_signal_text(stopped), by
+    )
 
 
 # ------------------------------------------------------------------------------------- for people
 
 
-def report(record: records.Record, run_dir: Path, details: bool = False) -> str:
+def report_text(record: records.Record, run_dir: Path, details: bool = False) -> str:
     """Tell what a run took: in one sentence; with ``details`` also a line for each component."""
     name = record.config.get("command", record.run_id)
     status = ", ".join(filter(None, [record.status, record.status_reason]))
-    lines = [f"energynn: {name}: {status}", f"  {sentence(record)}"]
+    lines = [f"energynn: {name}: {status}", f"  {summarize_record(record)}"]
     if not record.valid:
         lines.append(f"  NOT valid as evidence: {'; '.join(record.invalid_reasons)}")
-    remarks = records.remarks(record, run_dir.parent.parent)
+    remarks = records.remarks_on_record(record, run_dir.parent.parent)
     samples = record.samples_in_training
-    if record.status == "finished" and 0 < samples < records.MIN_SAMPLES:
-        remarks.append(_more_samples(record, samples))
+    if record.status == "finished" and 0 < samples < records.MIN_POWER_SAMPLES:
+        remarks.append(_more_samples_remedy(record, samples))
     lines += [f"  {line}" for line in remarks]
     if details:
         lines += [
-            _energy_line(record, component)
+            _energy_of_component_text(record, component)
             for component in [*energy.COMPONENTS, "total"]
             if getattr(record, f"energy_{component}_J") is not None
         ]
@@ -273,20 +275,20 @@ def report(record: records.Record, run_dir: Path, details: bool = False) -> str:
         lines += [f"  flag: {flag}" for flag in record.flags]
     about = record.name, record.note, f"record: {run_dir}"
     lines += [f"  {text}" for text in about if text]
-    return "\n".join(map(texts.printable, lines))
+    return "\n".join(map(texts.escape_controls, lines))
 
 
-def _more_samples(record: records.Record, samples: int) -> str:
+def _more_samples_remedy(record: records.Record, samples: int) -> str:
     """Say what gives a run samples enough: a finer period only where its sensors can keep it."""
     apart_s = record.training_time_s / samples
-    fine_s = record.training_time_s / records.MIN_SAMPLES
-    if apart_s < 2 * record.sampling_period_s and fine_s > FINEST_S:
-        return f"run it longer, or measure with --period {FINEST_S}"
-    least_s = 1.3 * records.MIN_SAMPLES * apart_s
+    fine_s = record.training_time_s / records.MIN_POWER_SAMPLES
+    if apart_s < 2 * record.sampling_period_s and fine_s > SHORTEST_PERIOD_S:
+        return f"run it longer, or measure with --period {SHORTEST_PERIOD_S}"
+    least_s = 1.3 * records.MIN_POWER_SAMPLES * apart_s
     return f"run it for {least_s:.2g} s or longer: its sensors are read every {apart_s:.2g} s"
 
 
-def _energy_line(record: records.Record, component: str) -> str:
+def _energy_of_component_text(record: records.Record, component: str) -> str:
     name = f"energy_{component}"
     bound_J = getattr(record, f"{name}_bound_J") or 0.0  # a record of before has none
     provenance = getattr(record, f"{name}_provenance")

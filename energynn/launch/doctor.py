@@ -13,21 +13,21 @@ from pathlib import Path
 from msgspec import Struct
 
 from energynn.host import launchers
-from energynn.host.files import INSTALL
+from energynn.host.files import INSTALLATION
 from energynn.host.processes import OWN_PYTHON
-from energynn.host.progress import entry
+from energynn.host.progress import format_entry
 from energynn.measure import energy, machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION
-from energynn.measure.sampler_process import find
-from energynn.measure.samples import pieces
-from energynn.measure.stream import read_streams
+from energynn.measure.sampler_process import find_sensors
+from energynn.measure.samples import read_pieces
+from energynn.measure.stream import read_sensor_streams
 
 # All is measured; something is not; no run is possible. The exit status is the place of the worst.
-STATES = GOOD, WEAK, BAD = "good", "weak", "bad"
-SAMPLING_S = 3.0  # how long all sensors are sampled
-PERIOD_S = 0.04
+FINDING_STATES = GOOD, WEAK, BAD = "good", "weak", "bad"
+SAMPLING_TIME_S = 3.0  # how long all sensors are sampled
+SAMPLING_PERIOD_S = 0.04
 # One write per rank, so that the ranks' lines do not mix.
-MPI_RANK = (
+MPI_TEST_PROGRAM = (
     "import os; from mpi4py import MPI; "
     "os.write(1, f'world of {MPI.COMM_WORLD.size}\\n'.encode())"
 )
@@ -42,56 +42,58 @@ class Finding(Struct):
     remedy: str = ""
 
 
-def examine(devices: int = 2) -> list[Finding]:
+def examine_machine(devices: int = 2) -> list[Finding]:
     """Look at sensors, GPUs, packages, and an MPI world of so many ranks; takes a few seconds."""
-    findings = _sensor_findings()
+    findings = _examine_sensors()
     if BAD not in [finding.state for finding in findings]:
         # a silent driver would not answer here
-        findings += _gpu_findings()
+        findings += _examine_gpus()
     return [
         *findings,
-        _package_finding("torch"),
-        _package_finding("perun", PERUN_VERSION),
-        _mpi_finding(devices),
+        _examine_package("torch"),
+        _examine_package("perun", PERUN_VERSION),
+        _examine_mpi(devices),
     ]
 
 
 def exit_status(findings: list[Finding]) -> int:
-    return max(STATES.index(finding.state) for finding in findings)
+    return max(FINDING_STATES.index(finding.state) for finding in findings)
 
 
-def report(findings: list[Finding]) -> str:
+def findings_text(findings: list[Finding]) -> str:
     """Write the findings for a person, in lines of 79 columns."""
     lines = []
     for finding in findings:
         words = " -> ".join(filter(None, [finding.found, finding.remedy]))
-        lines.append(entry(finding.state.upper(), finding.subject, words))
+        lines.append(format_entry(finding.state.upper(), finding.subject, words))
     return "\n".join(lines)
 
 
-def _sensor_findings() -> list[Finding]:
+def _examine_sensors() -> list[Finding]:
     """Sample this host for a moment: which sensors would count, and what speaks against them."""
     path = machine.system_file()
-    system = machine.load(path)
-    inventory = find(system, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    system = machine.load_system(path)
+    inventory = find_sensors(system, os.environ.get("CUDA_VISIBLE_DEVICES"))
     with tempfile.TemporaryDirectory() as folder:
         sampler = sensors.Sampler(
-            Path(folder) / "samples-doctor.jsonl", inventory, PERIOD_S
+            Path(folder) / "samples-doctor.jsonl", inventory, SAMPLING_PERIOD_S
         )
         try:
             sampler.start()
         except TimeoutError as error:
             return [Finding("sensor", BAD, *str(error).split("; "))]
-        time.sleep(SAMPLING_S)
+        time.sleep(SAMPLING_TIME_S)
         sampler.stop()
-        samples = next(pieces(sampler.path))
+        samples = next(read_pieces(sampler.path))
         window_s = samples.t_ns[[0, -1]] / 1e9
-        streams, _ = read_streams(sampler.path, samples.header, {"look": window_s})
+        streams, _ = read_sensor_streams(
+            sampler.path, samples.header, {"look": window_s}
+        )
     limits = energy.THRESHOLDS | system["thresholds"]
     found = [stream.found["look"] for stream in streams]
-    doubts = energy.judge(found, inventory.unaccounted, limits)
+    doubts = energy.judge_sensors(found, inventory.unaccounted, limits)
     reasons = [f"no record would be valid: {doubt}" for doubt in doubts]
-    reasons += machine.remedy(doubts, path) + inventory.problems
+    reasons += machine.system_file_remedy(doubts, path) + inventory.problems
     findings = [_finding_of_sensor(sensor) for sensor in inventory.sensors]
     return findings + [Finding("sensor", WEAK, reason) for reason in reasons]
 
@@ -112,9 +114,9 @@ def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
     return Finding(sensor.component.upper(), state, ", ".join(facts))
 
 
-def _gpu_findings() -> list[Finding]:
+def _examine_gpus() -> list[Finding]:
     findings = []
-    gpus = machine.gpus()
+    gpus = machine.list_gpus()
     of_split = WEAK if any("fault" not in gpu for gpu in gpus) else BAD
     for gpu in gpus:
         fault = gpu.get("fault", "")
@@ -124,23 +126,23 @@ def _gpu_findings() -> list[Finding]:
     return findings or [Finding("GPU", GOOD, said)]
 
 
-def _package_finding(package: str, needed: str = "") -> Finding:
+def _examine_package(package: str, needed: str = "") -> Finding:
     version = "is not installed"
     with suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version(package)
         if version.startswith(needed):
             return Finding(package, GOOD, version)
-    return Finding(package, BAD, version, f"to train, {INSTALL}")
+    return Finding(package, BAD, version, f"to train, {INSTALLATION}")
 
 
-def _mpi_finding(devices: int) -> Finding:
+def _examine_mpi(devices: int) -> Finding:
     """Try whether mpirun and mpi4py's library make one world.
 
     A mismatch gives many worlds of one rank and no error.
     """
     try:
-        start = launchers.mpi_start(devices)
-        command = [*start, *OWN_PYTHON, "-c", MPI_RANK]
+        start = launchers.mpirun_command(devices)
+        command = [*start, *OWN_PYTHON, "-c", MPI_TEST_PROGRAM]
         done = subprocess.run(
             command,
             capture_output=True,

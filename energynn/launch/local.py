@@ -13,17 +13,17 @@ from pathlib import Path
 from energynn import records
 from energynn.experiment import config as configuration
 from energynn.experiment.config import RunConfig
-from energynn.host.files import REPOSITORY, shipped, write_json
+from energynn.host.files import REPOSITORY, shipped_path, write_json
 from energynn.host.processes import OWN_PYTHON, end_with_parent, own_environment
-from energynn.host.progress import sentence, tell
+from energynn.host.progress import print_lines, summarize_record
 from energynn.launch import start
 
 # What papermill and the kernel say at every start.
-NOISE = ("[IPKernelApp]", "Passed unknown parameter")
-NOTEBOOK = shipped("notebooks") / "run_training.ipynb"
+IGNORED_LINE_STARTS = ("[IPKernelApp]", "Passed unknown parameter")
+LAUNCH_NOTEBOOK = shipped_path("notebooks") / "run_training.ipynb"
 
 
-def run_study(
+def make_missing_runs(
     runs: list[RunConfig],
     runs_dir: Path,
     minutes: float = math.inf,
@@ -37,14 +37,16 @@ def run_study(
     labels: name and note of every run.
     Raises ValueError with the remedy if this machine cannot make the runs.
     """
-    missing = [run for run in runs if not _is_done(run, runs_dir)]
+    missing = [run for run in runs if not _has_valid_record(run, runs_dir)]
     begun = time.monotonic()
     # one of each kind, so that none is refused after hours
     kinds = {(run.dataset, run.device, run.devices): run for run in missing}
     for run in kinds.values():
-        start.warnings_of(start.prepare(run, configuration.folder(run, runs_dir)))
+        start.list_warnings(
+            start.prepare_intent(run, configuration.folder(run, runs_dir))
+        )
     if warm_up and len(missing) == len(runs):
-        tell("\n--- to warm up: the first run, which does not count")
+        print_lines("\n--- to warm up: the first run, which does not count")
         with tempfile.TemporaryDirectory() as name:
             execute(
                 configuration.asdict(runs[0]), configuration.folder(runs[0], Path(name))
@@ -58,30 +60,32 @@ def run_study(
         if elapsed_s + max(made[1:] or made, default=0.0) > 60 * minutes:
             failed.append(f"{run_dir.name}: left out for lack of time")
             continue
-        tell(f"\n--- run {number} of {len(missing)}: {run_dir.name}")
+        print_lines(f"\n--- run {number} of {len(missing)}: {run_dir.name}")
         status, last_line = execute(configuration.asdict(run) | (labels or {}), run_dir)
         made.append(time.monotonic() - begun - elapsed_s)
-        record = records.read(run_dir)
+        record = records.read_record_if_any(run_dir)
         if record:
-            tell(sentence(record))
-        if reason := records.reason(record) or (last_line if status else ""):
-            tell(f"energynn: {run_dir.name}: {reason}")
+            print_lines(summarize_record(record))
+        if reason := records.reason_of_record(record) or (last_line if status else ""):
+            print_lines(f"energynn: {run_dir.name}: {reason}")
         if status:
             failed.append(f"{run_dir.name}: {reason}")
-    valid = sum(_is_done(run, runs_dir) for run in runs)
-    tell(f"{valid} of {len(runs)} runs have a valid record in {runs_dir}")
+    valid = sum(_has_valid_record(run, runs_dir) for run in runs)
+    print_lines(f"{valid} of {len(runs)} runs have a valid record in {runs_dir}")
     if valid < len(runs):
-        tell("`energynn status --failed` says why; the same command makes them again")
+        print_lines(
+            "`energynn status --failed` says why; the same command makes them again"
+        )
     return failed
 
 
-def _command(parameters: dict, run_dir: Path) -> list[str]:
+def _papermill_command(parameters: dict, run_dir: Path) -> list[str]:
     """Write the command that executes the launch notebook for a run, in the run's folder."""
     runs_dir = str(run_dir.parent.parent)
     if importlib.util.find_spec("papermill"):
         words = [
             "papermill",
-            str(NOTEBOOK),
+            str(LAUNCH_NOTEBOOK),
             str(run_dir / "notebook.ipynb"),
             "--cwd",
             str(REPOSITORY),
@@ -110,31 +114,31 @@ def execute(parameters: dict, run_dir: Path) -> tuple[int, str]:
     in_traceback = False
     with tempfile.TemporaryDirectory(prefix="energynn-") as folder:
         child = subprocess.Popen(
-            _command(parameters, run_dir),
+            _papermill_command(parameters, run_dir),
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             preexec_fn=partial(end_with_parent, os.getpid()),
-            env=own_environment() | _kernel(Path(folder)),
+            env=own_environment() | _write_kernel(Path(folder)),
         )
         try:
             for line in child.stderr:
                 in_traceback = in_traceback or line.startswith("Traceback")
                 # Of an error, the last line says what it is.
-                if not in_traceback and not line.startswith(NOISE):
-                    tell(line.removesuffix("\n"))
+                if not in_traceback and not line.startswith(IGNORED_LINE_STARTS):
+                    print_lines(line.removesuffix("\n"))
                 last_line = line.strip() or last_line
         except BaseException:
             child.terminate()
             raise
         finally:
             child.wait()
-            while records.is_running(run_dir):  # until its record is written
+            while records.is_run_locked(run_dir):  # until its record is written
                 time.sleep(0.1)
     return child.returncode, last_line
 
 
-def _kernel(folder: Path) -> dict[str, str]:
+def _write_kernel(folder: Path) -> dict[str, str]:
     """Write a kernel "python3" that is this Python; returns the variable that puts it first."""
     words = [
         *OWN_PYTHON,
@@ -156,5 +160,5 @@ def _kernel(folder: Path) -> dict[str, str]:
     return {"JUPYTER_PATH": os.pathsep.join(places)}
 
 
-def _is_done(run: RunConfig, runs_dir: Path) -> bool:
-    return records.is_made(configuration.folder(run, runs_dir))
+def _has_valid_record(run: RunConfig, runs_dir: Path) -> bool:
+    return records.has_valid_record(configuration.folder(run, runs_dir))

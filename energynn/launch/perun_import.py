@@ -12,40 +12,40 @@ from urllib.parse import quote
 import numpy as np
 
 from energynn import records
-from energynn.host.files import sha256, staged, write_json
-from energynn.host.processes import require_an_end
-from energynn.host.reading import one_fault
+from energynn.host.files import sha256, staging_folder, write_json
+from energynn.host.processes import require_readable_in_time
+from energynn.host.reading import join_faults
 from energynn.measure.energy import COMPONENTS
 from energynn.measure.perun_adapter import (
-    KINDS,
-    READ_WITHIN_S,
+    KIND_OF_UNIT,
+    READ_TIMEOUT_S,
     PerunRun,
     PerunSensor,
-    read_runs,
+    read_perun_runs,
 )
-from energynn.measure.samples import write_host
+from energynn.measure.samples import write_host_files
 
-ROUND_NS = 10**15  # 11 days from one round to the next: they do not overlap
-METHOD = (
+ROUND_DURATION_NS = 10**15  # 11 days from one round to the next: they do not overlap
+ENERGY_METHOD_TEXT = (
     "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept "
     "one; else the trapezoidal integral of power. Zero, negative and missing readings are gaps."
 )
 
 
-def import_file(path: Path, runs_dir: Path, faults: list[str]) -> list[Path]:
+def import_perun_file(path: Path, runs_dir: Path, faults: list[str]) -> list[Path]:
     """Write a run folder ``imported/<application>-<run>-<digest>`` for every run in a perun file.
 
     Returns the folders. Each has its record; rounds of a run are its segments. Importing a file
     again changes nothing. faults: takes a line for each run that is not whole. Raises ValueError
     for what is no perun file, and where no run is whole.
     """
-    require_an_end(read_runs, path, READ_WITHIN_S)
-    runs = read_runs(path, faults)
+    require_readable_in_time(read_perun_runs, path, READ_TIMEOUT_S)
+    runs = read_perun_runs(path, faults)
     digest = sha256(path)
     folders = []
     for run in runs:
         try:
-            folders.append(_import_run(path, digest, run, runs_dir))
+            folders.append(_import_perun_run(path, digest, run, runs_dir))
         except ValueError as error:
             faults.append(str(error))
     if not folders:
@@ -53,7 +53,7 @@ def import_file(path: Path, runs_dir: Path, faults: list[str]) -> list[Path]:
     return folders
 
 
-def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
+def _import_perun_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
     """Write the folder of one run, unless it is there already; return it."""
     suffix = hashlib.sha256(f"{digest} {run.name}".encode()).hexdigest()[:8]
     # Not every file system takes the colons of a time, and hidden folders are no runs.
@@ -62,7 +62,7 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
     if folder.exists():
         return folder
     # A folder that bears its name is whole: an import that is cut off leaves only a hidden one.
-    with staged(folder.parent) as parent:
+    with staging_folder(folder.parent) as parent:
         unfinished = parent / folder.name
         (unfinished / "perun").mkdir(parents=True)
         shutil.copyfile(path, unfinished / "perun" / f"{path.stem}.hdf5")
@@ -71,7 +71,7 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
             each
             for each in run.sensors
             if each.channel.component in COMPONENTS
-            and each.channel.kind in KINDS.values()
+            and each.channel.kind in KIND_OF_UNIT.values()
         ]
         # every round of a run has the same
         parts = {(each.host, each.channel.id): each.channel for each in sensors}
@@ -93,17 +93,17 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
                 },
                 "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
                 "devices": components.count("gpu") or 1,
-                "method": METHOD,
+                "method": ENERGY_METHOD_TEXT,
             },
         )
-        with one_fault(f"{path}: run {run.whole_name}"):
-            _write_hosts(sensors, unfinished)
-            records.build(unfinished, "finished", "")
+        with join_faults(f"{path}: run {run.whole_name}"):
+            _write_samples_of_hosts(sensors, unfinished)
+            records.save_record(unfinished, "finished", "")
         unfinished.rename(folder)
     return folder
 
 
-def _readings(theirs: PerunSensor) -> list[float | None]:
+def _raw_readings(theirs: PerunSensor) -> list[float | None]:
     """Return raw readings, None where one failed.
 
     perun stores 0 for a failed read. No device that is on draws 0 W, and a counter of microjoules
@@ -114,7 +114,7 @@ def _readings(theirs: PerunSensor) -> list[float | None]:
     return [reading if 0 < reading <= most else None for reading in readings]
 
 
-def _write_hosts(sensors: list[PerunSensor], folder: Path) -> None:
+def _write_samples_of_hosts(sensors: list[PerunSensor], folder: Path) -> None:
     """Write the samples and events of each host of each round.
 
     A round is a segment of the run. Both clocks begin at its first sample: perun keeps none that
@@ -135,12 +135,12 @@ def _write_hosts(sensors: list[PerunSensor], folder: Path) -> None:
         place = folder / f"segment-{number + 1}" if number else folder
         place.mkdir(exist_ok=True)
         times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
-        write_host(
+        write_host_files(
             place,
             hosts.index(host),
             quote(host, ""),  # no two hosts may have one name
             [each.channel for each in own],
             times_ns,
-            map(list, zip(*map(_readings, own), strict=True)),
-            apart_ns=number * ROUND_NS,
+            map(list, zip(*map(_raw_readings, own), strict=True)),
+            apart_ns=number * ROUND_DURATION_NS,
         )

@@ -10,38 +10,38 @@ from energynn.experiment.config import RunConfig
 from energynn.experiment.systems import Site
 from energynn.forecast import fit as fits
 from energynn.forecast import next_run, runs
-from energynn.forecast.runs import Runs
+from energynn.forecast.runs import ObservedRuns
 from energynn.host.files import REPOSITORY
 from energynn.launch import local
 from energynn.measure import machine
 
-LONGER = 3  # times that a run is made, each longer, for its power samples
+MAX_ATTEMPTS = 3  # times that a run is made, each longer, for its power samples
 
 
-def target(workload: str, site: Site, parameters: dict) -> RunConfig:
+def target_run(workload: str, site: Site, parameters: dict) -> RunConfig:
     """Make the run to forecast: one of the preset, with parameters of one's own."""
     is_here = site.scheduler == "local"
     preset = {
         "preset": "smoke" if is_here else "paper",
         "system": site.name,
-        "device": "cpu" if is_here and not machine.gpus() else "gpu",
+        "device": "cpu" if is_here and not machine.list_gpus() else "gpu",
     }
     return config.make(workload, **preset | parameters)
 
 
-def matching_runs(run: RunConfig, site: Site, runs_dir: Path) -> Runs | None:
+def matching_runs(run: RunConfig, site: Site, runs_dir: Path) -> ObservedRuns | None:
     """Read the valid runs of a training's recipe; None where there are none."""
-    recipe = runs.fitted_recipe(config.asdict(run))
+    recipe = runs.recipe_of_fit(config.asdict(run))
     found = [
         record
         for record in runs.valid_records(runs_dir, site)
         if record.workload == run.workload
-        and runs.fitted_recipe(record.config) == recipe
+        and runs.recipe_of_fit(record.config) == recipe
     ]
     return runs.own_runs(found, run.workload, site, run.workload) if found else None
 
 
-def upcoming(
+def choose_next_runs(
     run: RunConfig, site: Site, runs_dir: Path, minutes: float
 ) -> list[RunConfig]:
     """Choose the run that tells most beside those that are there; where none is, two that
@@ -50,18 +50,18 @@ def upcoming(
     Empty where none is worth it. Raises ValueError for too few minutes.
     """
     if known := matching_runs(run, site, runs_dir):
-        table = next_run.worth_of_runs(fits.make(known), [run], minutes)
-        found = next_run.best(table)["run"]
+        table = next_run.worth_of_runs(fits.fit_runs(known), [run], minutes)
+        found = next_run.best_candidate(table)["run"]
         return [found] if found else []
-    if 60 * minutes < 2 * next_run.START_S:
+    if 60 * minutes < 2 * next_run.STARTUP_S:
         raise ValueError(f"minutes: {minutes:g} are too few for a probe; give more")
     full = min(run.devices, site.devices_per_node)
     small = max(1, run.local_batch_size // next_run.SMALL_BATCH_DIVISOR)
     pair = {"devices": full}, {"devices": 1, "local_batch_size": small}
-    return [next_run.short_run(config.replace(run, **sizes)) for sizes in pair]
+    return [next_run.make_short_run(config.replace(run, **sizes)) for sizes in pair]
 
 
-def make_here(
+def make_probe_runs(
     run: RunConfig, site: Site, runs_dir: Path, minutes: float
 ) -> list[RunConfig]:
     """Make runs on this machine, until the minutes are over or none is worth it.
@@ -70,26 +70,26 @@ def make_here(
     """
     made = []
     end_s = time.monotonic() + 60 * minutes
-    while probes := upcoming(run, site, runs_dir, minutes):
-        made += [_made(probe, runs_dir) for probe in probes]
+    while probes := choose_next_runs(run, site, runs_dir, minutes):
+        made += [_make_long_enough_run(probe, runs_dir) for probe in probes]
         minutes = (end_s - time.monotonic()) / 60
     return made
 
 
-def _made(run: RunConfig, runs_dir: Path) -> RunConfig:
+def _make_long_enough_run(run: RunConfig, runs_dir: Path) -> RunConfig:
     """Make a run, of more epochs where it was too short for the power samples of a valid one."""
-    for _ in range(LONGER):
-        if failed := local.run_study([run], runs_dir.absolute()):
+    for _ in range(MAX_ATTEMPTS):
+        if failed := local.make_missing_runs([run], runs_dir.absolute()):
             raise ValueError(f"probe: {failed[0]}")
-        record = records.read(config.folder(run, runs_dir))
+        record = records.read_record_if_any(config.folder(run, runs_dir))
         if record.valid:
             return run
-        lacks = records.MIN_SAMPLES / max(record.samples_in_training, 1)
+        lacks = records.MIN_POWER_SAMPLES / max(record.samples_in_training, 1)
         run = config.replace(run, epochs=math.ceil(1.5 * lacks) * run.epochs)
     raise ValueError("probe: a run is not valid; `energynn status --failed` says why")
 
 
-def hand_over(probes: list[RunConfig], site: Site) -> str:
+def write_probe_study(probes: list[RunConfig], site: Site) -> str:
     """Write the probes as a study of one's own; returns the commands that make and fit them."""
     workload = probes[0].workload
     study = REPOSITORY / "build" / f"probe_{workload}_{site.name}.py"
@@ -98,7 +98,7 @@ def hand_over(probes: list[RunConfig], site: Site) -> str:
         "from energynn.experiment import config\n\n\ndef study(system):\n"
         f"    runs = {[config.asdict(run) for run in probes]!r}\n"
         "    named = runs[0]['workload']\n"
-        "    return [config.from_dict(run | dict(system=system), named) for run in runs]\n"
+        "    return [config.config_from_dict(run | dict(system=system), named) for run in runs]\n"
     )
     return (
         f"energynn submit {study} --system {site.file}\n"

@@ -10,28 +10,30 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-PATIENCE_S = 20
-REQUEUE_S = 60  # in which Slurm ends a job that it has queued again
+COMMAND_TIMEOUT_S = 20
+REQUEUE_WAIT_S = 60  # in which Slurm ends a job that it has queued again
 # variables that are options of Slurm's commands, which nobody sees and which would change a job
-OPTIONS = ("SBATCH_", "SQUEUE_", "SCANCEL_", "SCONTROL_")
+SLURM_OPTION_PREFIXES = ("SBATCH_", "SQUEUE_", "SCANCEL_", "SCONTROL_")
 # of these, who pays and where it runs: our script does not say it
-KEPT = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
+KEPT_VARS = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
 # a site's own lines may stand before and after
-SUBMITTED = re.compile(
+SBATCH_ANSWER_PATTERN = re.compile(
     r"(?:Submitted batch job )?([1-9]\d{0,9})(?:;[\w.-]+| on cluster [\w.-]+)?"
 )
-QUEUED = re.compile(r"(\d+_(?:\d+|N/A))\|([A-Z_]+)\|(.*)")  # as FORMAT asks for
-FORMAT = "%F_%K|%T|%r"
+SQUEUE_LINE_PATTERN = re.compile(
+    r"(\d+_(?:\d+|N/A))\|([A-Z_]+)\|(.*)"
+)  # as SQUEUE_FORMAT asks for
+SQUEUE_FORMAT = "%F_%K|%T|%r"
 
 
-class Queued(NamedTuple):
+class QueuedJob(NamedTuple):
     """A job in the queue, as squeue shows it."""
 
     state: str
     reason: str
 
 
-def submit(script: Path, *options: str) -> str:
+def submit_script(script: Path, *options: str) -> str:
     """Queue a script; returns the job's number.
 
     What its comments ask for is given as options, too: a variable beats a comment. Raises
@@ -40,8 +42,8 @@ def submit(script: Path, *options: str) -> str:
     lines = script.read_text().splitlines()
     comments = [line for line in lines if line.startswith("#SBATCH ")]
     asked = [word for line in comments for word in shlex.split(line)[1:]]
-    answer = call("sbatch", "--parsable", *asked, *options, str(script))
-    fits = map(SUBMITTED.fullmatch, map(str.strip, answer.splitlines()))
+    answer = call_slurm("sbatch", "--parsable", *asked, *options, str(script))
+    fits = map(SBATCH_ANSWER_PATTERN.fullmatch, map(str.strip, answer.splitlines()))
     numbers = [found[1] for found in fits if found]
     if not numbers:
         raise ValueError(
@@ -51,18 +53,20 @@ def submit(script: Path, *options: str) -> str:
     return numbers[-1]
 
 
-def queue(jobs: Iterable[str]) -> dict[str, Queued]:
+def read_queue(jobs: Iterable[str]) -> dict[str, QueuedJob]:
     """Ask what this user has queued or running, by ARRAY_TASK; where there are no jobs, nobody.
 
     Raises ValueError without an answer, and for one that cannot be read.
     """
     if not any(jobs):
         return {}
-    answer = call("squeue", "--me", "--array", "--noheader", f"--format={FORMAT}")
+    answer = call_slurm(
+        "squeue", "--me", "--array", "--noheader", f"--format={SQUEUE_FORMAT}"
+    )
     queued = {}
     for line in answer.splitlines():
-        if found := QUEUED.fullmatch(line.strip()):
-            queued[found[1]] = Queued(found[2], found[3])
+        if found := SQUEUE_LINE_PATTERN.fullmatch(line.strip()):
+            queued[found[1]] = QueuedJob(found[2], found[3])
         elif re.match(r"\d+_", line):  # a job's, not a site's
             raise ValueError(f"squeue: {_one_line(line)!r} is no line of its format")
     return queued
@@ -72,19 +76,19 @@ def _one_line(answer: str) -> str:
     return " ".join(answer.split())[:200]
 
 
-def this_task() -> str:
+def current_array_task() -> str:
     """Name the array task that this process belongs to; empty outside of one."""
     job = os.environ.get("SLURM_ARRAY_JOB_ID")
     return f"{job}_{os.environ['SLURM_ARRAY_TASK_ID']}" if job else ""
 
 
-def queue_again(job: str) -> None:
+def requeue_task(job: str) -> None:
     """Queue a task again. Raises ValueError where the site forbids that, or Slurm is down."""
     for patience_s in (5, 20, 60, 0):
         try:
             # by task: the job's own number may name the array
-            call("scontrol", "requeue", job)
-            time.sleep(REQUEUE_S)
+            call_slurm("scontrol", "requeue", job)
+            time.sleep(REQUEUE_WAIT_S)
             return
         except ValueError:
             if not patience_s:
@@ -92,12 +96,12 @@ def queue_again(job: str) -> None:
             time.sleep(patience_s)
 
 
-def kept_options() -> list[str]:
+def list_kept_options() -> list[str]:
     """List the variables that a submission takes from this environment."""
-    return [f"{name}={os.environ[name]}" for name in KEPT if os.environ.get(name)]
+    return [f"{name}={os.environ[name]}" for name in KEPT_VARS if os.environ.get(name)]
 
 
-def call(*command: str) -> str:
+def call_slurm(*command: str) -> str:
     """Return what a command of Slurm prints; raises ValueError if it is missing, fails or hangs."""
     name = command[0]
     if shutil.which(name) is None:
@@ -108,7 +112,7 @@ def call(*command: str) -> str:
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name in KEPT or not name.startswith(OPTIONS)
+        if name in KEPT_VARS or not name.startswith(SLURM_OPTION_PREFIXES)
     }
     try:
         done = subprocess.run(
@@ -116,12 +120,12 @@ def call(*command: str) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=PATIENCE_S,
+            timeout=COMMAND_TIMEOUT_S,
             env=environment,
         )
     except subprocess.TimeoutExpired:
         raise ValueError(
-            f"{name}: no answer in {PATIENCE_S} s; see `squeue --me`, then try again"
+            f"{name}: no answer in {COMMAND_TIMEOUT_S} s; see `squeue --me`, then try again"
         ) from None
     if done.returncode:
         # a site's own checks may speak on either stream

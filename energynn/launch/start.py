@@ -16,17 +16,17 @@ from energynn.experiment import config as configuration
 from energynn.experiment.config import RunConfig
 from energynn.host import launchers, processes
 from energynn.host.files import REPOSITORY, has_checkpoint, is_locked, write_json
-from energynn.host.launchers import WITHOUT_PERUN
-from energynn.host.progress import tell
+from energynn.host.launchers import LAUNCHERS_WITHOUT_PERUN
+from energynn.host.progress import print_lines
 from energynn.launch import command, supervise
 from energynn.measure import machine
-from energynn.measure.samples import segments
+from energynn.measure.samples import segment_dirs
 
 SHARED_MEMORY = Path("/dev/shm")
-PATIENCE_S = 60.0  # with another start of the run: its supervisor may be ending it
+START_WAIT_S = 60.0  # with another start of the run: its supervisor may be ending it
 
 
-def run(
+def make_run(
     config: RunConfig,
     runs_dir: str | Path = "runs",
     labels: dict | None = None,
@@ -34,36 +34,38 @@ def run(
     """Make one run and return its folder; a run whose valid record exists is not made again.
 
     The trainer's lines are printed as they come. An earlier attempt without a valid record is moved
-    to runs/<system>/superseded/. ``labels``: as ``records.labels`` gives them. Raises ValueError
-    with the remedy before anything starts if the run cannot work, InterruptedError if it was
-    stopped and can go on, RuntimeError with the reason if it failed or was killed.
+    to runs/<system>/superseded/. ``labels``: as ``records.check_labels`` gives them. Raises
+    ValueError with the remedy before anything starts if the run cannot work, InterruptedError if it
+    was stopped and can go on, RuntimeError with the reason if it failed or was killed.
     """
     if not str(runs_dir):
         raise ValueError("runs_dir: is empty; give a folder, as runs")
     runs_dir = Path(runs_dir).absolute()
     run_dir = configuration.folder(config, runs_dir)
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + START_WAIT_S
     while is_locked(run_dir / records.START_LOCK) and time.monotonic() < until_s:
-        tell(f"{run_dir.name}: waits for the end of another start")
+        print_lines(f"{run_dir.name}: waits for the end of another start")
         time.sleep(2.0)
-    if records.is_made(run_dir):
-        tell(f"{run_dir.name}: a valid record exists; not run again, nor named anew")
+    if records.has_valid_record(run_dir):
+        print_lines(
+            f"{run_dir.name}: a valid record exists; not run again, nor named anew"
+        )
         return run_dir
-    intent = prepare(config, run_dir) | (labels or {})
-    for warning in warnings_of(intent):
-        tell(f"energynn: warning: {warning}")
+    intent = prepare_intent(config, run_dir) | (labels or {})
+    for warning in list_warnings(intent):
+        print_lines(f"energynn: warning: {warning}")
     run_dir.mkdir(parents=True, exist_ok=True)
     # before anything is moved: it may be started twice at once
-    with records.lock_run(run_dir, records.START_LOCK) as held:
-        begin(intent, run_dir)
-        _let_supervise(run_dir, held.fileno())
-    record = records.read(run_dir)
+    with records.lock_run_file(run_dir, records.START_LOCK) as held:
+        begin_run(intent, run_dir)
+        _start_supervisor(run_dir, held.fileno())
+    record = records.read_record_if_any(run_dir)
     if not record:
         raise RuntimeError(
             f"{run_dir.name}: the supervisor died; "
             f"`energynn check --recover {runs_dir}` says more"
         )
-    tell(command.report(record, run_dir))
+    print_lines(command.report_text(record, run_dir))
     if record.status != "finished":
         kind = InterruptedError if record.status == "interrupted" else RuntimeError
         why = f"{record.status}: {record.status_reason}"
@@ -71,12 +73,12 @@ def run(
     return run_dir
 
 
-def _let_supervise(run_dir: Path, lock_file: int) -> None:
+def _start_supervisor(run_dir: Path, lock_file: int) -> None:
     """Start a supervisor, and print what its ranks write to the log.
 
     lock_file: number of the open lock, which it holds, too: it may outlive us.
     """
-    log = segments(run_dir)[-1] / "log.txt"
+    log = segment_dirs(run_dir)[-1] / "log.txt"
     with open(log, "w") as written:
         supervisor = subprocess.Popen(
             [
@@ -89,7 +91,7 @@ def _let_supervise(run_dir: Path, lock_file: int) -> None:
             stdout=written,
             pass_fds=[lock_file],
             env=processes.own_environment(),
-            **supervise.APART,
+            **supervise.DETACHED_PROCESS_OPTIONS,
         )
     is_over = False
     with open(log, errors="replace") as lines:
@@ -106,21 +108,21 @@ def _let_supervise(run_dir: Path, lock_file: int) -> None:
 # ------------------------------------------------------------------------------ before it starts
 
 
-def prepare(config: RunConfig, run_dir: Path) -> dict:
+def prepare_intent(config: RunConfig, run_dir: Path) -> dict:
     """Return what run.json will hold: the run on this machine, with these data and this code.
 
     Raises ValueError with the remedy if the run cannot work.
     """
     runs_dir = run_dir.parent.parent
-    launchers.require_no_step()
+    launchers.require_no_slurm_step()
     require_room_for_workers(config)
-    manifests.check_run(config)  # before anything is written
+    manifests.verify_data_of_run(config)  # before anything is written
     described = machine.describe_machine()
     on_gpu = config.device == "gpu" or (
         config.device == "auto" and bool(described["gpus"])
     )
     if on_gpu:
-        known = launchers.slurm_node_count() * len(described["gpus"])
+        known = launchers.count_slurm_nodes() * len(described["gpus"])
         if config.devices > known:
             raise ValueError(
                 f"devices: {config.devices} GPUs, this machine or job has {known}; ask for fewer, "
@@ -137,12 +139,12 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     path = machine.system_file(runs_dir, config.system)
     if not path.exists():  # for a person to edit
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(machine.SYSTEM_TOML)
-    return supervise.facts(run_dir, path, described, uses_gpus=on_gpu) | {
+        path.write_text(machine.SYSTEM_TOML_TEMPLATE)
+    return supervise.start_facts(run_dir, path, described, uses_gpus=on_gpu) | {
         "workload": config.workload,
         "system": config.system,
         "config": values,
-        "config_digest": configuration.digest(values),
+        "config_digest": configuration.json_digest(values),
         "data_digest": configuration.manifest_digest(config.dataset),
         "data_root": str(data_root),
         "launcher": launchers.find_launcher(config.devices),
@@ -152,15 +154,15 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     }
 
 
-def warnings_of(intent: dict) -> list[str]:
+def list_warnings(intent: dict) -> list[str]:
     """Warn about a run that can work; ValueError where another one has this machine."""
-    supervise.take_host().close()
+    supervise.lock_host().close()
     devices = intent["devices"]
     warnings = []
-    if intent["launcher"] in WITHOUT_PERUN:
+    if intent["launcher"] in LAUNCHERS_WITHOUT_PERUN:
         warnings.append("perun or MPI is missing: perun's number will be absent")
     if intent["device_kind"] != "gpu":
-        cores = launchers.slurm_node_count() * intent["machine"]["cores"]
+        cores = launchers.count_slurm_nodes() * intent["machine"]["cores"]
         if devices * intent["config"]["threads_per_device"] > cores:
             warnings.append(
                 f"{devices} devices on {cores} cores: "
@@ -183,7 +185,7 @@ def require_room_for_workers(config: RunConfig) -> None:
             f"TMPDIR: loader workers have no socket in {tempfile.gettempdir()} ({error}); "
             "`export TMPDIR=/tmp`"
         ) from error
-    ranks = math.ceil(config.devices / launchers.slurm_node_count())
+    ranks = math.ceil(config.devices / launchers.count_slurm_nodes())
     samples = 2 * config.loader_workers * ranks * config.local_batch_size
     need_MB = samples * config.bytes_of_sample / 1e6
     free_MB = shutil.disk_usage(SHARED_MEMORY).free / 1e6
@@ -195,7 +197,7 @@ def require_room_for_workers(config: RunConfig) -> None:
         )
 
 
-def begin(intent: dict, run_dir: Path) -> None:
+def begin_run(intent: dict, run_dir: Path) -> None:
     """Write run.json; an earlier attempt is moved aside, never overwritten.
 
     An attempt that left a checkpoint goes on instead, in a further segment; the record then covers
@@ -203,14 +205,14 @@ def begin(intent: dict, run_dir: Path) -> None:
     """
     if (run_dir / "run.json").exists():
         if has_checkpoint(run_dir):
-            supervise.next_segment(run_dir)
+            supervise.make_segment_folder(run_dir)
             # job and GPUs may be others now
             before = records.read_intent(run_dir)
             intent["started_at"] = before["started_at"]
             write_json(run_dir / "run.json", before | intent)
             return
         if not (run_dir / "record.json").exists():  # its launcher was killed
-            tell(records.recover_one(run_dir))
+            print_lines(records.recover_record(run_dir))
         superseded = run_dir.parent / "superseded"
         attempts = list(superseded.glob(f"{run_dir.name}.*"))
         aside = superseded / f"{run_dir.name}.{len(attempts) + 1}"

@@ -21,25 +21,25 @@ from energynn import records
 from energynn.experiment import config, studies
 from energynn.host import texts
 from energynn.host.files import write_json
-from energynn.host.progress import energy_words, tell
-from energynn.host.reading import one_fault
+from energynn.host.progress import energy_text, print_lines
+from energynn.host.reading import join_faults
 from energynn.launch import slurm
 from energynn.measure.samples import (
+    event_ns,
     events_of_kind,
-    events_of_segments,
-    last_ns,
+    last_sample_time_ns,
+    list_samples_files,
     read_events,
-    read_header,
-    samples_files,
-    segments,
-    times_of,
+    read_events_of_segments,
+    read_samples_header,
+    segment_dirs,
 )
-from energynn.measure.stream import read_streams
+from energynn.measure.stream import read_sensor_streams
 
-RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
-UNFINISHED = ("queued", "running")
-BAD = ("failed", "not valid")
-HEAD = [
+RUNNING_JOB_STATES = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
+UNFINISHED_RUN_STATES = ("queued", "running")
+BAD_RUN_STATES = ("failed", "not valid")
+TABLE_HEADER = [
     "started",
     "run",
     "what",
@@ -50,10 +50,10 @@ HEAD = [
     "state",
     "notes",
 ]
-POLL_S = 2.0  # between two looks at a run
-WIDTH = 100  # of the table, where the terminal has no more
+POLL_PERIOD_S = 2.0  # between two looks at a run
+MIN_TABLE_WIDTH = 100  # of the table, where the terminal has no more
 # what a run without a record has of it
-UNKNOWN = {
+UNKNOWN_RUN_FACTS = {
     "started_at": "",
     "name": "",
     "workload": "",
@@ -66,7 +66,7 @@ UNKNOWN = {
 }
 
 
-class Submission(msgspec.Struct):
+class JobSubmission(msgspec.Struct):
     """What `energynn submit` writes beside a run.
 
     job_id: ARRAY_TASK.
@@ -76,7 +76,7 @@ class Submission(msgspec.Struct):
     job_id: Annotated[str, Meta(pattern=r"^([1-9]\d{0,9}_\d{1,9})?\Z")] = ""
 
 
-class Start(msgspec.Struct):
+class JobStart(msgspec.Struct):
     """What a job writes beside its run when it starts, and when it ends."""
 
     started_at: str = ""
@@ -87,23 +87,26 @@ class Start(msgspec.Struct):
     outcome: str = ""
 
 
-def read_submission(folder: Path) -> Submission:
+def read_submission(folder: Path) -> JobSubmission:
     """Read how a run was submitted; empty if it was not."""
-    return _read(folder / "job" / "submission.json", Submission)
+    return _read_job_file(folder / "job" / "submission.json", JobSubmission)
 
 
-def write(folder: Path, name: str, told: Submission | Start) -> None:
+def write_job_file(folder: Path, name: str, told: JobSubmission | JobStart) -> None:
     """Write beside a run, as "submission" or "start-1", what its job is told or tells."""
     write_json(folder / "job" / f"{name}.json", msgspec.to_builtins(told))
 
 
-def read_starts(folder: Path) -> list[Start]:
+def read_starts(folder: Path) -> list[JobStart]:
     """Read the starts of a run's job, the newest last."""
     numbers = range(1, 1 + len(list(folder.glob("job/start-*.json"))))
-    return [_read(folder / "job" / f"start-{number}.json", Start) for number in numbers]
+    return [
+        _read_job_file(folder / "job" / f"start-{number}.json", JobStart)
+        for number in numbers
+    ]
 
 
-def _read(path: Path, kind: type):
+def _read_job_file(path: Path, kind: type):
     """Decode a JSON file, or return an empty ``kind``; raises ValueError for ill-typed values."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -114,82 +117,82 @@ def _read(path: Path, kind: type):
         raise ValueError(f"{path}: is spoilt ({error}); {remedy}") from error
 
 
-def folders(runs_dir: Path, names: list[str]) -> list[Path]:
+def find_run_folders(runs_dir: Path, names: list[str]) -> list[Path]:
     """List the folders of runs that were submitted or started: of systems, studies, single runs,
     or all.
     """
-    known = records.known_runs(runs_dir)
+    known = records.list_known_runs(runs_dir)
     systems = {path.parent.name for path in known}
     wanted = set()
     for name in names:
         if name in systems:
             wanted |= set(runs_dir.glob(f"{name}/*"))
-        elif name in studies.STUDIES | studies.GROUPS or name.endswith(".py"):
+        elif name in studies.OWN_STUDIES | studies.STUDY_GROUPS or name.endswith(".py"):
             for system in systems:
-                for runs in studies.find([name], system).values():
+                for runs in studies.find_studies([name], system).values():
                     wanted |= {config.folder(run, runs_dir) for run in runs}
         else:
-            wanted.add(records.find(name, runs_dir).resolve())
+            wanted.add(records.find_run(name, runs_dir).resolve())
     return [path for path in known if path in wanted or not names]
 
 
-def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
+def describe_runs(folders: list[Path]) -> tuple[list[dict], list[str]]:
     """Return one entry for each run, and notes for the reader."""
     queue = None
     rows = []
     notes = []
     submitted = [str(folder) for folder in folders if (folder / "job").exists()]
-    with one_fault("the queue is unknown, the rest is from the runs' files", notes):
-        queue = slurm.queue(submitted)
+    with join_faults("the queue is unknown, the rest is from the runs' files", notes):
+        queue = slurm.read_queue(submitted)
     for folder in folders:
-        with one_fault(f"{folder.name}: its files cannot be read", notes):
-            rows.append(_row(folder, queue))
+        with join_faults(f"{folder.name}: its files cannot be read", notes):
+            rows.append(_describe_run(folder, queue))
     return rows, notes
 
 
-def _row(folder: Path, queue: dict[str, slurm.Queued] | None) -> dict:
+def _describe_run(folder: Path, queue: dict[str, slurm.QueuedJob] | None) -> dict:
     """Describe one run; ``queue`` is None where Slurm does not answer."""
     record = None
     if (folder / "record.json").exists():
         record = records.read_record(folder)
     submission = read_submission(folder)
-    last = [Start(), *read_starts(folder)][-1]
+    last = [JobStart(), *read_starts(folder)][-1]
     if last.submission != submission.submitted_at:
-        last = Start()
-    state, reason = _state(folder, submission, record, last, queue)
-    facts = UNKNOWN | (
-        msgspec.to_builtins(record) if record else records.intended(folder)
+        last = JobStart()
+    state, reason = _state_of_run(folder, submission, record, last, queue)
+    facts = UNKNOWN_RUN_FACTS | (
+        msgspec.to_builtins(record) if record else records.read_intent_if_any(folder)
     )
-    row = {name: facts[name] for name in UNKNOWN} | {
+    row = {name: facts[name] for name in UNKNOWN_RUN_FACTS} | {
         "run_id": folder.name,
         "system": folder.parent.name,
         "state": state,
         "reason": reason,
         "since": facts["started_at"] or submission.submitted_at,
-        "starts": len(segments(folder)),
+        "starts": len(segment_dirs(folder)),
         "others": records.work_of_others(record) if record else "",
         "job": submission.job_id,
     }
-    return texts.each(row, texts.printable)
+    return texts.map_texts(row, texts.escape_controls)
 
 
-def _state(
+def _state_of_run(
     folder: Path,
-    submission: Submission,
+    submission: JobSubmission,
     record: records.Record | None,
-    last: Start,
+    last: JobStart,
     queue,
 ) -> tuple[str, str]:
     """Return the state of a run and the reason for it."""
     if record and record.valid:
         return "finished", ""
     job = (queue or {}).get(submission.job_id)
-    if job and job.state not in RUNNING:
+    if job and job.state not in RUNNING_JOB_STATES:
         return "queued", job.reason
-    if job or records.is_running(folder):
-        events = chain.from_iterable(events_of_segments(folder).values())
+    if job or records.is_run_locked(folder):
+        events = chain.from_iterable(read_events_of_segments(folder).values())
         return "running", records.progress_in_words(events)
-    reason = records.reason(record)
+    reason = records.reason_of_record(record)
     status = record.status if record else ""
     if status == "finished":
         return "not valid", reason
@@ -207,29 +210,33 @@ def _state(
     return "not submitted", ""
 
 
-def text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
+def status_text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
     """Write the table that people read, the newest run first, as wide as the terminal.
 
     ``failed``: only what failed or is not valid, with the whole reasons, as a single run has them.
     """
     rows = sorted(rows, key=lambda row: row["since"], reverse=True)
     if failed:
-        rows = [row for row in rows if row["state"] in BAD]
-    cells = [HEAD, *(_cells(row, rows) for row in rows)]
+        rows = [row for row in rows if row["state"] in BAD_RUN_STATES]
+    cells = [TABLE_HEADER, *(_cells_of_row(row, rows) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [" ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
     if not failed and len(rows) > 1:
-        columns = max(WIDTH, shutil.get_terminal_size((WIDTH, 1)).columns)
+        columns = max(
+            MIN_TABLE_WIDTH, shutil.get_terminal_size((MIN_TABLE_WIDTH, 1)).columns
+        )
         lines = [line[:columns] for line in lines]
     counts = Counter(row["state"] for row in rows)
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    total = energy_words(sum(row["energy_total_J"] for row in rows))
+    total = energy_text(sum(row["energy_total_J"] for row in rows))
     lines.append(f"runs: {len(rows)}; {states or 'none'}; {total}")
     return "\n".join([*lines, *(f"energynn: {note}" for note in notes)])
 
 
-def _cells(row: dict, rows: list[dict]) -> list[str]:
-    """Describe a run in the columns of HEAD; the last says what differs from the run before it."""
+def _cells_of_row(row: dict, rows: list[dict]) -> list[str]:
+    """Describe a run in the columns of TABLE_HEADER; the last says what differs from the run before
+    it.
+    """
     config = row["config"]
     errors = [
         f"{name.split('_')[0]} {error:.3g}"
@@ -238,13 +245,13 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
     ]
     energy_J = row["energy_total_J"]
     provenance = row["energy_total_provenance"]
-    energy = f"{energy_words(energy_J)} {provenance}"
+    energy = f"{energy_text(energy_J)} {provenance}"
     earlier = [
         each["config"]
         for each in rows[1 + rows.index(row) :]
         if each["workload"] == row["workload"]
     ]
-    parts = [row["reason"], records.differing(config, earlier[:1])]
+    parts = [row["reason"], records.differing_settings_text(config, earlier[:1])]
     parts += [row["job"] and f"job {row['job']}"]
     parts += [f"{row['starts']} starts" if row["starts"] > 1 else "", row["others"]]
     what = config.get("command", row["workload"])
@@ -253,7 +260,7 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         (row["name"] or row["run_id"][-14:])[:20],
         " ".join(Path(word).name for word in what.split())[:16],
         str(row["devices"] or ""),
-        str(records.global_batch(config, row["devices"]) or ""),
+        str(records.global_batch_size(config, row["devices"]) or ""),
         "".join(errors[:1]),
         energy if energy_J else "",
         row["state"],
@@ -264,49 +271,51 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
 # ---------------------------------------------------------------------------- a run that goes on
 
 
-def look(run_dir: Path) -> str:
+def device_status_text(run_dir: Path) -> str:
     """Say what each device draws, and has used in the training of the newest segment."""
-    folder = segments(run_dir)[-1]
+    folder = segment_dirs(run_dir)[-1]
     events = read_events(folder)
-    starts = times_of(events, "training_start", "host")
-    ends = times_of(events, "training_end", "host")
+    starts = event_ns(events, "training_start", "host")
+    ends = event_ns(events, "training_end", "host")
     status = ["starting", "training", "ending"][bool(starts) + bool(ends)]
     if (run_dir / "record.json").exists():
         status = records.read_record(run_dir).status
     lines = [f"{run_dir.name}: {status}"]
     together = np.zeros(2)
-    for path in samples_files(folder):
-        header = read_header(path)
+    for path in list_samples_files(folder):
+        header = read_samples_header(path)
         if header is None:
             continue
         host = header.host
-        now_s = last_ns(path) / 1e9
+        now_s = last_sample_time_ns(path) / 1e9
         begin_s = starts.get(host, math.inf) / 1e9
         end_s = ends.get(host, math.inf) / 1e9
         asked_s = [begin_s, end_s, now_s - 1.0, now_s]
-        for one in read_streams(path, header, {}, asked_s)[0]:
+        for one in read_sensor_streams(path, header, {}, asked_s)[0]:
             if not one.sensor.primary:
                 continue
             # beyond the last reading the energy stays the same
             begin_J, end_J, before_J, now_J = one.at(asked_s)
             used = np.array([now_J - before_J, end_J - begin_J])
             together += used
-            lines.append(_line(f"{host}:{one.sensor.id}", used, one.sensor.provenance))
-    lines.append(_line("together", together))
+            lines.append(
+                _device_line(f"{host}:{one.sensor.id}", used, one.sensor.provenance)
+            )
+    lines.append(_device_line("together", together))
     told = events_of_kind(events, "progress")[-1:]
     return "\n".join([*lines, *(f"  {event['told']}" for event in told)])
 
 
-def _line(name: str, used: np.ndarray, provenance: str = "") -> str:
+def _device_line(name: str, used: np.ndarray, provenance: str = "") -> str:
     power_W, energy_J = used
     return f"  {name:28}{power_W:10.1f} W {energy_J:14.1f} J  {provenance}".rstrip()
 
 
-def follow(run_dir: Path) -> None:
+def follow_run(run_dir: Path) -> None:
     """Print a look every two seconds until the run has its record."""
     while True:
-        with one_fault(run_dir):
-            tell(look(run_dir))
+        with join_faults(run_dir):
+            print_lines(device_status_text(run_dir))
         if (run_dir / "record.json").exists():
             return
-        time.sleep(POLL_S)
+        time.sleep(POLL_PERIOD_S)

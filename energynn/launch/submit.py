@@ -24,19 +24,19 @@ from energynn.host import files
 from energynn.host.files import REPOSITORY
 from energynn.host.launchers import PYTHON_VARIABLE, SRUN_VARIABLE
 from energynn.host.processes import own_environment
-from energynn.host.progress import tell
-from energynn.host.reading import one_fault
+from energynn.host.progress import print_lines
+from energynn.host.reading import join_faults
 from energynn.launch import slurm, status
-from energynn.launch.status import Submission
+from energynn.launch.status import JobSubmission
 
-MARGIN = 1.3  # of the time limit over the high end of the forecast
+LIMIT_MARGIN = 1.3  # of the time limit over the high end of the forecast
 SPARE_H = 0.5
-WARNING_S = 300  # before the time limit: for a step, a checkpoint and the record
+WARNING_TIME_S = 300  # before the time limit: for a step, a checkpoint and the record
 # of this environment, exported in the script
 FORWARDED_VARIABLES = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")
 
 
-class Job(NamedTuple):
+class JobArray(NamedTuple):
     """A job array: configurations by folder of runs that need the same nodes and time.
 
     after: folder of the run that has to end well first.
@@ -47,7 +47,7 @@ class Job(NamedTuple):
     after: Path | None = None
 
 
-class JobScript(string.Template):
+class JobScriptTemplate(string.Template):
     """The template energynn/launch/job.sh, in which @name stands for a value: $ is the shell's."""
 
     delimiter = "@"
@@ -68,53 +68,57 @@ def submit_runs(
     the batch scripts, too. Raises ValueError with the remedy, also where the jobs are expected
     to cost more than ``max_gpu_hours`` (default: the system's).
     """
-    runs, left_out = systems.runs_that_fit(site, runs)
+    runs, left_out = systems.select_runs_that_fit(site, runs)
     if left_out:
-        tell(left_out)
+        print_lines(left_out)
     system_dir = runs_dir.absolute() / site.name
     # running, or with a job that is queued
     folders = [path.parent for path in system_dir.glob("*/job")]
     jobs_of = {folder: status.read_submission(folder).job_id for folder in folders}
-    queue = slurm.queue(jobs_of.values())
+    queue = slurm.read_queue(jobs_of.values())
     queued = {
-        path for path in folders if jobs_of[path] in queue or records.is_running(path)
+        path
+        for path in folders
+        if jobs_of[path] in queue or records.is_run_locked(path)
     }
-    jobs = plan(runs, site, system_dir, queued)
+    jobs = plan_jobs(runs, site, system_dir, queued)
     missing = [run for job in jobs for run in job.runs.values()]
     done = f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued"
-    tell(f"{done}; {len(missing)} to make")
-    faults = _missing_data(missing, site)
+    print_lines(f"{done}; {len(missing)} to make")
+    faults = _missing_datasets(missing, site)
     hours = 0.0
     for run in missing:  # of whole nodes; of an unknown cost the system's default
-        by_default = _nodes(run, site) * site.devices_per_node * site.default_hours
-        hours += costs.expect(run, site.file).get("charged hours", by_default)
+        by_default = _node_count(run, site) * site.devices_per_node * site.default_hours
+        hours += costs.expected_cost(run, site.file).get("charged hours", by_default)
     limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
     if hours > limit:
         faults.append(
             f"--max-gpu-hours {math.ceil(hours)}: the jobs may be charged more than {limit:g} hours"
         )
     if jobs:
-        tell(costs.in_words(costs.table(missing, site)))
+        print_lines(costs.cost_text(costs.cost_table(missing, site)))
     if dry_run:
-        if kept := slurm.kept_options():
-            tell(f"from your environment, where the script has none: {', '.join(kept)}")
+        if kept := slurm.list_kept_options():
+            print_lines(
+                f"from your environment, where the script has none: {', '.join(kept)}"
+            )
         if "account" not in f"{site.sbatch} {kept}".lower():
             faults.append("account: --account NAME, or sbatch takes your default")
         for fault in faults:
-            tell(f"missing: {fault}")
+            print_lines(f"missing: {fault}")
         for job in jobs if scripts else ():
-            print(script(job, site, name))
-        tell("nothing is submitted; --scripts prints the batch scripts")
+            print(render_job_script(job, site, name))
+        print_lines("nothing is submitted; --scripts prints the batch scripts")
         return
     if faults:
         raise ValueError("; ".join(faults))
     for job in jobs:
-        print(submit(job, site, name), flush=True)
+        print(submit_job_array(job, site, name), flush=True)
 
 
-def cluster(system: str, options: list[str] = ()) -> Site:
+def read_cluster(system: str, options: list[str] = ()) -> Site:
     """Read a cluster, with further options of sbatch; raises ValueError with the remedy."""
-    site = systems.site(system)
+    site = systems.read_site(system)
     if site.scheduler != "slurm":
         raise ValueError(
             f"system: {site.name} is no cluster; `energynn study run NAME` works here"
@@ -124,30 +128,30 @@ def cluster(system: str, options: list[str] = ()) -> Site:
     )
 
 
-def _nodes(run: RunConfig, site: Site) -> int:
+def _node_count(run: RunConfig, site: Site) -> int:
     return math.ceil(run.devices / site.devices_per_node)
 
 
-def _missing_data(runs: list[RunConfig], site: Site) -> list[str]:
+def _missing_datasets(runs: list[RunConfig], site: Site) -> list[str]:
     """List the data sets that are missing; those that the set-up brings are not looked for."""
     faults = []
     for dataset in sorted({run.dataset for run in runs}):
-        variable = manifests.VARIABLES.get(dataset, "")
-        with one_fault(dataset, faults):
+        variable = manifests.FOLDER_VARIABLES.get(dataset, "")
+        with join_faults(dataset, faults):
             if variable not in f"{site.setup} {site.environment}":
                 folder = manifests.root(dataset)
                 if not folder.is_dir():
                     raise ValueError(f"{variable}: {folder} is no folder")
-            manifests.checksums(dataset)
+            manifests.read_checksums(dataset)
     return faults
 
 
-def plan(
+def plan_jobs(
     runs: list[RunConfig],
     site: Site,
     system_dir: Path,
     queued: set[Path],
-) -> list[Job]:
+) -> list[JobArray]:
     """Group the missing runs into job arrays; fine-tuning comes after its pre-training.
 
     Raises ValueError where a pre-training is neither made, nor queued, nor among the runs.
@@ -155,31 +159,31 @@ def plan(
     missing = {}
     for run in runs:
         folder = system_dir / configuration.run_id(run)
-        if folder not in queued and not records.is_made(folder):
+        if folder not in queued and not records.has_valid_record(folder):
             missing[folder] = run
     jobs = {}
     for folder, run in missing.items():
         initial = getattr(run, "initial_run", "")
         after = system_dir / initial if initial else None
-        if after and records.is_made(after):
+        if after and records.has_valid_record(after):
             after = None
         if after and after not in missing and after not in queued:
             raise ValueError(
                 f"initial_run: {initial} is not made yet; submit its study as well"
             )
-        cost = costs.expect(run, site.file)
+        cost = costs.expected_cost(run, site.file)
         limit_h = site.default_hours
         if cost:
-            limit_h = MARGIN * cost["longest_h"] + SPARE_H
+            limit_h = LIMIT_MARGIN * cost["longest_h"] + SPARE_H
         # A longer run leaves a checkpoint, and its task is queued again.
         limit = math.ceil(60 * min(limit_h, site.max_hours))
-        job = jobs.setdefault((after, run.devices, limit), Job({}, limit, after))
+        job = jobs.setdefault((after, run.devices, limit), JobArray({}, limit, after))
         job.runs[folder] = run
     return sorted(jobs.values(), key=lambda job: job.after is not None)
 
 
-def script(
-    job: Job,
+def render_job_script(
+    job: JobArray,
     site: Site,
     name: str,
 ) -> str:
@@ -189,7 +193,7 @@ def script(
     """
     folders = list(job.runs)
     run = job.runs[folders[0]]
-    nodes = _nodes(run, site)
+    nodes = _node_count(run, site)
     at_once = f"%{site.runs_at_once}" if site.runs_at_once else ""
     values = {
         "name": re.sub("[^A-Za-z0-9_.-]", "-", f"{name}-{nodes}n"),
@@ -198,19 +202,23 @@ def script(
         "devices_of_node": min(run.devices, site.devices_per_node),
         "time": f"{job.minutes // 60}:{job.minutes % 60:02}:00",
         "array": f"0-{len(folders) - 1}{at_once}",
-        "warning_s": min(WARNING_S, 5 * job.minutes),
+        "warning_s": min(WARNING_TIME_S, 5 * job.minutes),
         # Slurm takes % for the begin of a name
-        "log": quote(f"{folders[0]}/job/slurm-".replace("%", "%%") + "%A_%a.txt"),
+        "log": quote_for_shell(
+            f"{folders[0]}/job/slurm-".replace("%", "%%") + "%A_%a.txt"
+        ),
         "options": "\n".join(f"#SBATCH {option}" for option in site.sbatch),
-        "runs": "\n".join(f"  {quote(folder)}" for folder in folders),
-        "setup": "\n".join(_setup(site)),
-        "repository": quote(REPOSITORY),
-        "python": quote(sys.executable),
+        "runs": "\n".join(f"  {quote_for_shell(folder)}" for folder in folders),
+        "setup": "\n".join(_setup_lines(site)),
+        "repository": quote_for_shell(REPOSITORY),
+        "python": quote_for_shell(sys.executable),
     }
-    return JobScript((Path(__file__).parent / "job.sh").read_text()).substitute(values)
+    return JobScriptTemplate((Path(__file__).parent / "job.sh").read_text()).substitute(
+        values
+    )
 
 
-def _setup(site: Site) -> Iterator[str]:
+def _setup_lines(site: Site) -> Iterator[str]:
     """Write the lines that prepare a job: environment, then set-up, which may end the job."""
     environment = {"PYTHONPATH": own_environment()["PYTHONPATH"]}
     environment |= {
@@ -221,12 +229,12 @@ def _setup(site: Site) -> Iterator[str]:
     if site.python:
         environment[PYTHON_VARIABLE] = site.python
     for name, value in (environment | site.environment).items():
-        yield f"export {name}={quote(value)}"
+        yield f"export {name}={quote_for_shell(value)}"
     for line in site.setup:  # last, so that it can say where it has brought the data
-        yield f"{line} || {{ echo {quote('energynn: failed: ' + line)}; exit 1; }}"
+        yield f"{line} || {{ echo {quote_for_shell('energynn: failed: ' + line)}; exit 1; }}"
 
 
-def quote(value: str | Path) -> str:
+def quote_for_shell(value: str | Path) -> str:
     """Quote a value as one word for the shell; raises ValueError for what cannot be printed."""
     if not str(value).isprintable():
         raise ValueError(
@@ -235,8 +243,8 @@ def quote(value: str | Path) -> str:
     return shlex.quote(str(value))
 
 
-def submit(
-    job: Job,
+def submit_job_array(
+    job: JobArray,
     site: Site,
     name: str,
 ) -> str:
@@ -245,35 +253,35 @@ def submit(
     Raises ValueError where Slurm refuses it.
     """
     folders = list(job.runs)
-    submission = Submission(files.utc_now())
-    text = script(job, site, name)
+    submission = JobSubmission(files.utc_time_text())
+    text = render_job_script(job, site, name)
     for folder, run in job.runs.items():  # all before the job, which may start at once
         files.write_json(folder / "job" / "parameters.json", configuration.asdict(run))
         (folder / "job" / "job.sh").write_text(text)
-        status.write(folder, "submission", submission)
+        status.write_job_file(folder, "submission", submission)
     options = []
     if job.after:
         waits_for = status.read_submission(job.after).job_id
         options = [f"--dependency=afterok:{waits_for}", "--kill-on-invalid-dep=yes"]
-    number = slurm.submit(folders[0] / "job" / "job.sh", *options)
+    number = slurm.submit_script(folders[0] / "job" / "job.sh", *options)
     for task, folder in enumerate(folders):
         submission.job_id = f"{number}_{task}"
-        status.write(folder, "submission", submission)
+        status.write_job_file(folder, "submission", submission)
     return f"job {number}: {len(folders)} run(s), the first {folders[0].name}"
 
 
-def cancel(folders: list[Path]) -> int:
+def cancel_jobs(folders: list[Path]) -> int:
     """Cancel the jobs of runs; returns how many. What is running can leave a checkpoint."""
     jobs = {status.read_submission(folder).job_id for folder in folders}
-    queued = sorted(jobs & slurm.queue(jobs).keys())
+    queued = sorted(jobs & slurm.read_queue(jobs).keys())
     if queued:
-        slurm.call("scancel", *queued)
+        slurm.call_slurm("scancel", *queued)
     return len(queued)
 
 
-def check(system: str) -> int:
+def check_system(system: str) -> int:
     """Test a system's file by a short run on two nodes; returns 1 where it is wrong."""
-    site = cluster(system)
+    site = read_cluster(system)
     devices = 2 * site.devices_per_node
     run = configuration.make(
         "resnet50",
@@ -286,11 +294,13 @@ def check(system: str) -> int:
     )
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
     folder = configuration.folder(run, runs_dir)
-    print(submit(Job({folder: run}, 10), site, "doctor"), flush=True)
-    while (row := status.rows([folder])[0][0])["state"] in status.UNFINISHED:
+    print(submit_job_array(JobArray({folder: run}, 10), site, "doctor"), flush=True)
+    while (row := status.describe_runs([folder])[0][0])[
+        "state"
+    ] in status.UNFINISHED_RUN_STATES:
         time.sleep(2)
-    print(status.text([row], []))
-    record = records.read(folder)
+    print(status.status_text([row], []))
+    record = records.read_record_if_any(folder)
     expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node)
     wrong = []
     for name, right in expected.items():

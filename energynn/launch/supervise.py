@@ -1,7 +1,8 @@
 """Supervise a run: start its ranks, watch over them, end what has to end, and write its record.
 
-``python -m energynn.launch.supervise RUN_DIR PARENT`` does so for ``start.run``. A measured command
-takes from here what it needs, too: its host for itself, signals heard, a verdict from its ranks.
+``python -m energynn.launch.supervise RUN_DIR PARENT`` does so for ``start.make_run``. A measured
+command takes from here what it needs, too: its host for itself, signals heard, a verdict from its
+ranks.
 """
 
 import fcntl
@@ -21,32 +22,32 @@ from pathlib import Path
 
 from energynn import records
 from energynn.host import launchers, processes
-from energynn.host.files import PACKAGE, has_checkpoint, utc_now
+from energynn.host.files import PACKAGE_FOLDER, has_checkpoint, utc_time_text
 from energynn.measure import kernel, machine, perun_adapter
-from energynn.measure.samples import events_of_kind, read_events, segments
+from energynn.measure.samples import events_of_kind, read_events, segment_dirs
 
-HOST_LOCK = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
-LOCKS = Path("/tmp")  # not TMPDIR, which differs
-CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
+HOST_LOCK_VARIABLE = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
+LOCK_FOLDER = Path("/tmp")  # not TMPDIR, which differs
+CHECKPOINT_TIMEOUT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 # ranks that wait for a dead process, as perun's sampler, never end
-SILENT_S = 300.0
-SILENT_AT_END_S = 90.0  # when all have trained
+MAX_SILENCE_S = 300.0
+MAX_SILENCE_AT_END_S = 90.0  # when all have trained
 # Lines that are no launcher's own: a rank's, which has a label, rulers and advice.
-NOT_OWN = re.compile(
+FOREIGN_LINE_PATTERN = re.compile(
     r"\s*(\[[\d,]+\]|\d+: ).*|\W*|This typically refers to.*|Please see the FAQ page.*"
 )
-POLL_S = 5.0  # between two looks at the ranks' files
-AGAIN = {
+POLL_PERIOD_S = 5.0  # between two looks at the ranks' files
+RESTART_TEXTS = {
     True: "goes on from its checkpoint",
     False: "begins anew, without a checkpoint",
 }
-TRAIN_SCRIPT = PACKAGE / "train" / "__main__.py"
+TRAIN_SCRIPT = PACKAGE_FOLDER / "train" / "__main__.py"
 # A Ctrl-C for a notebook reaches the supervisor only through who has started it.
-APART = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+DETACHED_PROCESS_OPTIONS = {"stdin": subprocess.DEVNULL, "start_new_session": True}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def take_host() -> ExitStack:
+def lock_host() -> ExitStack:
     """Take what the one measured run of this host holds; ValueError while another one goes on.
 
     It is free when its process ends, however it does. A batch job waits a minute for the end of the
@@ -54,9 +55,9 @@ def take_host() -> ExitStack:
     """
     until_s = time.monotonic() + (60 if "SLURM_JOB_ID" in os.environ else 0)
     # containers of one machine share its boot id, whatever they call themselves
-    name = os.environ.get(HOST_LOCK) or kernel.boot_id() or platform.node()
+    name = os.environ.get(HOST_LOCK_VARIABLE) or kernel.boot_id() or platform.node()
     mark = hashlib.sha256(name.encode()).hexdigest()[:32]
-    while (held := _hold_host(f"energynn-measured-run-on-{mark}")) is None:
+    while (held := _try_to_lock_host(f"energynn-measured-run-on-{mark}")) is None:
         if time.monotonic() > until_s:
             raise ValueError(
                 "another measured run has this machine; `pgrep -af energynn` shows it; "
@@ -66,7 +67,7 @@ def take_host() -> ExitStack:
     return held
 
 
-def _hold_host(name: str) -> ExitStack | None:
+def _try_to_lock_host(name: str) -> ExitStack | None:
     """Hold a name in this network namespace and a locked file in /tmp; None where one is held."""
     with ExitStack() as held:
         ours = held.enter_context(socket.socket(socket.AF_UNIX))
@@ -75,7 +76,7 @@ def _hold_host(name: str) -> ExitStack | None:
         except OSError:
             return None
         try:
-            file = held.enter_context(open(LOCKS / name, opener=_lock_file))
+            file = held.enter_context(open(LOCK_FOLDER / name, opener=_open_lock_file))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
@@ -84,7 +85,7 @@ def _hold_host(name: str) -> ExitStack | None:
         return held.pop_all()
 
 
-def _lock_file(path: str, _flags: int) -> int:
+def _open_lock_file(path: str, _flags: int) -> int:
     """Open a file that every user may lock, and make it before; no link or pipe is waited for."""
     reading = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(FileExistsError):
@@ -95,7 +96,7 @@ def _lock_file(path: str, _flags: int) -> int:
     return os.open(path, reading)
 
 
-def facts(
+def start_facts(
     run_dir: Path,
     system_file: Path,
     described: dict,
@@ -105,18 +106,18 @@ def facts(
     gpus = described["gpus"] if uses_gpus else []
     return {
         "run_id": run_dir.name,
-        "started_at": utc_now(),
-        **machine.load(system_file),
+        "started_at": utc_time_text(),
+        **machine.load_system(system_file),
         "uses_gpus": uses_gpus,
-        "job": machine.batch_job(),
+        "job": machine.describe_batch_job(),
         "device_kind": "gpu" if gpus else "cpu core",
         "device_name": gpus[0]["name"] if gpus else described["cpu"],
-        "versions": machine.versions(),
+        "versions": machine.package_versions(),
         "machine": described,
     }
 
 
-def verdict(
+def status_and_reason(
     folder: Path,
     size: int,
     stop_reason: str,
@@ -153,22 +154,22 @@ def verdict(
     )
 
 
-def next_segment(run_dir: Path) -> Path:
+def make_segment_folder(run_dir: Path) -> Path:
     """Make the folder of a further start of a run; the record of those before is not of it."""
     (run_dir / "record.json").unlink(missing_ok=True)
-    folder = run_dir / f"segment-{len(segments(run_dir)) + 1}"
+    folder = run_dir / f"segment-{len(segment_dirs(run_dir)) + 1}"
     folder.mkdir()
     return folder
 
 
-def hear_signals(children: list[subprocess.Popen] | None = None) -> list[int]:
+def forward_signals(children: list[subprocess.Popen] | None = None) -> list[int]:
     """Note the numbers of signals in the list that is returned, and pass them on to children.
 
     They hear a Ctrl-C from the terminal. What was ignored before, as SIGHUP under nohup, still is.
     """
     stopped = []
 
-    def note(number: int, _frame) -> None:
+    def note_signal(number: int, _frame) -> None:
         stopped.append(number)
         if number != signal.SIGINT:
             for child in children or []:
@@ -176,11 +177,13 @@ def hear_signals(children: list[subprocess.Popen] | None = None) -> list[int]:
 
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, note)
+            signal.signal(number, note_signal)
     return stopped
 
 
-def start(words: list[str], folder: Path, environment: dict, ends_by: int, **pipes):
+def start_process(
+    words: list[str], folder: Path, environment: dict, ends_by: int, **pipes
+):
     """Start a process that ends with this one, by a signal, and bears the mark of a folder."""
     return subprocess.Popen(
         words,
@@ -190,7 +193,7 @@ def start(words: list[str], folder: Path, environment: dict, ends_by: int, **pip
     )
 
 
-def no_record(run_dir: Path, error: Exception) -> str:
+def missing_record_text(run_dir: Path, error: Exception) -> str:
     """Say that the record of a run could not be written, and what to do."""
     return (
         f"energynn: {run_dir.name}: no record written ({error}); "
@@ -198,7 +201,7 @@ def no_record(run_dir: Path, error: Exception) -> str:
     )
 
 
-def stop_reason(stopped: list[int]) -> str:
+def first_signal_text(stopped: list[int]) -> str:
     """Say which signal came first; "" where none came."""
     return f"stopped by {signal.Signals(stopped[0]).name}" if stopped else ""
 
@@ -206,72 +209,72 @@ def stop_reason(stopped: list[int]) -> str:
 # ---------------------------------------------------------------------------------------- of a run
 
 
-def make(run_dir: Path, parent: int) -> None:
+def supervise_run(run_dir: Path, parent: int) -> None:
     """Make the run of a run.json; end it if the parent process ends, or a signal asks for that."""
-    stopped = hear_signals()
-    _held = records.lock_run(run_dir)
-    _alone = take_host()
+    stopped = forward_signals()
+    _held = records.lock_run_file(run_dir)
+    _alone = lock_host()
     intent = records.read_intent(run_dir)
-    folder = segments(run_dir)[-1]
-    ranks = start(
+    folder = segment_dirs(run_dir)[-1]
+    ranks = start_process(
         ranks_command(folder, intent),
         folder,
         rank_environment(intent),
         signal.SIGKILL,
         stderr=subprocess.STDOUT,
-        **APART,
+        **DETACHED_PROCESS_OPTIONS,
     )
     looked_s, reason = time.monotonic(), ""  # why they have to end
     while ranks.poll() is None and not reason:
-        reason = stop_reason(stopped)
+        reason = first_signal_text(stopped)
         if os.getppid() != parent:
             reason = reason or "the process that started the run ended"
-        if time.monotonic() > looked_s + POLL_S:
+        if time.monotonic() > looked_s + POLL_PERIOD_S:
             looked_s = time.monotonic()
-            reason = reason or _hang(folder, intent["devices"])
+            reason = reason or hang_reason(folder, intent["devices"])
         time.sleep(0.05)
     # A signal may reach papermill, too, which ends: the ranks still have time.
     if reason and events_of_kind(read_events(folder), "training_start"):
         # which the ranks of every launcher see; hidden, so that no record lists it
         (folder / ".stop").touch()
         with suppress(subprocess.TimeoutExpired):
-            ranks.wait(CHECKPOINT_S)
+            ranks.wait(CHECKPOINT_TIMEOUT_S)
     if ranks.poll() is None:
         ranks.terminate()
     processes.end_marked(folder)
-    by = f", {intent['launcher']} with status {ranks.wait()}{_last_line(folder)}"
-    status, why = verdict(folder, intent["devices"], reason, by)
+    by = f", {intent['launcher']} with status {ranks.wait()}{_last_launcher_line(folder)}"
+    status, why = status_and_reason(folder, intent["devices"], reason, by)
     if status in ("failed", "killed"):
-        why += f"; started again, it {AGAIN[has_checkpoint(run_dir)]}"
+        why += f"; started again, it {RESTART_TEXTS[has_checkpoint(run_dir)]}"
     try:
-        records.build(run_dir, status, why)
+        records.save_record(run_dir, status, why)
     except OSError as error:
-        sys.exit(no_record(run_dir, error))
+        sys.exit(missing_record_text(run_dir, error))
 
 
-def _hang(folder: Path, devices: int) -> str:
+def hang_reason(folder: Path, devices: int) -> str:
     """Say in words that ranks hang before their first event or after their last; "" else."""
     paths = list(folder.glob("events-rank*.jsonl"))
     silent_s = time.time() - max(path.stat().st_mtime for path in [folder, *paths])
-    if silent_s < SILENT_AT_END_S:
+    if silent_s < MAX_SILENCE_AT_END_S:
         return ""
     ends = events_of_kind(read_events(folder), "rank_end")
     is_training = len(paths) == devices and not ends
-    if is_training or len(ends) < devices and silent_s < SILENT_S:
+    if is_training or len(ends) < devices and silent_s < MAX_SILENCE_S:
         return ""
     silent = f"its ranks were silent for {silent_s:.0f} s, before or after the training"
-    return silent + _last_line(folder)
+    return silent + _last_launcher_line(folder)
 
 
-def _last_line(folder: Path) -> str:
+def _last_launcher_line(folder: Path) -> str:
     """Tell the last line of the launcher; "" where it has said nothing."""
     path = folder / "log.txt"
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    own = [line.strip() for line in lines if not NOT_OWN.fullmatch(line)]
+    own = [line.strip() for line in lines if not FOREIGN_LINE_PATTERN.fullmatch(line)]
     return f', its last line: "{own[-1][:200]}"' if own else ""
 
 
-def _gpus_of(intent: dict) -> list[int]:
+def _gpu_indices(intent: dict) -> list[int]:
     """List the indices of this host's GPUs that a run uses; none where its devices are cores."""
     if intent["device_kind"] != "gpu":
         return []
@@ -296,10 +299,10 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
         ]
     ini = folder / "perun.ini"
     perun_adapter.write_configuration(
-        ini, intent["config"]["perun_sampling_period_s"], _gpus_of(intent)
+        ini, intent["config"]["perun_sampling_period_s"], _gpu_indices(intent)
     )
-    ranks = perun_adapter.command(
-        launchers.python_of_ranks(), TRAIN_SCRIPT, folder, ini
+    ranks = perun_adapter.command_under_perun(
+        launchers.python_command_of_ranks(), TRAIN_SCRIPT, folder, ini
     )
     if launchers.SRUN_VARIABLE in os.environ:
         return [
@@ -311,14 +314,14 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
             *shlex.split(os.environ[launchers.SRUN_VARIABLE]),
             *ranks,
         ]
-    return [*launchers.mpi_start(devices), *ranks]
+    return [*launchers.mpirun_command(devices), *ranks]
 
 
 def rank_environment(intent: dict) -> dict[str, str]:
     """Return the ranks' environment: threads, and the GPUs that they use; others are hidden."""
     return launchers.mpi_environment() | {
         "OMP_NUM_THREADS": str(intent["config"]["threads_per_device"]),
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, _gpus_of(intent))),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, _gpu_indices(intent))),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
@@ -327,4 +330,4 @@ def rank_environment(intent: dict) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), int(sys.argv[2]))
+    supervise_run(Path(sys.argv[1]), int(sys.argv[2]))

@@ -11,31 +11,31 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from energynn.host.reading import one_fault
+from energynn.host.reading import join_faults
 from energynn.measure import devices, energy
 from energynn.measure.energy import COMPONENTS, THRESHOLDS, SensorEnergy, refusal
-from energynn.measure.evidence import Evidence
+from energynn.measure.evidence import SensorEvidence
 from energynn.measure.samples import (
     Channel,
     Header,
+    event_ns,
     events_of_kind,
-    last_ns,
-    pieces,
+    last_sample_time_ns,
+    list_samples_files,
     read_events,
-    read_header,
     read_phases,
-    samples_files,
-    times_of,
+    read_pieces,
+    read_samples_header,
 )
-from energynn.measure.stream import Stream, read_streams
+from energynn.measure.stream import SensorStream, read_sensor_streams
 
 MIN_IDLE_SAMPLES = 5
-IDLE = ("before", "ready", "after")  # the training
-PLACE = ("rank", "host", "device", "phase")
-MAX_STEPS = 10**6  # of a trace
+IDLE_WINDOWS = ("before", "ready", "after")  # the training
+PLACE_FIELDS = ("rank", "host", "device", "phase")
+MAX_TRACE_STEPS = 10**6  # of a trace
 
 
-class Segment(msgspec.Struct):
+class SegmentAccount(msgspec.Struct):
     """When a segment began, how long it trained, how well it was sampled, what it took."""
 
     start_wall_ns: int
@@ -45,12 +45,12 @@ class Segment(msgspec.Struct):
     energy_total_J: float | None = None
 
 
-class Host(msgspec.Struct):
+class HostAccount(msgspec.Struct):
     """What one host did in one segment, a start of the run.
 
     time_s: of its training; 0 if none began; end_s: of its monotonic clock. is_named: each rank
     names its GPU. sensors: with their energies. doubts: reasons against them. idle_W: by the names
-    of a record. phases: (PLACE, name, amount) of times and energies.
+    of a record. phases: (PLACE_FIELDS, name, amount) of times and energies.
     """
 
     name: str
@@ -72,17 +72,19 @@ class Host(msgspec.Struct):
         return [sensor for sensor in self.sensors if sensor.primary]
 
     @property
-    def numbers(self) -> Counter[str]:
+    def sensor_counts(self) -> Counter[str]:
         """Count its primary sensors by component."""
         return Counter(sensor.component for sensor in self.primary)
 
     @property
-    def estimated(self) -> set[str]:
+    def estimated_components(self) -> set[str]:
         """Name the components of which one sensor stands for all devices."""
         return {sensor.component for sensor in self.primary if sensor.kind == "busy"}
 
 
-def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dict:
+def account_for_run(
+    events: dict[Path, list[dict]], thresholds: dict[str, float]
+) -> dict:
     """Give times and energies of a run, all its segments added up, also of one that died.
 
     events: of each segment, by its folder. thresholds: of this system, where they differ from
@@ -93,8 +95,8 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
     starts = enumerate(events.items(), start=1)
     parts = [_read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
-    trained = list(filter(_trained, parts))
-    segments = list(map(_segment, trained))
+    trained = list(filter(_has_trained, parts))
+    segments = list(map(_account_for_segment, trained))
     sensors = [sensor for host in hosts for sensor in host.sensors]
     doubts = [text for host in hosts for text in host.doubts]
     result = {
@@ -108,21 +110,23 @@ def account(events: dict[Path, list[dict]], thresholds: dict[str, float]) -> dic
         result["sampling_period_s"] = max(host.period_s for host in hosts)
     if not trained:
         return result
-    doubts += devices.differences(trained) + devices.overlaps(trained, segments)
+    doubts += devices.device_differences(trained) + devices.overlapping_starts(
+        trained, segments
+    )
     time_s = sum(segment.training_time_s for segment in segments)
     result["training_time_s"] = time_s
     result["samples_in_training"] = sum(segment.samples for segment in segments)
     result["coverage"] = min(segment.coverage for segment in segments)
-    result |= energy.totals(sensors, time_s)
+    result |= energy.total_energies(sensors, time_s)
     # idle powers of all hosts together, of the first segment that knows them
     for part in trained:
         for name in set.intersection(*(set(host.idle_W) for host in part)):
             result.setdefault(name, sum(host.idle_W[name] for host in part))
-    result["energy_phases"] = _phases(hosts, result)
-    return result | _cpu_times(events)
+    result["energy_phases"] = _phase_rows(hosts, result)
+    return result | _total_cpu_times(events)
 
 
-def _cpu_times(events: dict[Path, list[dict]]) -> dict[str, float]:
+def _total_cpu_times(events: dict[Path, list[dict]]) -> dict[str, float]:
     """Add up the CPU time of the run's ranks, and of all else on their hosts; {} if not known."""
     own_s = others_s = 0.0
     for of_segment in events.values():
@@ -141,18 +145,18 @@ def _cpu_times(events: dict[Path, list[dict]]) -> dict[str, float]:
     return {"cpu_time_s": own_s, "cpu_time_others_s": others_s} if own_s else {}
 
 
-def _trained(hosts: list[Host]) -> bool:
+def _has_trained(hosts: list[HostAccount]) -> bool:
     return any(host.time_s for host in hosts)
 
 
-def _segment(hosts: list[Host]) -> Segment:
+def _account_for_segment(hosts: list[HostAccount]) -> SegmentAccount:
     primary = [sensor for host in hosts for sensor in host.primary]
-    return Segment(
+    return SegmentAccount(
         int(min(host.start_wall_ns for host in hosts)),
         max(host.time_s for host in hosts),
         min((sensor.samples for sensor in primary), default=0),
         min((sensor.coverage for sensor in primary), default=0.0),
-        energy.totals(primary, 1.0).get("energy_total_J"),
+        energy.total_energies(primary, 1.0).get("energy_total_J"),
     )
 
 
@@ -161,57 +165,61 @@ def _segment(hosts: list[Host]) -> Segment:
 
 def _read_segment(
     folder: Path, events: list[dict], number: int, limits: dict
-) -> list[Host]:
+) -> list[HostAccount]:
     """Read the samples and phases of one start of a run, host by host."""
     phases = read_phases(folder)
     hosts = []
-    for path in samples_files(folder):
+    for path in list_samples_files(folder):
         faults: list[str] = []
-        with one_fault(path.name, faults):
-            if header := read_header(path):
+        with join_faults(path.name, faults):
+            if header := read_samples_header(path):
                 hosts.append(_read_host(path, header, events, number, phases, limits))
         # what else is known of the run is worth its record
         for text in faults:
             reason = refusal("D", f"samples cannot be read: {text}")
-            hosts.append(Host(path.stem.removeprefix("samples-"), number, [reason]))
+            hosts.append(
+                HostAccount(path.stem.removeprefix("samples-"), number, [reason])
+            )
     names = {event["host"] for event in events} - {None}
     for name in sorted(names - {host.name for host in hosts}):
         text = f"no samples of {name}: its energy is missing"
-        hosts.append(Host(name, number, [refusal("D", text)]))
+        hosts.append(HostAccount(name, number, [refusal("D", text)]))
     return hosts
 
 
 def _read_host(
     path: Path, header: Header, events, number: int, phases: dict, limits: dict
-) -> Host:
+) -> HostAccount:
     """Account for one host: read its samples between the marks of its own ranks."""
     name = header.host
-    host = Host(name, number, period_s=header.period_s, boot_id=header.boot_id)
+    host = HostAccount(name, number, period_s=header.period_s, boot_id=header.boot_id)
     events = [event for event in events if event["host"] == name]
-    unread = _leave_out_unused(header.sensors, events)
+    unread = _leave_out_unused_gpus(header.sensors, events)
     # A run that died trained until its last sample.
-    end_ns = last_ns(path)
-    windows_s = _windows_s(events, end_ns)
-    spans = _spans(events, phases, end_ns)
+    end_ns = last_sample_time_ns(path)
+    windows_s = _training_and_idle_windows_s(events, end_ns)
+    spans = _phase_spans(events, phases, end_ns)
     asked_s = [spans_ns.ravel() / 1e9 for spans_ns, *_ in spans.values()]
-    streams, host.problems = read_streams(
+    streams, host.problems = read_sensor_streams(
         path, header, windows_s, np.concatenate([[], *asked_s])
     )
-    for when in windows_s.keys() & IDLE:
-        host.idle_W |= _idle_W([stream.found[when] for stream in streams], when)
+    for when in windows_s.keys() & IDLE_WINDOWS:
+        host.idle_W |= _mean_idle_power_W(
+            [stream.found[when] for stream in streams], when
+        )
     if "training" in windows_s:
-        named = set(_gpus_of_ranks(events).values())
+        named = set(_gpu_of_each_rank(events).values())
         host.is_named = bool(named) and "" not in named
         trained = [stream.found["training"] for stream in streams]
         for one in trained:
-            one.is_named = _uuid_of(one.sensor) in named - {""}
-        host.sensors = energy.entries(trained, limits)
+            one.is_named = _gpu_uuid(one.sensor) in named - {""}
+        host.sensors = energy.sensor_entries(trained, limits)
         for entry in host.sensors:
             entry.segment = number
             entry.host = name
         unread += header.unaccounted
-        host.doubts = energy.judge(trained, unread, limits, header.quota_cpus)
-        host.phases = list(_phases_of_ranks(name, events, spans, streams))
+        host.doubts = energy.judge_sensors(trained, unread, limits, header.quota_cpus)
+        host.phases = list(_energies_of_phases(name, events, spans, streams))
         starts = events_of_kind(events, "training_start")
         host.start_wall_ns = min(event["t_wall_ns"] for event in starts)
         host.time_s = trained[0].length_s
@@ -219,15 +227,17 @@ def _read_host(
     return host
 
 
-def _windows_s(events: list[dict], end_ns: int) -> dict[str, np.ndarray]:
+def _training_and_idle_windows_s(
+    events: list[dict], end_ns: int
+) -> dict[str, np.ndarray]:
     """Tell from when until when a host trained, and when all its ranks were idle."""
-    begin_ns = min(times_of(events, "training_start").values(), default=np.inf)
-    until_ns = max(times_of(events, "training_end").values(), default=end_ns)
+    begin_ns = min(event_ns(events, "training_start").values(), default=np.inf)
+    until_ns = max(event_ns(events, "training_end").values(), default=end_ns)
     spans_ns = {"training": (begin_ns, until_ns)}
-    for when in IDLE:
+    for when in IDLE_WINDOWS:
         marks = [event for event in events if event.get("when") == when]
-        begin_ns = max(times_of(marks, "idle_start").values(), default=np.inf)
-        spans_ns[when] = begin_ns, min(times_of(marks, "idle_end").values(), default=0)
+        begin_ns = max(event_ns(marks, "idle_start").values(), default=np.inf)
+        spans_ns[when] = begin_ns, min(event_ns(marks, "idle_end").values(), default=0)
     return {
         when: np.divide(span_ns, 1e9)
         for when, span_ns in spans_ns.items()
@@ -235,7 +245,7 @@ def _windows_s(events: list[dict], end_ns: int) -> dict[str, np.ndarray]:
     }
 
 
-def _leave_out_unused(sensors: list[Channel], events: list[dict]) -> list[str]:
+def _leave_out_unused_gpus(sensors: list[Channel], events: list[dict]) -> list[str]:
     """Take GPUs that no rank uses out of the sums, if every rank tells which it may use.
 
     Returns, in words, the GPUs of ranks that none of the sensors reads.
@@ -244,25 +254,27 @@ def _leave_out_unused(sensors: list[Channel], events: list[dict]) -> list[str]:
     if used is None:
         return []
     for one in sensors:
-        if one.component == "gpu" and _uuid_of(one) not in used:
+        if one.component == "gpu" and _gpu_uuid(one) not in used:
             one.primary, one.checks = False, None
-    unread = sorted(used - set(map(_uuid_of, sensors)))
+    unread = sorted(used - set(map(_gpu_uuid, sensors)))
     return [f"no sensor of GPU {uuid}, which a rank uses" for uuid in unread]
 
 
-def _gpus_of_ranks(events: list[dict]) -> dict[int, str]:
+def _gpu_of_each_rank(events: list[dict]) -> dict[int, str]:
     starts = events_of_kind(events, "rank_start")
-    return {event["rank"]: devices.plain(event.get("gpu_uuid")) for event in starts}
+    return {
+        event["rank"]: devices.plain_uuid(event.get("gpu_uuid")) for event in starts
+    }
 
 
-def _uuid_of(sensor: Channel) -> str:
-    return devices.plain(sensor.notes.get("uuid"))
+def _gpu_uuid(sensor: Channel) -> str:
+    return devices.plain_uuid(sensor.notes.get("uuid"))
 
 
 # ------------------------------------------------------------------------------------------ idle
 
 
-def _idle_W(idle: list[Evidence], when: str) -> dict[str, float]:
+def _mean_idle_power_W(idle: list[SensorEvidence], when: str) -> dict[str, float]:
     """Return the mean power of each component while a host was idle.
 
     It is absent where a sensor has too few readings.
@@ -283,17 +295,17 @@ def _idle_W(idle: list[Evidence], when: str) -> dict[str, float]:
 # ---------------------------------------------------------------------------------------- phases
 
 
-def _spans(events: list[dict], phases: dict, end_ns: int) -> dict[int, tuple]:
+def _phase_spans(events: list[dict], phases: dict, end_ns: int) -> dict[int, tuple]:
     """Give the phases of each rank of a host that trained.
 
     Returns rank -> (spans in ns, phase index, names): (2, phases + 1) begin and end, of which the
     last is the training itself, as phase 0 with the name ``idle``; (phases + 1,) of int; a list.
     """
-    starts_ns = times_of(events, "training_start")
-    ends_ns = times_of(events, "training_end")
+    starts_ns = event_ns(events, "training_start")
+    ends_ns = event_ns(events, "training_end")
     spans = {}
     # what a rank that has not said where it is has done belongs to nobody
-    for rank in phases.keys() & starts_ns.keys() & _gpus_of_ranks(events).keys():
+    for rank in phases.keys() & starts_ns.keys() & _gpu_of_each_rank(events).keys():
         kinds, begin_ns, until_ns, names = phases[rank]
         training_ns = starts_ns[rank], ends_ns.get(rank, end_ns)
         spans_ns = np.clip([begin_ns, until_ns], *training_ns)
@@ -302,16 +314,16 @@ def _spans(events: list[dict], phases: dict, end_ns: int) -> dict[int, tuple]:
     return spans
 
 
-def _phases_of_ranks(
-    host: str, events: list[dict], spans: dict, streams: list[Stream]
+def _energies_of_phases(
+    host: str, events: list[dict], spans: dict, streams: list[SensorStream]
 ) -> Iterator[tuple]:
     """Give time and energies of each phase of each rank; ``idle`` is what lies in no phase.
 
-    Yields (PLACE, name, amount).
+    Yields (PLACE_FIELDS, name, amount).
     A rank has all of its GPU's energy and an equal part of its host's CPU and RAM. Phases shorter
     than a sampling period get the mean power around them.
     """
-    gpus = _gpus_of_ranks(events)
+    gpus = _gpu_of_each_rank(events)
     for rank, (spans_ns, kinds, names) in spans.items():
         columns = [("time_s", np.diff(spans_ns, axis=0)[0] / 1e9)]
         for stream in streams:
@@ -321,7 +333,7 @@ def _phases_of_ranks(
             joules = np.diff(stream.at(spans_ns / 1e9), axis=0)[0]
             if component != "gpu":
                 joules = joules / len(gpus)
-            elif gpus[rank] not in {_uuid_of(stream.sensor)} - {""}:
+            elif gpus[rank] not in {_gpu_uuid(stream.sensor)} - {""}:
                 continue
             columns.append((f"energy_{component}_J", joules))
         for name, amounts in columns:
@@ -331,15 +343,16 @@ def _phases_of_ranks(
                 yield (rank, host, gpus[rank] or "cpu", phase), name, float(amount)
 
 
-def _phases(hosts: list[Host], totals: dict) -> list[dict]:
-    """Give energy by PLACE, and what belongs to no rank; together the totals."""
+def _phase_rows(hosts: list[HostAccount], totals: dict) -> list[dict]:
+    """Give energy by PLACE_FIELDS, and what belongs to no rank; together the totals."""
     sums: dict[tuple, Counter] = defaultdict(Counter)
     for place, name, amount in chain.from_iterable(host.phases for host in hosts):
         sums[place][name] += amount
     entries = [
-        dict(zip(PLACE, place, strict=True)) | sums[place] for place in sorted(sums)
+        dict(zip(PLACE_FIELDS, place, strict=True)) | sums[place]
+        for place in sorted(sums)
     ]
-    rest = dict.fromkeys(PLACE) | {"phase": "unattributed"}
+    rest = dict.fromkeys(PLACE_FIELDS) | {"phase": "unattributed"}
     for name in [f"energy_{component}_J" for component in COMPONENTS]:
         if name in totals:
             of_ranks_J = sum(entry.get(name, 0.0) for entry in entries)
@@ -350,32 +363,34 @@ def _phases(hosts: list[Host], totals: dict) -> list[dict]:
 # ---------------------------------------------------------------------------------------- traces
 
 
-def power_trace(
+def read_power_trace(
     run_dir: Path, period_s: float = 0.5
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Give the mean power in W of every sensor in steps of ``period_s``; the training starts at 0.
 
     Returns sensor id -> (t_s, power_W), each (steps,), t_s the middle of a step; of several hosts
     the id carries the host's name. On each host the training starts where its own ranks say so. A
-    long run has ``MAX_STEPS`` longer steps.
+    long run has ``MAX_TRACE_STEPS`` longer steps.
     """
-    starts_ns = times_of(read_events(run_dir), "training_start", "host")
-    paths = samples_files(run_dir)
+    starts_ns = event_ns(read_events(run_dir), "training_start", "host")
+    paths = list_samples_files(run_dir)
     traces = {}
     for path in paths:
-        first = next(pieces(path), None)
+        first = next(read_pieces(path), None)
         if first is None or len(first.t_ns) < 2:
             continue
         host = first.header.host
         prefix = f"{host}:" if len(paths) > 1 else ""
         first_s = first.t_ns[0] / 1e9
-        last_s = last_ns(path) / 1e9
+        last_s = last_sample_time_ns(path) / 1e9
         begin_s = starts_ns.get(host, first.t_ns[0]) / 1e9
-        step_s = max(period_s, (last_s - first_s) / MAX_STEPS)
+        step_s = max(period_s, (last_s - first_s) / MAX_TRACE_STEPS)
         steps = np.ceil((first_s - begin_s) / step_s) + np.arange(
             (last_s - first_s) // step_s + 1
         )
-        streams, _ = read_streams(path, first.header, {}, begin_s + step_s * steps)
+        streams, _ = read_sensor_streams(
+            path, first.header, {}, begin_s + step_s * steps
+        )
         for stream in streams:
             edges_s = stream.asked_s
             is_known = (edges_s >= stream.first_s) & (edges_s <= stream.last_s)

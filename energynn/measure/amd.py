@@ -5,18 +5,18 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from energynn.measure.sensors import Inventory, Sensor
+from energynn.measure.sensors import Sensor, SensorInventory
 
-AMD_DRIVER = Path("/sys/module/amdgpu")
-NO_POWER_W = 65535  # amdsmi's "not supported" has all of 16 or 32 bits set
+AMD_DRIVER_FOLDER = Path("/sys/module/amdgpu")
+UNSUPPORTED_POWER_W = 65535  # amdsmi's "not supported" has all of 16 or 32 bits set
 
 
-def add_amd(inventory: Inventory) -> None:
+def add_amd_sensors(inventory: SensorInventory) -> None:
     """Add all AMD GPUs of this host, numbered as in amdsmi's list.
 
     https://rocm.docs.amd.com/projects/amdsmi/en/latest/
     """
-    if not (AMD_DRIVER.exists() and find_spec("amdsmi")):
+    if not (AMD_DRIVER_FOLDER.exists() and find_spec("amdsmi")):
         return
     try:
         import amdsmi
@@ -26,9 +26,9 @@ def add_amd(inventory: Inventory) -> None:
             uuid = amdsmi.amdsmi_get_gpu_device_uuid(handle)
             board = amdsmi.amdsmi_get_gpu_board_info(handle)
             name = f"ROCM:{uuid}_POWER"
-            read = partial(_power_W, amdsmi, handle)
+            read = partial(_read_power_W, amdsmi, handle)
             sensor = Sensor(name, "gpu", str(number), "power", "measured", read=read)
-            if number % 2 and "MI250" in board["product_name"] and not _tells(read):
+            if number % 2 and "MI250" in board["product_name"] and not _works(read):
                 sensor.device = str(number - 1)  # whose power is that of both halves
             sensor.notes = {"uuid": uuid, "name": board["product_name"]}
             with suppress(Exception):  # an old amdsmi
@@ -40,7 +40,7 @@ def add_amd(inventory: Inventory) -> None:
         )
 
 
-def _power_W(amdsmi, handle) -> int:
+def _read_power_W(amdsmi, handle) -> int:
     """Read a power; MI300 and newer have no ``average_socket_power``, which perun 1.0.0 reads.
 
     Raises ValueError for what stands for a failed reading.
@@ -49,12 +49,12 @@ def _power_W(amdsmi, handle) -> int:
     values = [powers.get(f"{kind}_socket_power") for kind in ("average", "current")]
     told = [int(value) for value in values if value not in (None, "N/A")]
     power_W = told[0] if told else 0
-    if not 0 < power_W < NO_POWER_W:
+    if not 0 < power_W < UNSUPPORTED_POWER_W:
         raise ValueError(f"a failed reading: {power_W}")
     return power_W
 
 
-def _tells(read) -> bool:
+def _works(read) -> bool:
     with suppress(Exception):  # whatever a vendor's library throws
         return bool(read())
     return False

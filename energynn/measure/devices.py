@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from itertools import chain, pairwise, product
 
 from energynn.measure import kernel, sensors
-from energynn.measure.energy import COMPONENTS, may_leave_out, refusal
+from energynn.measure.energy import COMPONENTS, left_out_remedy, refusal
 from energynn.measure.samples import events_of_kind
 
 
-def without_sensor(read: Iterable[sensors.Sensor]) -> list[str]:
+def devices_without_sensor(read: Iterable[sensors.Sensor]) -> list[str]:
     """Say in words which devices of the PCI bus none of these sensors reads.
 
     NVIDIA's are held against NVML.
@@ -22,8 +22,8 @@ def without_sensor(read: Iterable[sensors.Sensor]) -> list[str]:
     told = {sensor.notes.get("pci") for sensor in read}
     return [
         f"{vendor} device {address} has no sensor (AMD's need amdsmi, which ROCm brings)"
-        f"; where nothing runs on it, say --no-gpu, or {may_leave_out(address)}"
-        for address, vendor in kernel.training_devices().items()
+        f"; where nothing runs on it, say --no-gpu, or {left_out_remedy(address)}"
+        for address, vendor in kernel.list_training_devices().items()
         if vendor != "NVIDIA" and address not in told
     ]
 
@@ -31,7 +31,7 @@ def without_sensor(read: Iterable[sensors.Sensor]) -> list[str]:
 # ------------------------------------------------------------------------------------ of a run
 
 
-def visible(intent: dict) -> dict[str, list[str]]:
+def visible_gpus(intent: dict) -> dict[str, list[str]]:
     """Give ``gpus``, UUIDs of those that a command of this process may see and that are read.
 
     intent: of the run. Empty where that is not known: without NVML, for parts of a GPU, beside
@@ -40,16 +40,16 @@ def visible(intent: dict) -> dict[str, list[str]]:
     if not intent.get("uses_gpus", True):
         return {}
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
-    inventory = sensors.Inventory()
-    sensors.add_nvidia(inventory, value)
-    sensors.leave_out(inventory, intent.get("left_out", []))
+    inventory = sensors.SensorInventory()
+    sensors.add_nvidia_sensors(inventory, value)
+    sensors.drop_left_out_sensors(inventory, intent.get("left_out", []))
     found: set = {one.notes.get("uuid") for one in inventory.sensors}
-    is_told = found or value in sensors.NOTHING_VISIBLE
+    is_told = found or value in sensors.VALUES_WITHOUT_GPU
     if (
         not is_told
         or None in found
         or inventory.unaccounted
-        or "AMD" in kernel.training_devices().values()
+        or "AMD" in kernel.list_training_devices().values()
     ):
         return {}
     return {"gpus": sorted(found)}
@@ -62,20 +62,20 @@ def used_devices(events: list[dict]) -> set[str] | None:
         told = [event["gpu_uuid"]] if event.get("gpu_uuid") else event.get("gpus")
         if told is None:
             return None
-        found |= set(map(plain, told))
+        found |= set(map(plain_uuid, told))
     return found
 
 
-def plain(uuid: str | None) -> str:
+def plain_uuid(uuid: str | None) -> str:
     """Write a GPU's UUID as torch does, NVML begins it with GPU-; "" where there is none."""
     return (uuid or "").removeprefix("GPU-").lower()
 
 
-def differences(parts: list[list]) -> list[str]:
+def device_differences(parts: list[list]) -> list[str]:
     """D: hosts of a segment that are one machine, and what one start or host has and others lack.
 
-    parts: the ``account.Host`` of each segment. What any has, all have; and each start of a host
-    has as many sensors of CPU and RAM, each host as many GPUs, but where ranks name theirs.
+    parts: the ``account.HostAccount`` of each segment. What any has, all have; and each start of a
+    host has as many sensors of CPU and RAM, each host as many GPUs, but where ranks name theirs.
     """
     hosts = list(chain.from_iterable(parts))
     reasons = []
@@ -87,15 +87,15 @@ def differences(parts: list[list]) -> list[str]:
             if count > 1
         ]
     for host, component in product(hosts, COMPONENTS):
-        if component in host.estimated:
+        if component in host.estimated_components:
             continue
-        number = host.numbers[component]
+        number = host.sensor_counts[component]
         alike = hosts
         if number and component == "gpu":
             alike = [one for one in hosts if not (one.is_named or host.is_named)]
         elif number:
             alike = [one for one in hosts if one.name == host.name]
-        most = max((one.numbers[component] for one in alike), default=0)
+        most = max((one.sensor_counts[component] for one in alike), default=0)
         if number < most:
             text = (
                 f"{host.name} in segment {host.segment} has {number} {component} sensors, "
@@ -105,11 +105,11 @@ def differences(parts: list[list]) -> list[str]:
     return [refusal("D", text) for text in reasons]
 
 
-def overlaps(parts: list[list], segments: list) -> list[str]:
+def overlapping_starts(parts: list[list], segments: list) -> list[str]:
     """D: two starts at once. Within one boot the monotonic clock tells, without boot ids the wall
     clock.
 
-    segments: the ``account.Segment`` of each part.
+    segments: the ``account.SegmentAccount`` of each part.
     """
     for (one, first), (later, second) in pairwise(zip(parts, segments, strict=True)):
         ends = {host.boot_id: host.end_s for host in one}

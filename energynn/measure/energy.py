@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from energynn.measure.evidence import THRESHOLDS, Evidence
+from energynn.measure.evidence import THRESHOLDS, SensorEvidence
 from energynn.measure.samples import Channel
 
 JOULE_PER_KWH = 3.6e6
@@ -26,22 +26,22 @@ COMPONENTS = ("gpu", "cpu", "ram")
 # Share of an energy by which a sensor may be wrong throughout: 5 % is what MLPerf grants its power
 # meters, and NVML and RAPL were found within it (arXiv 2312.02741). An estimate's watts per core
 # are those of another CPU. A simulated sensor is what it says.
-SYSTEMATIC = {"measured": 0.05, "published": 0.05, "estimated": 0.5, "simulated": 0.0}
+SENSOR_BIAS = {"measured": 0.05, "published": 0.05, "estimated": 0.5, "simulated": 0.0}
 # From strongest to weakest: a sum is no better than its weakest part.
-PROVENANCES = tuple(SYSTEMATIC)
+PROVENANCES = tuple(SENSOR_BIAS)
 
-AVERAGED_S = 1.0  # NVML's mean power
+AVERAGING_S = 1.0  # NVML's mean power
 # times the least power of a device that is used: no load is below that
-MIN_LOAD = 5.0
-PERIODS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # that a remedy names
+MIN_LOAD_FACTOR = 5.0
+SUGGESTED_PERIODS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # that a remedy names
 # a power that shows the same for longer is not slow but constant
-LONGEST_UPDATE_S = 1.5
+MAX_UPDATE_PERIOD_S = 1.5
 # a power that is this late may miss half of a changing load: it checks no counter
-SLOW_S = 0.4
-TICK_S = 0.02  # resolution of the busy time in /proc/stat
+MAX_DELAY_OF_CHECK_S = 0.4
+CPU_CLOCK_TICK_S = 0.02  # resolution of the busy time in /proc/stat
 
 
-def may_leave_out(name: str) -> str:
+def left_out_remedy(name: str) -> str:
     """Say how a person leaves a device or sensor out, by system.toml."""
     return f'left_out = ["{name}"] leaves it out'
 
@@ -60,7 +60,7 @@ class SensorEnergy(Channel):
     host: str = ""
 
 
-class Curve(NamedTuple):
+class EnergyCurve(NamedTuple):
     """Cumulative energy of one sensor, NaN if it has fewer than two readings.
 
     t_s, values, energy_J: (readings,) of good readings, the values in J, W or core-seconds;
@@ -82,16 +82,16 @@ class Curve(NamedTuple):
         return np.interp(t_s, self.t_s, self.energy_J)
 
     @property
-    def amounts(self) -> np.ndarray:
+    def amounts_of_readings(self) -> np.ndarray:
         """(readings,) that are never negative: a power, or what a counter has added each time."""
         if self.sensor.kind == "power":
             return self.values
-        return np.append(0.0, _steps_J(self.sensor, self.values))
+        return np.append(0.0, _counter_steps_J(self.sensor, self.values))
 
 
-def curve(
+def energy_curve(
     sensor: Channel, t_s: np.ndarray, readings: np.ndarray, period_s: float
-) -> Curve:
+) -> EnergyCurve:
     """Make the energy of one sensor from its readings, NaN where one failed; shapes (samples,)."""
     good = np.flatnonzero(np.isfinite(readings))
     if len(good) < 2:
@@ -104,30 +104,32 @@ def curve(
     is_gap = np.diff(edges_s) > max(2 * period_s, 0.2)
     is_gap[1:-1] |= np.diff(good) > 1
     gaps_s = np.stack([edges_s[:-1], edges_s[1:]], axis=1)[is_gap]
-    renewed_s = sensor.update_s or update_s(read_s, values)
+    renewed_s = sensor.update_s or update_period_s(read_s, values)
     sensor = msgspec.structs.replace(sensor, update_s=renewed_s)
     make = {"energy": _count, "power": _integrate, "busy": _estimate}[sensor.kind]
     renewal_s = renewed_s or 0.0
     energy_J, missed_J2, late_s = make(sensor, read_s, values, period_s, renewal_s)
-    return Curve(sensor, read_s, values, energy_J, missed_J2, gaps_s, period_s, late_s)
+    return EnergyCurve(
+        sensor, read_s, values, energy_J, missed_J2, gaps_s, period_s, late_s
+    )
 
 
 def _count(sensor, t_s, values, period_s, renewed_s):
     """Difference a counter; between its updates it says nothing, so its energy is linear there."""
-    energy_J = np.append(0.0, np.cumsum(_steps_J(sensor, values)))
+    energy_J = np.append(0.0, np.cumsum(_counter_steps_J(sensor, values)))
     is_new = np.append(True, np.diff(values) != 0)
     is_new[-1] = True
     energy_J = np.interp(t_s, t_s[is_new], energy_J[is_new])
     return energy_J, 0 * energy_J, period_s + renewed_s
 
 
-def _steps_J(sensor: Channel, values: np.ndarray) -> np.ndarray:
+def _counter_steps_J(sensor: Channel, values: np.ndarray) -> np.ndarray:
     steps_J = np.diff(values)
     wraps_J = (sensor.wraps_at or 0.0) * sensor.to_SI
     return np.where(steps_J < 0, steps_J + wraps_J, steps_J)
 
 
-def update_s(t_s: np.ndarray, values: np.ndarray) -> float | None:
+def update_period_s(t_s: np.ndarray, values: np.ndarray) -> float | None:
     """How often a sensor shows something new, by its readings; None if they do not tell."""
     new_s = t_s[1:][np.diff(values) != 0]
     return float(np.median(np.diff(new_s))) if len(new_s) > 3 else None
@@ -138,16 +140,16 @@ def _integrate(sensor, t_s, watts, period_s, renewed_s):
     apart_s = np.diff(t_s)
     steps_W = np.diff(watts)
     energy_J = np.append(0.0, np.cumsum(apart_s * (watts[1:] + watts[:-1]) / 2))
-    late_s = max(period_s, min(renewed_s, LONGEST_UPDATE_S))
+    late_s = max(period_s, min(renewed_s, MAX_UPDATE_PERIOD_S))
     missed_J2 = np.append(
         0.0, np.cumsum((steps_W * np.maximum(apart_s, late_s) / 2) ** 2)
     )
     if _is_averaged(sensor):
-        middle_s = t_s - AVERAGED_S / 2
+        middle_s = t_s - AVERAGING_S / 2
         before_J = np.interp(middle_s, t_s, energy_J)
         before_J += np.minimum(middle_s - t_s[0], 0.0) * watts[0]
-        energy_J = before_J + AVERAGED_S * watts
-        late_s += AVERAGED_S / 4
+        energy_J = before_J + AVERAGING_S * watts
+        late_s += AVERAGING_S / 4
     return energy_J, missed_J2, late_s
 
 
@@ -161,7 +163,7 @@ def _estimate(sensor, t_s, core_s, period_s, _renewed_s):
     more_W = model["full_W_per_core"] - model["idle_W_per_core"]
     idle_W = model["idle_W_per_core"] * model["cores"]
     energy_J = more_W * (core_s - core_s[0]) + idle_W * (t_s - t_s[0])
-    return energy_J, 0 * energy_J, period_s + TICK_S
+    return energy_J, 0 * energy_J, period_s + CPU_CLOCK_TICK_S
 
 
 # ---------------------------------------------------------------------------------- the six tests
@@ -172,8 +174,8 @@ def refusal(test: str, text: str, *thresholds: str) -> str:
     return f"{test}: {text}" + (f" ({', '.join(thresholds)})" if thresholds else "")
 
 
-def judge(
-    found: list[Evidence],
+def judge_sensors(
+    found: list[SensorEvidence],
     unaccounted: Iterable[str] = (),
     limits: dict = THRESHOLDS,
     quota_cpus: float | None = None,
@@ -187,19 +189,19 @@ def judge(
     # D: every device is accounted for, and none twice.
     reasons = [refusal("D", text) for text in unaccounted]
     for one, other in combinations(primary, 2):
-        if _are_one(one, other):
+        if _are_same_sensor(one, other):
             text = f"{one.sensor.id} and {other.sensor.id} are the same device"
-            text += f", counted twice; {may_leave_out(other.device)}"
+            text += f", counted twice; {left_out_remedy(other.device)}"
             reasons.append(refusal("D", text))
     for one in primary:
-        reasons += impossible(one, limits)
-        reasons += _gaps(one, limits, quota_cpus)
-        for power in _checks(one, found):
-            reasons += _disagreement(one, power, limits)
+        reasons += test_possible_readings(one, limits)
+        reasons += _test_gaps(one, limits, quota_cpus)
+        for power in _powers_that_check(one, found):
+            reasons += _test_agreement(one, power, limits)
     return reasons
 
 
-def impossible(one: Evidence, limits: dict) -> Iterator[str]:
+def test_possible_readings(one: SensorEvidence, limits: dict) -> Iterator[str]:
     """Test whether the readings can be those of the device: M, S and P. Else it has no energy."""
     # M: a counter never falls, its wrap aside, and no power is negative.
     if one.falls:
@@ -208,11 +210,11 @@ def impossible(one: Evidence, limits: dict) -> Iterator[str]:
         # a CPU always works; a GPU that says it does not, and that no rank names, may be still
         is_idle = one.sensor.component == "gpu" and one.is_busy is False
         if one.is_named or not is_idle:
-            yield from _movement(one, limits)
-        yield from _power(one, limits)
+            yield from _test_movement(one, limits)
+        yield from _test_power(one, limits)
 
 
-def _movement(one: Evidence, limits: dict) -> Iterator[str]:
+def _test_movement(one: SensorEvidence, limits: dict) -> Iterator[str]:
     """S: what is used draws more than next to nothing in the mean, and its sensor moves."""
     name = one.sensor.id
     component = one.sensor.component
@@ -224,7 +226,7 @@ def _movement(one: Evidence, limits: dict) -> Iterator[str]:
     mean_W = one.energy_J / one.length_s
     if mean_W < least_W:
         text = f"{name} showed {mean_W:.2g} W in the mean, at least {least_W:.2g} W are drawn"
-        text += f"; {may_leave_out(one.device)}" * bool(mean_W == 0)
+        text += f"; {left_out_remedy(one.device)}" * bool(mean_W == 0)
         yield refusal("S", text, *by)
     readings, seconds = one.still.T
     if one.is_counter:
@@ -234,7 +236,7 @@ def _movement(one: Evidence, limits: dict) -> Iterator[str]:
         # A power is read more finely than in whole watts, and its device under load.
         load_W = (one.least + one.most) / 2
         if not (one.is_busy or one.is_named):
-            load_W = max(load_W, MIN_LOAD * least_W)
+            load_W = max(load_W, MIN_LOAD_FACTOR * least_W)
         is_load = (readings >= load_W) & (readings % 1 != 0)
         load_s = seconds[is_load].max(initial=0.0)
         usual_s = 3 * one.period_s
@@ -246,7 +248,7 @@ def _movement(one: Evidence, limits: dict) -> Iterator[str]:
             yield refusal("S", text, threshold)
 
 
-def _power(one: Evidence, limits: dict) -> Iterator[str]:
+def _test_power(one: SensorEvidence, limits: dict) -> Iterator[str]:
     """P: its mean over a second, and a step of a counter, is what the device can draw.
 
     The limits of CPUs and RAM are means: half a minute is held against them, a second against
@@ -276,7 +278,9 @@ def _power(one: Evidence, limits: dict) -> Iterator[str]:
             return
 
 
-def _gaps(one: Evidence, limits: dict, quota_cpus: float | None) -> Iterator[str]:
+def _test_gaps(
+    one: SensorEvidence, limits: dict, quota_cpus: float | None
+) -> Iterator[str]:
     """G: hardly any time of a power is without readings.
 
     A counter loses nothing in a gap, but at the edges of the window, or if it can go round in it.
@@ -297,18 +301,18 @@ def _gaps(one: Evidence, limits: dict, quota_cpus: float | None) -> Iterator[str
         yield refusal(
             "G",
             f"{one.sensor.id} has no readings for {share:.1%} of the time, for "
-            f"{longest_s:.2g} s at most{_remedy(one, quota_cpus)}",
+            f"{longest_s:.2g} s at most{_gap_remedy(one, quota_cpus)}",
             *by,
         )
 
 
-def _remedy(one: Evidence, quota_cpus: float | None) -> str:
+def _gap_remedy(one: SensorEvidence, quota_cpus: float | None) -> str:
     """Name the quota that holds the sampler up, and the period that slow sensors can keep."""
     text = ""
     if quota_cpus:
         text = f"; this container has a quota of {quota_cpus:.2g} CPUs (cgroup), give it more"
     apart_s = one.length_s / max(one.readings, 1)
-    kept_s = [period_s for period_s in PERIODS_S if period_s > 2 * apart_s]
+    kept_s = [period_s for period_s in SUGGESTED_PERIODS_S if period_s > 2 * apart_s]
     # one long gap is of a sampler that stood still
     is_slow = apart_s > 2 * one.period_s and one.longest_gap_s < 3 * apart_s
     if is_slow and kept_s:
@@ -318,20 +322,24 @@ def _remedy(one: Evidence, quota_cpus: float | None) -> str:
     return text
 
 
-def _checks(one: Evidence, found: list[Evidence]) -> list[Evidence]:
+def _powers_that_check(
+    one: SensorEvidence, found: list[SensorEvidence]
+) -> list[SensorEvidence]:
     """List the powers that check a counter and can tell: read, and not too slow."""
     return [
         other
         for other in found
-        if other.sensor.checks == one.sensor.id and other.late_s < SLOW_S
+        if other.sensor.checks == one.sensor.id and other.late_s < MAX_DELAY_OF_CHECK_S
     ]
 
 
-def _disagreement(counter: Evidence, power: Evidence, limits: dict) -> Iterator[str]:
+def _test_agreement(
+    counter: SensorEvidence, power: SensorEvidence, limits: dict
+) -> Iterator[str]:
     """C: counter and power of a device agree within 5 %, or what that power's lag allows."""
     counted_J = counter.energy_J
     drawn_J = power.energy_J
-    lag_s = AVERAGED_S / 2 if _is_averaged(power.sensor) else 1.5 * power.late_s
+    lag_s = AVERAGING_S / 2 if _is_averaged(power.sensor) else 1.5 * power.late_s
     lag_J = lag_s * max(counted_J, drawn_J) / counter.length_s
     lag_J = min(lag_J, counter.bound_J + power.bound_J)
     open_J = max(limits["disagreement"] * counted_J, lag_J)
@@ -344,7 +352,7 @@ def _disagreement(counter: Evidence, power: Evidence, limits: dict) -> Iterator[
         )
 
 
-def _are_one(one: Evidence, other: Evidence) -> bool:
+def _are_same_sensor(one: SensorEvidence, other: SensorEvidence) -> bool:
     """Tell whether two sensors have one UUID, or two counters the same readings."""
     uuids = [each.sensor.notes.get("uuid") for each in (one, other)]
     if uuids[0] and uuids[0] == uuids[1]:
@@ -357,7 +365,9 @@ def _are_one(one: Evidence, other: Evidence) -> bool:
 # ------------------------------------------------------------------------------------------- sums
 
 
-def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[SensorEnergy]:
+def sensor_entries(
+    found: list[SensorEvidence], limits: dict = THRESHOLDS
+) -> list[SensorEnergy]:
     """Describe each sensor with its coverage and, if its readings can be true, its energy in J.
 
     Where a power of the same device says something else, the bound is that far, too.
@@ -371,16 +381,17 @@ def entries(found: list[Evidence], limits: dict = THRESHOLDS) -> list[SensorEner
         )
         if one.limit_end_W:
             entry.notes = entry.notes | {"limit_end_W": one.limit_end_W}
-        if np.isfinite(one.energy_J) and not any(impossible(one, limits)):
+        if np.isfinite(one.energy_J) and not any(test_possible_readings(one, limits)):
             apart_J = [
-                abs(other.energy_J - one.energy_J) for other in _checks(one, found)
+                abs(other.energy_J - one.energy_J)
+                for other in _powers_that_check(one, found)
             ]
             entry.energy_J, entry.bound_J = one.energy_J, max([one.bound_J, *apart_J])
         described.append(entry)
     return described
 
 
-def totals(entries: Iterable[SensorEnergy], window_s: float) -> dict:
+def total_energies(entries: Iterable[SensorEnergy], window_s: float) -> dict:
     """Energies, bounds, bands and mean powers per component and in all, by the primary sensors.
 
     entries: sensors of all hosts. Where one has no energy, neither has its component, nor the
@@ -395,7 +406,7 @@ def totals(entries: Iterable[SensorEnergy], window_s: float) -> dict:
         if not own or len(joules) < len(own):
             continue
         provenances = [entry.provenance for entry in own]
-        shares = map(SYSTEMATIC.__getitem__, provenances)
+        shares = map(SENSOR_BIAS.__getitem__, provenances)
         result |= {
             f"energy_{name}_J": sum(joules),
             f"energy_{name}_provenance": max(provenances, key=PROVENANCES.index),

@@ -12,10 +12,10 @@ import numpy as np
 from energynn.measure.samples import Channel, DeviceState
 
 # before and after a window: how much the power varies there, for its bound
-AROUND_S = 2.0
-NEAR_S = 1.0  # before and after a window: readings that the tests look at, too
+VARIATION_MARGIN_S = 2.0
+TEST_MARGIN_S = 1.0  # before and after a window: readings that the tests look at, too
 HALF_MINUTE_S = 30.0
-HEAD = 10_000  # readings by which two counters are compared
+MAX_COMPARED_READINGS = 10_000  # readings by which two counters are compared
 
 # What the tests hold against a sensor; a table [thresholds] in system.toml may override each.
 THRESHOLDS = {
@@ -42,7 +42,7 @@ MIN_RELATIVE_RANGE = 0.25
 
 
 @dataclass
-class Evidence:
+class SensorEvidence:
     """One sensor in one window; times in s of the monotonic clock.
 
     late_s: how old what is shown may be; missed_J2: squared energy that may lie between readings;
@@ -137,7 +137,7 @@ class Evidence:
         t_s = curve.t_s
         self.late_s = curve.late_s
         if not len(self.head):
-            self.head = curve.values[:HEAD]
+            self.head = curve.values[:MAX_COMPARED_READINGS]
             self.first_s = t_s[0]
         is_new = (t_s > from_s) & (t_s <= to_s)
         self.is_whole &= not (curve.values % 1).any()
@@ -157,16 +157,20 @@ class Evidence:
         self.edge_lost_s += float(lost_s[is_edge].sum())
         self.longest_gap_s = np.diff(within_s).max(initial=self.longest_gap_s)
         self.edge_gap_s = np.diff(gaps_s[is_edge]).max(initial=self.edge_gap_s)
-        watts = self._powers_W(curve, AROUND_S, max(self.late_s, 0.1), is_new)
+        watts = self._step_powers_W(
+            curve, VARIATION_MARGIN_S, max(self.late_s, 0.1), is_new
+        )
         if len(watts) > 1:  # one alone tells no range
             self.lowest_W = watts.min(initial=self.lowest_W)
             self.highest_W = watts.max(initial=self.highest_W)
-        near_s = self.begin_s - NEAR_S, self.end_s + NEAR_S
+        near_s = self.begin_s - TEST_MARGIN_S, self.end_s + TEST_MARGIN_S
         near = slice(*np.searchsorted(t_s, near_s))
         if len(t_s[near]) > 1 and is_new[near].any():
-            self._add_readings(curve, near, is_new)
+            self._add_test_readings(curve, near, is_new)
 
-    def _powers_W(self, curve, around_s: float, step_s: float, is_new) -> np.ndarray:
+    def _step_powers_W(
+        self, curve, around_s: float, step_s: float, is_new
+    ) -> np.ndarray:
         """Mean powers of whole steps of the window and around it: of those at new readings.
 
         is_new: (readings,). Between two readings all steps have the same power: one stands for
@@ -182,11 +186,11 @@ class Evidence:
         joules = curve.at(begin_s + apart_s * (steps + 1))
         return (joules - curve.at(begin_s + apart_s * steps)) / step_s
 
-    def _add_readings(self, curve, near: slice, is_new: np.ndarray) -> None:
+    def _add_test_readings(self, curve, near: slice, is_new: np.ndarray) -> None:
         """Add what the tests of movement, monotony and power ask."""
         t_s = curve.t_s[near]
         values = curve.values[near]
-        amounts = curve.amounts[near]
+        amounts = curve.amounts_of_readings[near]
         self.falls += int((amounts < 0)[is_new[near]].sum())
         begins = np.append(0, np.flatnonzero(np.diff(values)) + 1)
         seconds_s = 1.0
@@ -196,9 +200,9 @@ class Evidence:
             )
             self.peak_W = added_W[is_new[near][begins]].max(initial=self.peak_W)
             seconds_s = max(1.0, 10 * self.late_s)
-        seconds_W = self._powers_W(curve, NEAR_S, seconds_s, is_new)
+        seconds_W = self._step_powers_W(curve, TEST_MARGIN_S, seconds_s, is_new)
         self.peak_W = seconds_W.max(initial=self.peak_W)
-        longer_W = self._powers_W(curve, NEAR_S, HALF_MINUTE_S, is_new)
+        longer_W = self._step_powers_W(curve, TEST_MARGIN_S, HALF_MINUTE_S, is_new)
         self.half_minute_W = longer_W.max(initial=self.half_minute_W)
         self.least = values.min(initial=self.least)
         self.most = values.max(initial=self.most)

@@ -9,22 +9,24 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-CPU_INFO = Path("/proc/cpuinfo")
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+CPU_INFO_FILE = Path("/proc/cpuinfo")
 CPUS = Path("/sys/devices/system/cpu")
-CGROUP = Path("/sys/fs/cgroup")
+CGROUP_FOLDER = Path("/sys/fs/cgroup")
 # another powercap tree and other devices, for tests and drills
-POWERCAP = Path(os.environ.get("ENERGYNN_POWERCAP") or "/sys/class/powercap")
-PCI_DEVICES = Path(os.environ.get("ENERGYNN_PCI_DEVICES") or "/sys/bus/pci/devices")
-NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
+POWERCAP_FOLDER = Path(os.environ.get("ENERGYNN_POWERCAP") or "/sys/class/powercap")
+PCI_DEVICES_FOLDER = Path(
+    os.environ.get("ENERGYNN_PCI_DEVICES") or "/sys/bus/pci/devices"
+)
+NVIDIA_DRIVER_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel", "0x1da3": "Habana"}
-ACCELERATOR = "0x1200"
-CLASSES = "0x0300", "0x0302", "0x0380", ACCELERATOR
-AMD_CPU = "0x1022"
+ACCELERATOR_PCI_CLASS = "0x1200"
+GPU_PCI_CLASSES = "0x0300", "0x0302", "0x0380", ACCELERATOR_PCI_CLASS
+AMD_CPU_PCI_VENDOR = "0x1022"
 
 
-def text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Read a small file of the kernel; "" where it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
@@ -34,39 +36,39 @@ def text(path: Path) -> str:
 
 def boot_id() -> str:
     """Name this machine since it was started, in whatever container; "" where it does not say."""
-    return text(BOOT_ID)
+    return read_text(BOOT_ID_FILE)
 
 
 def cpu_name() -> str:
     """Return the model of the processor, as the kernel names it."""
-    model = re.search(r"model name\s*:\s*(.+)", text(CPU_INFO))
+    model = re.search(r"model name\s*:\s*(.+)", read_text(CPU_INFO_FILE))
     return model[1].strip() if model else platform.machine()
 
 
-def sockets() -> int:
+def count_cpu_sockets() -> int:
     """Count the processors of this host; 1 where the kernel does not tell."""
-    return len(set(map(text, CPUS.glob("*/topology/physical_package_id")))) or 1
+    return len(set(map(read_text, CPUS.glob("*/topology/physical_package_id")))) or 1
 
 
-def quota_cpus() -> float | None:
+def cpu_quota() -> float | None:
     """Return how many CPUs' time the cgroup of this container may use; None without such a quota.
 
     https://docs.kernel.org/admin-guide/cgroup-v2.html, cpu.max; of version 1 cpu.cfs_quota_us.
     """
     words = []
     for name in ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"):
-        words += text(CGROUP / name).split()
+        words += read_text(CGROUP_FOLDER / name).split()
     with suppress(ValueError, ZeroDivisionError):  # "max"
         quota_us, period_us = map(int, words)
         return quota_us / period_us if quota_us > 0 else None
     return None
 
 
-def way_to_cpu_counters() -> str:
+def cpu_counter_remedy() -> str:
     """Say what would give this host's CPU a counter of its energy that can be read."""
-    if any(POWERCAP.glob("intel-rapl:*")):
-        return f"sudo chmod a+r {POWERCAP}/*/energy_uj"
-    if re.search(r"^flags.*\bhypervisor\b", text(CPU_INFO), re.MULTILINE):
+    if any(POWERCAP_FOLDER.glob("intel-rapl:*")):
+        return f"sudo chmod a+r {POWERCAP_FOLDER}/*/energy_uj"
+    if re.search(r"^flags.*\bhypervisor\b", read_text(CPU_INFO_FILE), re.MULTILINE):
         return "run on the host of this virtual machine"
     return "sudo modprobe intel_rapl_msr; in a container, --volume=/sys:/sys:ro"
 
@@ -74,7 +76,7 @@ def way_to_cpu_counters() -> str:
 # ------------------------------------------------------------------------------------ the PCI bus
 
 
-def training_devices() -> dict[str, str]:
+def list_training_devices() -> dict[str, str]:
     """Return vendors of the devices that may train, by PCI address.
 
     A CPU's own graphics is none of them: its energy is in the package's. What this process may
@@ -82,44 +84,47 @@ def training_devices() -> dict[str, str]:
     """
     found = {}
     radeons = []
-    for path in sorted(PCI_DEVICES.glob("*")):
-        vendor = text(path / "vendor")
-        if vendor not in VENDORS or _class(path) not in CLASSES:
+    for path in sorted(PCI_DEVICES_FOLDER.glob("*")):
+        vendor = read_text(path / "vendor")
+        if vendor not in VENDORS or _pci_class(path) not in GPU_PCI_CLASSES:
             continue
         if vendor == "0x1002":
             radeons.append(path)
         is_own_graphics = vendor == "0x8086" and ":00:" in path.name
-        if not is_own_graphics and _may_open(path):
+        if not is_own_graphics and _may_open_device(path):
             found[path.name] = VENDORS[vendor]
     # those of AMD's that are part of the processor, as an APU has one
-    displays = [path for path in radeons if _class(path) != ACCELERATOR]
-    beside_cpu = [path for path in displays if _is_beside_cpu(path)]
+    displays = [path for path in radeons if _pci_class(path) != ACCELERATOR_PCI_CLASS]
+    beside_cpu = [path for path in displays if _is_part_of_cpu(path)]
     is_apu = "Radeon" in cpu_name() and displays == radeons
     # cards stand before it
     for path in beside_cpu or (displays[-1:] if is_apu else []):
         found.pop(path.name, None)
-    if not NVIDIA_DRIVER.is_dir():
+    if not NVIDIA_DRIVER_FOLDER.is_dir():
         return found
     found = {name: vendor for name, vendor in found.items() if vendor != "NVIDIA"}
     # those of which this process may open the device file, as the driver tells
-    for path in NVIDIA_DRIVER.glob("*/information"):
-        minor = re.search(r"Device Minor:\s*(\d+)", text(path))
+    for path in NVIDIA_DRIVER_FOLDER.glob("*/information"):
+        minor = re.search(r"Device Minor:\s*(\d+)", read_text(path))
         if minor is None or os.access(f"/dev/nvidia{minor[1]}", os.R_OK | os.W_OK):
             found[path.parent.name] = "NVIDIA"
     return found
 
 
-def _class(path: Path) -> str:
-    return text(path / "class")[:6]
+def _pci_class(path: Path) -> str:
+    return read_text(path / "class")[:6]
 
 
-def _may_open(path: Path) -> bool:
+def _may_open_device(path: Path) -> bool:
     """Tell whether one of a device's files may be opened, where its driver made some."""
     nodes = [Path("/dev/dri") / node.name for node in path.glob("drm/renderD*")]
     return not nodes or any(os.access(node, os.R_OK | os.W_OK) for node in nodes)
 
 
-def _is_beside_cpu(path: Path) -> bool:
+def _is_part_of_cpu(path: Path) -> bool:
     """Tell whether other functions of a device are those of an AMD CPU."""
     slot = path.name.rpartition(".")[0]
-    return any(text(one / "vendor") == AMD_CPU for one in path.parent.glob(f"{slot}.*"))
+    return any(
+        read_text(one / "vendor") == AMD_CPU_PCI_VENDOR
+        for one in path.parent.glob(f"{slot}.*")
+    )

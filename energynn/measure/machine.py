@@ -18,9 +18,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from energynn.host.files import IS_CHECKOUT, REPOSITORY, default_runs_dir, shipped
-from energynn.host.launchers import PYTHON_VARIABLE, python_of_ranks
-from energynn.host.reading import toml_table
+from energynn.host.files import IS_CHECKOUT, REPOSITORY, default_runs_dir, shipped_path
+from energynn.host.launchers import PYTHON_VARIABLE, python_command_of_ranks
+from energynn.host.reading import read_toml
 from energynn.measure import kernel, sensors
 from energynn.measure.energy import THRESHOLDS
 
@@ -28,7 +28,7 @@ from energynn.measure.energy import THRESHOLDS
 # machine: 280 W is the vendor's thermal design power of the AMD EPYC 9354 (32 cores), the CPU of
 # the paper's H100 nodes; about a third of full power at idle is what servers of this kind usually
 # draw. Change them in system.toml for your own machine.
-SYSTEM_TOML = """# left_out = ["dram"]  # is not read; here, above the first table
+SYSTEM_TOML_TEMPLATE = """# left_out = ["dram"]  # is not read; here, above the first table
 # Used only where the CPU has no energy sensor: `estimated` energy. Edit it.
 [cpu_model]
 name = "idle-to-full-per-core"
@@ -37,12 +37,12 @@ full_W_per_core = 8.75
 source = "assumption: 280 W / 32 cores at full load (thermal design power, AMD EPYC 9354), about a \
 third at idle"
 """
-CPU_MODEL = tomllib.loads(SYSTEM_TOML)["cpu_model"]
+DEFAULT_CPU_MODEL = tomllib.loads(SYSTEM_TOML_TEMPLATE)["cpu_model"]
 COMMIT = REPOSITORY / "build" / "commit"
-PACKAGES = (
+REPORTED_PACKAGES = (
     "torch torchvision perun mpi4py mpich openmpi numpy xarray papermill pillow".split()
 )
-JOB_FACTS = (
+SLURM_JOB_VARIABLES = (
     "SLURM_JOB_ID SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_JOB_NODELIST SLURM_JOB_PARTITION"
     " SLURM_JOB_ACCOUNT SLURM_JOB_QOS"
 ).split()
@@ -57,12 +57,12 @@ def describe_machine() -> dict:
         "hostname": platform.node(),
         "cpu": kernel.cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "sockets": kernel.sockets(),
-        "gpus": gpus(),
+        "sockets": kernel.count_cpu_sockets(),
+        "gpus": list_gpus(),
     }
 
 
-def batch_job() -> dict:
+def describe_batch_job() -> dict:
     """Return what Slurm tells of the job that this process belongs to; empty outside of one.
 
     ``is_exclusive``: whether no other job may use its nodes; absent where Slurm does not say so.
@@ -71,7 +71,7 @@ def batch_job() -> dict:
         return {}
     facts: dict = {
         name.removeprefix("SLURM_").lower(): os.environ[name]
-        for name in JOB_FACTS
+        for name in SLURM_JOB_VARIABLES
         if name in os.environ
     }
     command = ["scontrol", "show", "job", "-o", facts["job_id"]]
@@ -84,45 +84,47 @@ def batch_job() -> dict:
     return facts
 
 
-def gpus() -> list[dict]:
+def list_gpus() -> list[dict]:
     """List number, name, UUID, driver and power limit of the GPUs of this job, as far as told.
 
     ``fault``: why a run cannot use one. Empty without NVML.
     """
     try:
-        _, notes = sensors.list_gpus()
+        _, notes = sensors.list_nvml_gpus()
     except Exception:  # no library, no driver, no permission
         return []
-    visible, _ = sensors.visible_devices(notes, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    visible, _ = sensors.parse_visible_devices(
+        notes, os.environ.get("CUDA_VISIBLE_DEVICES")
+    )
     return [{"index": index} | notes[index] for index in visible]
 
 
-def pin_to_gpu(uuid: str) -> None:
+def pin_to_cores_of_gpu(uuid: str) -> None:
     """Keep this process and those that it starts on the cores beside its GPU, as NVML knows them.
 
     Without NVML, or where it does not know them, nothing changes: another NUMA node is slower.
     """
     with suppress(Exception):
-        pynvml, _ = sensors.list_gpus()
+        pynvml, _ = sensors.list_nvml_gpus()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
         pynvml.nvmlDeviceSetCpuAffinity(handle)
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Return versions of Python and of the packages that matter, without importing any of them.
 
     Of ranks in a container it tells the words that start their Python: its image holds the rest.
     """
     if PYTHON_VARIABLE in os.environ:
-        return {"container": " ".join(python_of_ranks())}
+        return {"container": " ".join(python_command_of_ranks())}
     releases = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in REPORTED_PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             releases[package] = importlib.metadata.version(package)
     return releases
 
 
-def git(*words: str) -> str:
+def call_git(*words: str) -> str:
     """Return what git prints of this checkout; "" without git or before the first commit."""
     if not (IS_CHECKOUT and shutil.which("git")):
         return ""
@@ -135,32 +137,33 @@ def git_state() -> tuple[str, bool]:
 
     Where git does not say it, build/commit does (`make gpu-carry`); ("", False) without that, too.
     """
-    if commit := git("rev-parse", "--verify", "HEAD"):
+    if commit := call_git("rev-parse", "--verify", "HEAD"):
         return commit, bool(
-            git("status", "--porcelain", "--", ".", ":!runs", ":!build")
+            call_git("status", "--porcelain", "--", ".", ":!runs", ":!build")
         )
     return tuple(json.loads(COMMIT.read_text())) if COMMIT.is_file() else ("", False)
 
 
-Watts = Annotated[float, Meta(ge=0, lt=10_000)]
+PowerWatts = Annotated[float, Meta(ge=0, lt=10_000)]
 
 
-class CpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CpuPowerModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hold the watts of the estimate for a CPU without a counter, and where they are from."""
 
-    idle_W_per_core: Watts
-    full_W_per_core: Watts
+    idle_W_per_core: PowerWatts
+    full_W_per_core: PowerWatts
     name: str = ""
     source: str = ""
 
 
-class System(msgspec.Struct, frozen=True, kw_only=True):
+class SystemDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Hold what the instrument reads of a system, all of which may be missing.
 
-    left_out: devices and sensors that are not read, by the names of ``sensors.leave_out``
+    left_out: devices and sensors that are not read, by the names of
+    ``sensors.drop_left_out_sensors``
     """
 
-    cpu_model: CpuModel = msgspec.convert(CPU_MODEL, CpuModel)
+    cpu_model: CpuPowerModel = msgspec.convert(DEFAULT_CPU_MODEL, CpuPowerModel)
     thresholds: dict[
         Literal[tuple(THRESHOLDS)],  # type: ignore[valid-type]
         Annotated[float, Meta(ge=0, le=10_000)],
@@ -176,45 +179,47 @@ def system_file(runs_dir: Path | None = None, system: str = "local") -> Path:
     return (runs_dir or default_runs_dir()).absolute() / system / "system.toml"
 
 
-def table(path: Path) -> dict:
+def read_system_table(path: Path) -> dict:
     """Read the fields of a system: those of this machine's own file go before those of systems/.
 
     Raises ValueError where a file cannot be read.
     """
-    known = shipped("systems") / f"{path.parent.name}.toml"
-    fields = toml_table(known) if known.exists() else {}
+    known = shipped_path("systems") / f"{path.parent.name}.toml"
+    fields = read_toml(known) if known.exists() else {}
     if not path.exists():
         return fields
-    own = toml_table(path)
+    own = read_toml(path)
     if not own:
         raise ValueError("it is empty")
     return fields | own
 
 
-def load(path: Path) -> dict:
+def load_system(path: Path) -> dict:
     """Return CPU model, thresholds and what is left out of a system, by its files or as usual.
 
     Raises ValueError where one cannot be read.
     """
     try:
-        return msgspec.to_builtins(msgspec.convert(table(path), System))
+        return msgspec.to_builtins(
+            msgspec.convert(read_system_table(path), SystemDescription)
+        )
     except ValueError as error:
         raise ValueError(
             f"{path}: cannot be read ({error}); mend or delete it"
         ) from error
 
 
-def remedy(reasons: Iterable[str], path: Path) -> list[str]:
+def system_file_remedy(reasons: Iterable[str], path: Path) -> list[str]:
     """Say what in a system's file overrules such reasons, where that is how the machine is.
 
     Returns one sentence, or none where nothing would. Reasons name thresholds and, as
-    ``energy.may_leave_out`` writes it, what can be left out.
+    ``energy.left_out_remedy`` writes it, what can be left out.
     """
     text = "; ".join(reasons)
     named = [name for name in THRESHOLDS if re.search(rf"\b{name}\b", text)]
     words = [f"{', '.join(named)} in [thresholds]"] if named else []
     if found := re.findall(r'left_out = \["([^"]+)"\]', text):
-        names = dict.fromkeys(load(path)["left_out"] + found)
+        names = dict.fromkeys(load_system(path)["left_out"] + found)
         words.append(f"left_out = {json.dumps([*names])} above the first table")
     file = path if path.exists() else f"{path}, a new file"
     said = f"if this machine is so: set {' and '.join(words)} of {file}; measure again"

@@ -15,21 +15,21 @@ from typing import NamedTuple
 import numpy as np
 
 from energynn.host.files import is_locked
-from energynn.host.launchers import ranks_of_this_host, write_whole_lines
+from energynn.host.launchers import buffer_output_by_line, count_ranks_of_this_host
 from energynn.host.processes import (
     MARK_VARIABLE,
     end_forks_with_this,
     end_with_parent,
-    require_an_end,
+    require_readable_in_time,
 )
-from energynn.host.reading import one_fault, require_file, require_plain_hdf5
-from energynn.measure.kernel import POWERCAP, cpu_name
-from energynn.measure.sampler_process import begin
+from energynn.host.reading import join_faults, require_file, require_plain_hdf5
+from energynn.measure.kernel import POWERCAP_FOLDER, cpu_name
+from energynn.measure.sampler_process import begin_sampling
 from energynn.measure.samples import Channel
 
 PERUN_VERSION = "1.0.0"
 # perun as a program; a Ctrl-C waits for the trainer: perun would join its sampler for ever.
-PERUN = (
+PERUN_PROGRAM = (
     "import runpy, signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT});"
     "runpy.run_module('perun', run_name='__main__', alter_sys=True)"
 )
@@ -38,7 +38,7 @@ PERUN = (
 
 
 # Every factor is pinned: perun's defaults differ between versions.
-CONFIGURATION = """[post-processing]
+CONFIGURATION_TEXT = """[post-processing]
 power_overhead = 0
 pue = 1.0
 emissions_factor = 0
@@ -64,7 +64,7 @@ log_lvl = ERROR
 
 def write_configuration(path: Path, period_s: float, gpus: list[int]) -> None:
     """Write perun's configuration: of the NVIDIA GPUs it counts those with the given numbers."""
-    text = CONFIGURATION.format(
+    text = CONFIGURATION_TEXT.format(
         period_s=period_s,
         backends="" if gpus else "nvml amdsmi",
         used="|".join(map(str, gpus)),
@@ -72,7 +72,7 @@ def write_configuration(path: Path, period_s: float, gpus: list[int]) -> None:
     path.write_text(text)
 
 
-def command(
+def command_under_perun(
     python: list[str], script: Path, run_dir: Path, configuration: Path
 ) -> list[str]:
     """Return the command of each rank: a Python script under perun, with our sampler attached.
@@ -88,7 +88,7 @@ def command(
         *python,
         "-P",
         "-c",
-        PERUN,
+        PERUN_PROGRAM,
         "-c",
         str(configuration),
         "monitor",
@@ -105,24 +105,24 @@ def command(
 # ------------------------------------------------------------------------------- during the run
 
 
-def attach() -> None:
+def attach_sampler() -> None:
     """Register our sampler with the sampler process that perun will start (from perun_hook.py)."""
     import cpuinfo
     import perun
     import perun.backend.powercap_rapl as powercap_rapl
 
-    write_whole_lines()
-    cpuinfo.get_cpu_info = processor
+    buffer_output_by_line()
+    cpuinfo.get_cpu_info = processor_facts
     # Sampler and hook share memory with the rank only if forked; Python 3.14 would use a server.
     multiprocessing.set_start_method("fork", force=True)
     end_with_parent()
     end_forks_with_this()  # perun's sampler outlives a killed rank otherwise
     sys.excepthook = _end_all_ranks
-    powercap_rapl.RAPL_PATH = f"{POWERCAP}/"
+    powercap_rapl.RAPL_PATH = f"{POWERCAP_FOLDER}/"
     perun.register_live_callback(_start_sampler, "energynn")
 
 
-def processor() -> dict[str, str]:
+def processor_facts() -> dict[str, str]:
     """Tell perun the processor's kind and name, for which py-cpuinfo keeps a core busy for 1 s.
 
     perun asks five times in each rank, and fails where a look, which is a process, is killed.
@@ -133,7 +133,9 @@ def processor() -> dict[str, str]:
 
 def _start_sampler():
     """Start sampling in perun's sampler process before that reports ready, and so before a rank."""
-    sampler = begin(Path(os.environ[MARK_VARIABLE]), ranks_of_this_host())
+    sampler = begin_sampling(
+        Path(os.environ[MARK_VARIABLE]), count_ranks_of_this_host()
+    )
     multiprocessing.util.Finalize(None, sampler.stop, exitpriority=1)
     return lambda values: None
 
@@ -152,11 +154,11 @@ def _end_all_ranks(kind, error, trace) -> None:
 
 # -------------------------------------------------------------------------------- after the run
 
-READ_WITHIN_S = 120  # the largest file that is accepted takes seconds
+READ_TIMEOUT_S = 120  # the largest file that is accepted takes seconds
 # of one file: about a week of twelve sensors on six hosts at perun's 1 s
-MAX_VALUES = 50_000_000
-KINDS = {"J": "energy", "W": "power"}
-RESULTS = {
+MAX_VALUES_OF_FILE = 50_000_000
+KIND_OF_UNIT = {"J": "energy", "W": "power"}
+RESULT_FIELDS = {
     "RUNTIME": "perun_time_s",
     "ENERGY": "energy_perun_total_J",
     "CPU_ENERGY": "energy_perun_cpu_J",
@@ -199,7 +201,7 @@ class PerunRun(NamedTuple):
         return f"{self.application}/{self.name}"
 
 
-def read_runs(path: Path, faults: list[str] | None = None) -> list[PerunRun]:
+def read_perun_runs(path: Path, faults: list[str] | None = None) -> list[PerunRun]:
     """Read all runs in a perun HDF5 file (perun 0.8 to 1.0), by name, with all their sensors.
 
     faults: takes a line for each run that is not whole. Raises ValueError where the file is no
@@ -216,20 +218,20 @@ def read_runs(path: Path, faults: list[str] | None = None) -> list[PerunRun]:
         raise ValueError(
             f"{path}: is in use by another process; try again when it ends"
         )
-    with one_fault(f"{path}: not a perun HDF5 file that can be read"):
+    with join_faults(f"{path}: not a perun HDF5 file that can be read"):
         require_file(path)
         with h5py.File(path) as file:
-            require_plain_hdf5(file, MAX_VALUES)
+            require_plain_hdf5(file, MAX_VALUES_OF_FILE)
             for application, root in file.items():
                 for name, run in root["nodes"].items():
-                    with one_fault(f"{path}: run {application}/{name}", faults):
-                        runs.append(_read_run(application, name, run))
+                    with join_faults(f"{path}: run {application}/{name}", faults):
+                        runs.append(_read_perun_run(application, name, run))
         if not runs:
             raise ValueError("; ".join(faults) or "it holds no run")
     return runs
 
 
-def _read_run(application: str, name: str, run) -> PerunRun:
+def _read_perun_run(application: str, name: str, run) -> PerunRun:
     sensors = []
     metrics = run["metrics"]
 
@@ -249,7 +251,7 @@ def _read_run(application: str, name: str, run) -> PerunRun:
             name,
             component,
             name,
-            KINDS.get(unit, unit),
+            KIND_OF_UNIT.get(unit, unit),
             "measured",
             to_SI=float(series.attrs["mag"]),
         )
@@ -258,14 +260,14 @@ def _read_run(application: str, name: str, run) -> PerunRun:
         sensors.append(PerunSensor(round_, host, channel, seconds, series[:]))
 
     run.visititems(add_sensor)
-    known = RESULTS.keys() & metrics.keys()
-    results = {RESULTS[each]: float(metrics[each].attrs["sum"]) for each in known}
+    known = RESULT_FIELDS.keys() & metrics.keys()
+    results = {RESULT_FIELDS[each]: float(metrics[each].attrs["sum"]) for each in known}
     return PerunRun(
         application, name, str(run.attrs.get("execution_dt", "")), results, sensors
     )
 
 
-def read_results(
+def read_perun_results(
     path: Path, run: str | None = None, is_trusted: bool = False
 ) -> dict[str, float]:
     """Read what perun made of a run, or of the only one in a file; see ``PerunRun.results``.
@@ -274,8 +276,8 @@ def read_results(
     process first. Raises ValueError where the file is no perun file or has no such run.
     """
     if not is_trusted:
-        require_an_end(read_runs, path, READ_WITHIN_S)
-    found = read_runs(path)
+        require_readable_in_time(read_perun_runs, path, READ_TIMEOUT_S)
+    found = read_perun_runs(path)
     results = [one.results for one in found if run in (None, one.name, one.whole_name)]
     if len(results) != 1:
         raise ValueError(f"{path}: has {len(results)} runs {run or ''}")

@@ -3,4 +3,4 @@
 # functions, where new functions see no globals.
 import energynn.measure.perun_adapter
 
-energynn.measure.perun_adapter.attach()
+energynn.measure.perun_adapter.attach_sampler()

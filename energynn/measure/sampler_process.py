@@ -12,17 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from energynn.host.files import lock
-from energynn.host.launchers import ranks_of_this_host, write_whole_lines
+from energynn.host.launchers import buffer_output_by_line, count_ranks_of_this_host
 from energynn.host.processes import OWN_PYTHON, end_marked, own_environment
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from energynn.measure import devices, kernel, sensors
-from energynn.measure.amd import add_amd
-from energynn.measure.samples import has_begun
+from energynn.measure.amd import add_amd_sensors
+from energynn.measure.samples import has_samples
 
-STOPPING_S = 30.0
-POLL_S = 1.0  # whether the parent lives
+STOP_TIMEOUT_S = 30.0
+PARENT_POLL_PERIOD_S = 1.0  # whether the parent lives
 # For a sampler process, and for ranks that wait for each other's files on a slow file system.
-READY_S = float(os.environ.get("ENERGYNN_READY_LIMIT_S", "60"))
+READY_LIMIT_S = float(os.environ.get("ENERGYNN_READY_LIMIT_S", "60"))
 
 
 def start_sampler(
@@ -41,22 +41,22 @@ def start_sampler(
     assert ours  # who waits has it
     owner = lock(folder / f".sampler-{host}")
     if owner is None:
-        until(
-            lambda: has_begun(folder, host), f"the first sample of {host} in {folder}"
+        wait_until(
+            lambda: has_samples(folder, host), f"the first sample of {host} in {folder}"
         )
         return ours.close, 0
     held = [owner, take_host and take_host()]
-    here = min(size, ranks_of_this_host())
-    program = "from energynn.measure.sampler_process import sample; "
+    here = min(size, count_ranks_of_this_host())
+    program = "from energynn.measure.sampler_process import sample_for_parent; "
     sampler = subprocess.Popen(
-        [*OWN_PYTHON, "-c", f"{program}sample({str(folder)!r}, {here})"],
+        [*OWN_PYTHON, "-c", f"{program}sample_for_parent({str(folder)!r}, {here})"],
         stdin=subprocess.PIPE,
         stdout=2,
         env=own_environment(),
         start_new_session=True,  # a terminal's Ctrl-C is for the ranks
     )
-    until(
-        lambda: sampler.poll() is not None or has_begun(folder, host),
+    wait_until(
+        lambda: sampler.poll() is not None or has_samples(folder, host),
         "the sampler's start",
     )
     if sampler.poll() is not None and not any(stopped):
@@ -64,36 +64,36 @@ def start_sampler(
             "the sampler does not start; see its lines above, and `energynn doctor`"
         )
 
-    def stop() -> None:
+    def stop_sampler_process() -> None:
         ours.close()
         while not stopped and lock(ranks) is None:
             time.sleep(0.5)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            sampler.communicate(b"stop\n", timeout=STOPPING_S)
+            sampler.communicate(b"stop\n", timeout=STOP_TIMEOUT_S)
         sampler.kill()
         sampler.wait()
         held.clear()
 
-    return stop, sampler.pid
+    return stop_sampler_process, sampler.pid
 
 
-def sample(folder: str, ranks: int) -> None:
+def sample_for_parent(folder: str, ranks: int) -> None:
     """Sample this host until the parent says a word; where it dies, end what it has started.
 
     A fork of the parent may live on, and hold the pipe open.
     """
     parent = os.getppid()
-    write_whole_lines()
-    sampler = begin(Path(folder), ranks)
+    buffer_output_by_line()
+    sampler = begin_sampling(Path(folder), ranks)
     while os.getppid() == parent:
-        if select.select([sys.stdin], [], [], POLL_S)[0]:
+        if select.select([sys.stdin], [], [], PARENT_POLL_PERIOD_S)[0]:
             break
     if os.getppid() != parent or not sys.stdin.readline():
         end_marked(Path(folder))
     sampler.stop()
 
 
-def begin(folder: Path, ranks: int) -> sensors.Sampler:
+def begin_sampling(folder: Path, ranks: int) -> sensors.Sampler:
     """Sample this host from now on, for the run or segment whose raw files lie in a folder.
 
     ``ranks``: of this host. One rank has the GPUs of CUDA_VISIBLE_DEVICES; of several, each may see
@@ -103,9 +103,9 @@ def begin(folder: Path, ranks: int) -> sensors.Sampler:
         # this process must not end before its ranks
         signal.signal(number, signal.SIG_IGN)
     path = folder / "run.json"
-    intent = json_table(path if path.exists() else folder.parent / "run.json")
+    intent = read_json(path if path.exists() else folder.parent / "run.json")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if ranks == 1 else None
-    inventory = find(intent, visible)
+    inventory = find_sensors(intent, visible)
     path = folder / f"samples-{platform.node()}.jsonl"
     sampler = sensors.Sampler(path, inventory, intent["config"]["sampling_period_s"])
     sampler.start()
@@ -114,29 +114,31 @@ def begin(folder: Path, ranks: int) -> sensors.Sampler:
     return sampler
 
 
-def find(intent: dict, visible: str | None) -> sensors.Inventory:
+def find_sensors(intent: dict, visible: str | None) -> sensors.SensorInventory:
     """List the sensors that this host may have; the sampler finds out which of them work.
 
-    ``intent`` is of a run, or a system as ``machine.load`` gives it; ``visible`` a value of
+    ``intent`` is of a run, or a system as ``machine.load_system`` gives it; ``visible`` a value of
     CUDA_VISIBLE_DEVICES, None for all GPUs. The CPU's estimate comes last: it counts where nothing
     else does.
     """
-    inventory = sensors.Inventory(sensors.rapl_sensors() + sensors.grace_sensors())
+    inventory = sensors.SensorInventory(
+        sensors.list_rapl_sensors() + sensors.list_grace_sensors()
+    )
     if intent.get("uses_gpus", True):
-        sensors.add_nvidia(inventory, visible)
-        add_amd(inventory)
-        inventory.unaccounted += devices.without_sensor(inventory.sensors)
-    elif kernel.training_devices():
+        sensors.add_nvidia_sensors(inventory, visible)
+        add_amd_sensors(inventory)
+        inventory.unaccounted += devices.devices_without_sensor(inventory.sensors)
+    elif kernel.list_training_devices():
         inventory.problems.append("the GPUs of this host are left out, as asked for")
-    inventory.sensors.append(sensors.cpu_estimate(intent["cpu_model"]))
-    sensors.leave_out(inventory, intent.get("left_out", []))
+    inventory.sensors.append(sensors.cpu_estimate_sensor(intent["cpu_model"]))
+    sensors.drop_left_out_sensors(inventory, intent.get("left_out", []))
     return inventory
 
 
-def until(condition: Callable[[], bool], what: str, pause_s: float = 0.2) -> None:
-    """Wait for what others write. Raises ValueError after ``READY_S``."""
-    deadline_s = time.monotonic() + READY_S
+def wait_until(condition: Callable[[], bool], what: str, pause_s: float = 0.2) -> None:
+    """Wait for what others write. Raises ValueError after ``READY_LIMIT_S``."""
+    deadline_s = time.monotonic() + READY_LIMIT_S
     while not condition():
         if time.monotonic() > deadline_s:
-            raise ValueError(f"waited {READY_S:.0f} s for {what}")
+            raise ValueError(f"waited {READY_LIMIT_S:.0f} s for {what}")
         time.sleep(pause_s)  # hundreds of ranks ask one disk

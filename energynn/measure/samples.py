@@ -15,14 +15,14 @@ import numpy as np
 from energynn.host.processes import cpu_times
 from energynn.host.reading import require_file
 
-PIECE = 2**14  # samples that are read at once
-LONGEST_LINE_B = 2**24
+PIECE_SAMPLES = 2**14  # samples that are read at once
+MAX_LINE_LENGTH_B = 2**24
 
 
 # ----------------------------------------------------------------------------------------- samples
 
 
-Instant = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
+InstantNs = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
 
 
 class Channel(msgspec.Struct):
@@ -53,8 +53,8 @@ class Channel(msgspec.Struct):
 class Header(msgspec.Struct, tag_field="header", tag="energynn-samples/1"):
     """What a samples file says of its host, in its first line.
 
-    problems, unaccounted: as in ``sensors.Inventory``; quota_cpus: CPUs' time that a container may
-    use.
+    problems, unaccounted: as in ``sensors.SensorInventory``; quota_cpus: CPUs' time that a
+    container may use.
     """
 
     host: str
@@ -73,15 +73,15 @@ class DeviceState(msgspec.Struct, omit_defaults=True):
     is_busy: bool | None = None
 
 
-class Line(msgspec.Struct):
+class SamplesLine(msgspec.Struct):
     """One line: readings, or the states of devices, by sensor; its wall clock is for people."""
 
-    t: Instant
+    t: InstantNs
     v: list[float | None] = []
     states: dict[str, DeviceState] = {}
 
 
-_decode = msgspec.json.Decoder(Line).decode
+_decode_line = msgspec.json.Decoder(SamplesLine).decode
 
 
 @dataclass
@@ -96,38 +96,39 @@ class Samples:
     t_ns: np.ndarray
     readings: np.ndarray
     problems: list[str]
-    states: list[Line]
+    states: list[SamplesLine]
 
 
-def pieces(path: Path, begin_B: int = 0) -> Iterator[Samples]:
-    """Read a samples file of any length, ``PIECE`` samples at once; nothing without a header.
+def read_pieces(path: Path, begin_B: int = 0) -> Iterator[Samples]:
+    """Read a samples file of any length, ``PIECE_SAMPLES`` samples at once; nothing without a
+    header.
 
     Of its samples only those from a byte on. What is no whole line, as at the end of a file that
     is being written, is skipped.
     """
-    header = read_header(path)
+    header = read_samples_header(path)
     if header is None:
         return
     with open(path, "rb") as file:
         file.readline()
         file.seek(max(begin_B, file.tell()))
-        lines = iter(partial(file.readline, LONGEST_LINE_B), b"")
+        lines = iter(partial(file.readline, MAX_LINE_LENGTH_B), b"")
         while True:
-            part = _read_piece(lines, header)
+            part = _parse_piece(lines, header)
             yield part
-            if len(part.t_ns) < PIECE:
+            if len(part.t_ns) < PIECE_SAMPLES:
                 return
 
 
-def read_header(path: Path) -> Header | None:
+def read_samples_header(path: Path) -> Header | None:
     """Read what a samples file says of host and sensors; None where it was cut off before."""
     require_file(path)
     with open(path, "rb") as file:
-        first = file.readline(LONGEST_LINE_B)
+        first = file.readline(MAX_LINE_LENGTH_B)
     return msgspec.json.decode(first, type=Header) if first.endswith(b"\n") else None
 
 
-def _read_piece(lines: Iterator[bytes], header: Header) -> Samples:
+def _parse_piece(lines: Iterator[bytes], header: Header) -> Samples:
     times_ns = []
     rows = []
     states = []
@@ -137,13 +138,13 @@ def _read_piece(lines: Iterator[bytes], header: Header) -> Samples:
             if line.startswith(b'{"problem"'):
                 problems.append(msgspec.json.decode(line)["problem"])
                 continue
-            told = _decode(line)
+            told = _decode_line(line)
             if told.states:
                 states.append(told)
             elif len(told.v) == len(header.sensors):
                 times_ns.append(told.t)
                 rows.append(told.v)
-        if len(rows) == PIECE:
+        if len(rows) == PIECE_SAMPLES:
             break
     readings = np.array(rows, dtype=float).reshape(len(rows), len(header.sensors))
     return Samples(
@@ -151,26 +152,26 @@ def _read_piece(lines: Iterator[bytes], header: Header) -> Samples:
     )
 
 
-def last_ns(path: Path) -> int:
+def last_sample_time_ns(path: Path) -> int:
     """Tell when the last sample of a file was taken, of the monotonic clock; 0 without one."""
-    for back_B in (2**16, LONGEST_LINE_B):
+    for back_B in (2**16, MAX_LINE_LENGTH_B):
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - back_B))
             lines = file.read().splitlines()
         for line in reversed(lines):
             with suppress(ValueError):
-                told = _decode(line)
+                told = _decode_line(line)
                 if told.v:
                     return told.t
     return 0
 
 
-def samples_files(folder: Path) -> list[Path]:
+def list_samples_files(folder: Path) -> list[Path]:
     """List the samples of every host of a folder."""
     return sorted(folder.glob("samples-*.jsonl"))
 
 
-def write_host(
+def write_host_files(
     folder: Path,
     rank: int,
     host: str,
@@ -208,10 +209,10 @@ def write_host(
         )
 
 
-def has_begun(folder: Path, host: str) -> bool:
+def has_samples(folder: Path, host: str) -> bool:
     """Tell whether the sampler of a host has written its first sample."""
     path = folder / f"samples-{host}.jsonl"
-    return path.exists() and last_ns(path) > 0
+    return path.exists() and last_sample_time_ns(path) > 0
 
 
 # -------------------------------------------------------------------------------- events and phases
@@ -247,8 +248,8 @@ class EventLine(msgspec.Struct):
     """What every event has; ``host`` only ``rank_start``."""
 
     event: str
-    t_mono_ns: Instant
-    t_wall_ns: Instant
+    t_mono_ns: InstantNs
+    t_wall_ns: InstantNs
     rank: int = 0
     host: str = ""
 
@@ -259,9 +260,9 @@ def read_events(folder: Path) -> list[dict]:
     ``host`` is where the rank ran, None if its file was cut before it said so.
     """
     events = []
-    for rank, path in _files_of_ranks(folder, "events"):
+    for rank, path in _list_files_of_ranks(folder, "events"):
         own = []
-        for line in _lines_of(path):
+        for line in _read_json_lines(path):
             with suppress(ValueError):
                 msgspec.convert(line, EventLine)
                 own.append(line)
@@ -271,12 +272,12 @@ def read_events(folder: Path) -> list[dict]:
     return events
 
 
-def _files_of_ranks(folder: Path, kind: str) -> list[tuple[int, Path]]:
+def _list_files_of_ranks(folder: Path, kind: str) -> list[tuple[int, Path]]:
     paths = folder.glob(f"{kind}-rank*.jsonl")
     return sorted((int(path.stem.removeprefix(f"{kind}-rank")), path) for path in paths)
 
 
-def _lines_of(path: Path) -> Iterator[dict]:
+def _read_json_lines(path: Path) -> Iterator[dict]:
     """Read JSON lines; NaN and Infinity, which no record can hold, become None."""
     require_file(path)
     with open(path, errors="replace") as file:
@@ -287,16 +288,16 @@ def _lines_of(path: Path) -> Iterator[dict]:
                     yield values
 
 
-def events_of_segments(run_dir: Path) -> dict[Path, list[dict]]:
+def read_events_of_segments(run_dir: Path) -> dict[Path, list[dict]]:
     """Read the events of each start of a run, by its folder."""
-    return {folder: read_events(folder) for folder in segments(run_dir)}
+    return {folder: read_events(folder) for folder in segment_dirs(run_dir)}
 
 
 def events_of_kind(events: Iterable[dict], kind: str) -> list[dict]:
     return [event for event in events if event["event"] == kind]
 
 
-def times_of(events: list[dict], kind: str, who: str = "rank") -> dict:
+def event_ns(events: list[dict], kind: str, who: str = "rank") -> dict:
     """Tell when an event came last to each rank, or host, in ns of its host's monotonic clock."""
     return {event[who]: event["t_mono_ns"] for event in events_of_kind(events, kind)}
 
@@ -308,10 +309,10 @@ def read_phases(folder: Path) -> dict[int, tuple]:
     overlap, and a list of names.
     """
     phases = {}
-    for rank, path in _files_of_ranks(folder, "phases"):
+    for rank, path in _list_files_of_ranks(folder, "phases"):
         names = []
         parts = [np.zeros((3, 0), dtype=np.int64)]
-        for line in _lines_of(path):
+        for line in _read_json_lines(path):
             if "names" in line:
                 names = line["names"]
             elif "length_us" in line:
@@ -325,7 +326,7 @@ def read_phases(folder: Path) -> dict[int, tuple]:
     return phases
 
 
-def segments(run_dir: Path) -> list[Path]:
+def segment_dirs(run_dir: Path) -> list[Path]:
     """List the folders of each start of a run: the run's own, then segment-2, segment-3 ..."""
     return [
         run_dir,

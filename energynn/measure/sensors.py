@@ -22,12 +22,12 @@ from energynn.host.processes import busy_core_seconds
 from energynn.measure import energy, kernel
 from energynn.measure.samples import Channel, DeviceState, Header
 
-HWMON = Path("/sys/class/hwmon")
-PCI_ADDRESS = re.compile(r"[\da-f]+:[\da-f]{2}:[\da-f]{2}\.[\da-f]")
-POLL_S = 1.0  # between looks at what devices tell
-GRACE = re.compile(r"\bG[BH]\d")  # NVIDIA GH200, GB200
-MODULE_SHARE = 1.1  # of a GPU's power, that a counter of more than the GPU shows
-WATCH_S = 1.0  # before the first sample, to see which sensors work
+HWMON_FOLDER = Path("/sys/class/hwmon")
+PCI_ADDRESS_PATTERN = re.compile(r"[\da-f]+:[\da-f]{2}:[\da-f]{2}\.[\da-f]")
+STATE_POLL_PERIOD_S = 1.0  # between looks at what devices tell
+GRACE_GPU_PATTERN = re.compile(r"\bG[BH]\d")  # NVIDIA GH200, GB200
+MODULE_RATIO = 1.1  # of a GPU's power, that a counter of more than the GPU shows
+SENSOR_WATCH_TIME_S = 1.0  # before the first sample, to see which sensors work
 
 
 class Sensor(Channel, kw_only=True):
@@ -44,7 +44,7 @@ class Sensor(Channel, kw_only=True):
         return self.kind == "energy" and self.component != "gpu"
 
 
-class Inventory(msgspec.Struct):
+class SensorInventory(msgspec.Struct):
     """Sensors of a host, problems in words, and one text for each device that no sensor reads."""
 
     sensors: list[Sensor] = []
@@ -52,7 +52,7 @@ class Inventory(msgspec.Struct):
     unaccounted: list[str] = []
 
 
-def leave_out(inventory: Inventory, names: Collection[str]) -> None:
+def drop_left_out_sensors(inventory: SensorInventory, names: Collection[str]) -> None:
     """Drop what a person names in system.toml, and say so.
 
     A name is a sensor's id, a component (gpu, cpu, ram or dram), one with its device (cpu1), or
@@ -64,7 +64,7 @@ def leave_out(inventory: Inventory, names: Collection[str]) -> None:
     inventory.unaccounted = [
         text
         for text in inventory.unaccounted
-        if not left_out.issuperset(PCI_ADDRESS.findall(text) or [text])
+        if not left_out.issuperset(PCI_ADDRESS_PATTERN.findall(text) or [text])
     ]
     inventory.sensors = [
         each
@@ -76,7 +76,7 @@ def leave_out(inventory: Inventory, names: Collection[str]) -> None:
     ]
 
 
-def choose(inventory: Inventory, faults: dict[str, str]) -> None:
+def choose(inventory: SensorInventory, faults: dict[str, str]) -> None:
     """Make one sensor of each device primary, and drop those with a fault (id -> words).
 
     Where no RAPL zone works at all, as in many virtual machines, the estimate stands for the CPU.
@@ -97,12 +97,12 @@ def choose(inventory: Inventory, faults: dict[str, str]) -> None:
                 inventory.problems.append(fault)
             else:
                 # all that reads it: without its counter, its power would count
-                without = energy.may_leave_out(sensor.component + sensor.device)
+                without = energy.left_out_remedy(sensor.component + sensor.device)
                 inventory.unaccounted.append(f"{fault}; {without}")
     inventory.sensors = working
 
 
-def count_modules_once(inventory: Inventory, watts: dict[str, float]) -> None:
+def count_modules_once(inventory: SensorInventory, watts: dict[str, float]) -> None:
     """Of GPUs on one module with a Grace CPU, read nothing that counts the CPU a second time.
 
     watts: mean power by sensor. A counter that shows more than the power is the module's. Where
@@ -110,10 +110,12 @@ def count_modules_once(inventory: Inventory, watts: dict[str, float]) -> None:
     https://github.com/ml-energy/zeus/issues/172
     """
     for sensor in list(inventory.sensors):
-        if sensor.kind != "power" or not GRACE.search(sensor.notes.get("name", "")):
+        if sensor.kind != "power" or not GRACE_GPU_PATTERN.search(
+            sensor.notes.get("name", "")
+        ):
             continue
         counter = sensor.id.replace("power", "energy")
-        if watts.get(counter, 0.0) > MODULE_SHARE * watts.get(sensor.id, np.inf):
+        if watts.get(counter, 0.0) > MODULE_RATIO * watts.get(sensor.id, np.inf):
             fault = "is the whole module's; the GPU's power is read"
             what = [counter]
         else:
@@ -126,16 +128,16 @@ def count_modules_once(inventory: Inventory, watts: dict[str, float]) -> None:
 # ------------------------------------------------------------------------------------------ CPU
 
 
-def rapl_sensors() -> list[Sensor]:
+def list_rapl_sensors() -> list[Sensor]:
     """List CPU packages and DRAM of the powercap tree; counters in microjoules that wrap around.
 
     Counters outside of /sys are somebody's imitation of one: their provenance is ``simulated``.
     """
-    is_real = kernel.POWERCAP.resolve().is_relative_to("/sys")
+    is_real = kernel.POWERCAP_FOLDER.resolve().is_relative_to("/sys")
     provenance = "measured" if is_real else "simulated"
     sensors = []
     # intel-rapl-mmio shows the same counters again
-    for zone in sorted(kernel.POWERCAP.glob("intel-rapl:*")):
+    for zone in sorted(kernel.POWERCAP_FOLDER.glob("intel-rapl:*")):
         sensor = Sensor(
             zone.name,
             "cpu",
@@ -143,26 +145,26 @@ def rapl_sensors() -> list[Sensor]:
             "energy",
             provenance,
             1e-6,
-            read=partial(_read_file, zone / "energy_uj"),
+            read=partial(_read_number_file, zone / "energy_uj"),
         )
         try:
-            component = _describe_zone(sensor, zone)
+            component = _describe_rapl_zone(sensor, zone)
         except (OSError, ValueError, OverflowError) as error:  # whatever stands there
             component = "cpu"
-            sensor.read = partial(_fail, error)
+            sensor.read = partial(_fail_reading, error)
         if component:
             sensors.append(sensor)
     return sensors
 
 
-def _describe_zone(sensor: Sensor, zone: Path) -> str | None:
+def _describe_rapl_zone(sensor: Sensor, zone: Path) -> str | None:
     """Note what a zone tells of itself; returns its component, None if it is none of ours."""
     name = (zone / "name").read_text().strip()
     component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
     if component is None:
         return None
     wraps_at = float((zone / "max_energy_range_uj").read_text())
-    limits_uW = map(kernel.text, zone.glob("constraint_*_limit_uw"))
+    limits_uW = map(kernel.read_text, zone.glob("constraint_*_limit_uw"))
     limits_W = [int(text) / 1e6 for text in limits_uW if text.isdecimal()]
     package = zone.name.split(":")[1]
     sensor.id = f"{component}_{package}_{name}"
@@ -173,19 +175,19 @@ def _describe_zone(sensor: Sensor, zone: Path) -> str | None:
     return component
 
 
-def _fail(error: Exception):
+def _fail_reading(error: Exception):
     raise error
 
 
-def grace_sensors() -> list[Sensor]:
+def list_grace_sensors() -> list[Sensor]:
     """List powers in microwatts of Grace CPUs: "CPU Power Socket".
 
     "Grace Power Socket" holds their DRAM, too, and "Module Power Socket" the GPU that NVML counts.
     https://docs.nvidia.com/dccpu/grace-perf-tuning-guide/power-thermals.html
     """
     sensors = []
-    for path in sorted(HWMON.glob("*/device/power*_oem_info")):
-        label = kernel.text(path)
+    for path in sorted(HWMON_FOLDER.glob("*/device/power*_oem_info")):
+        label = kernel.read_text(path)
         if label.startswith("CPU Power Socket"):
             meter = path.with_name(path.name.replace("oem_info", "average"))
             sensors.append(
@@ -195,21 +197,21 @@ def grace_sensors() -> list[Sensor]:
                     label,
                     "power",
                     "measured",
-                    read=partial(_read_file, meter),
+                    read=partial(_read_number_file, meter),
                     to_SI=1e-6,
                 )
             )
     return sensors
 
 
-def _read_file(path: Path) -> int:
+def _read_number_file(path: Path) -> int:
     try:
         return int(path.read_text())
     except PermissionError as error:
         raise ValueError(f"{error.strerror}; sudo chmod a+r {path}") from error
 
 
-def cpu_estimate(model: dict) -> Sensor:
+def cpu_estimate_sensor(model: dict) -> Sensor:
     """Estimate all CPU cores of this host by a linear model of busy time: never a measurement."""
     return Sensor(
         "cpu_estimate",
@@ -219,7 +221,7 @@ def cpu_estimate(model: dict) -> Sensor:
         "estimated",
         read=busy_core_seconds,
         model=model | {"cores": os.cpu_count()},
-        notes={"measured_by": kernel.way_to_cpu_counters()},
+        notes={"measured_by": kernel.cpu_counter_remedy()},
     )
 
 
@@ -229,32 +231,32 @@ NVML_FUNCTIONS = {
     "energy": "nvmlDeviceGetTotalEnergyConsumption",
     "power": "nvmlDeviceGetPowerUsage",
 }
-SPLIT = (
+MIG_FAULT_TEXT = (
     "GPU {index} is split into parts (MIG), which have no energy each; "
     "`sudo nvidia-smi -i {index} -mig 0` makes it whole again"
 )
-NOT_WHOLE = (
+UNKNOWN_GPU_TEXT = (
     "CUDA_VISIBLE_DEVICES names {entry}, no whole GPU of this host, or one that it names twice; "
     "write a number, or a UUID of `nvidia-smi -L`, once; a part of a GPU (MIG) has no energy of "
     "its own: `sudo nvidia-smi -mig 0` makes all GPUs whole again"
 )
-NOTHING_VISIBLE = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES
+VALUES_WITHOUT_GPU = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES
 
 
-def add_nvidia(inventory: Inventory, visible: str | None) -> None:
+def add_nvidia_sensors(inventory: SensorInventory, visible: str | None) -> None:
     """Add counters and powers of the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves.
 
     A GPU that the driver or the PCI bus names and NVML does not list is unaccounted for.
     """
-    if visible in NOTHING_VISIBLE:
+    if visible in VALUES_WITHOUT_GPU:
         return
-    vendors = kernel.training_devices()
+    vendors = kernel.list_training_devices()
     there = [address for address, vendor in vendors.items() if vendor == "NVIDIA"]
     fault = "NVML does not list it"
     pynvml = None
     notes = []
     try:
-        pynvml, notes = list_gpus()
+        pynvml, notes = list_nvml_gpus()
     except Exception as error:  # no library, no driver, no permission
         fault = f"NVML does not start ({error})"
     told = [gpu.get("pci") for gpu in notes]
@@ -263,13 +265,13 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
     if len(unlisted) > told.count(None) and (visible is None or not pynvml):
         inventory.unaccounted += [
             f"NVIDIA GPU {address}: {fault}; look at nvidia-smi, install nvidia-ml-py, or say "
-            f"--no-gpu, or {energy.may_leave_out(address)}"
+            f"--no-gpu, or {energy.left_out_remedy(address)}"
             for address in unlisted
         ]
     if not pynvml:
         return
-    chosen, unknown = visible_devices(notes, visible)
-    inventory.unaccounted += [NOT_WHOLE.format(entry=entry) for entry in unknown]
+    chosen, unknown = parse_visible_devices(notes, visible)
+    inventory.unaccounted += [UNKNOWN_GPU_TEXT.format(entry=entry) for entry in unknown]
     split = [notes[index]["fault"] for index in chosen if "fault" in notes[index]]
     # beside a whole GPU they count as wholes, too
     is_none_whole = len(split) == len(chosen)
@@ -285,15 +287,15 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
                 str(index),
                 kind,
                 provenance,
-                read=partial(_read_gpu, pynvml, index, NVML_FUNCTIONS[kind]),
+                read=partial(_read_nvml_value, pynvml, index, NVML_FUNCTIONS[kind]),
                 to_SI=1e-3,
                 notes=notes[index],
-                tell=partial(_state_of_gpu, pynvml, index),
+                tell=partial(_read_gpu_state, pynvml, index),
             )
         )
 
 
-def list_gpus():
+def list_nvml_gpus():
     """Start NVML; return it with what each GPU tells of itself, as far as it does."""
     import pynvml
 
@@ -305,38 +307,42 @@ def list_gpus():
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             notes["uuid"] = pynvml.nvmlDeviceGetUUID(gpu)
             notes["name"] = pynvml.nvmlDeviceGetName(gpu)
-            notes["power"] = power_semantics(notes["name"])
+            notes["power"] = nvml_power_semantics(notes["name"])
             notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
             notes["limit_W"] = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
         with suppress(Exception):
-            pci = _read_gpu(pynvml, index, "nvmlDeviceGetPciInfo")
+            pci = _read_nvml_value(pynvml, index, "nvmlDeviceGetPciInfo")
             # as Linux writes it: the domain in four digits
             notes["pci"] = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
         with suppress(Exception):  # a GPU without such a mode raises
-            if _read_gpu(pynvml, index, "nvmlDeviceGetMigMode")[0]:
-                notes["fault"] = SPLIT.format(index=index)
+            if _read_nvml_value(pynvml, index, "nvmlDeviceGetMigMode")[0]:
+                notes["fault"] = MIG_FAULT_TEXT.format(index=index)
         gpus.append(notes)
     return pynvml, gpus
 
 
-def _read_gpu(pynvml, index: int, function: str):
+def _read_nvml_value(pynvml, index: int, function: str):
     gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
     return getattr(pynvml, function)(gpu)  # an old binding lacks some
 
 
-def _state_of_gpu(pynvml, index: int) -> DeviceState:
+def _read_gpu_state(pynvml, index: int) -> DeviceState:
     state = DeviceState()
     with suppress(Exception):  # not every GPU tells
-        limit_mW = _read_gpu(pynvml, index, "nvmlDeviceGetEnforcedPowerLimit")
+        limit_mW = _read_nvml_value(pynvml, index, "nvmlDeviceGetEnforcedPowerLimit")
         state.limit_W = limit_mW / 1e3
     with suppress(Exception):
-        share = _read_gpu(pynvml, index, "nvmlDeviceGetUtilizationRates").gpu
-        running = _read_gpu(pynvml, index, "nvmlDeviceGetComputeRunningProcesses")
+        share = _read_nvml_value(pynvml, index, "nvmlDeviceGetUtilizationRates").gpu
+        running = _read_nvml_value(
+            pynvml, index, "nvmlDeviceGetComputeRunningProcesses"
+        )
         state.is_busy = share > 0 or bool(running)
     return state
 
 
-def visible_devices(gpus: list[dict], value: str | None) -> tuple[list[int], list[str]]:
+def parse_visible_devices(
+    gpus: list[dict], value: str | None
+) -> tuple[list[int], list[str]]:
     """Return the devices that a variable as CUDA_VISIBLE_DEVICES leaves, and what CUDA refuses.
 
     An entry is a number or a UUID; one that is unknown, or names a device again, is refused. None
@@ -352,7 +358,7 @@ def visible_devices(gpus: list[dict], value: str | None) -> tuple[list[int], lis
     return sorted(named), sorted(refused)
 
 
-def power_semantics(gpu_name: str) -> str:
+def nvml_power_semantics(gpu_name: str) -> str:
     """Say what NVML's power of a GPU is, by its name (NVML's manual; arXiv 2312.02741)."""
     if re.search(r"A100|A800|A30\b", gpu_name):  # GA100
         return "instantaneous, seen by the sensor for about a quarter of the time"
@@ -375,13 +381,13 @@ class Sampler:
 
     FIRST_S, LAST_S = 20.0, 5.0  # patience with a sensor, at the start and at the end
 
-    def __init__(self, path: Path, inventory: Inventory, period_s: float):
+    def __init__(self, path: Path, inventory: SensorInventory, period_s: float):
         self.path = path
         self.inventory = inventory
         self.period_s = period_s
         self.stopping = threading.Event()
         self.has_begun = threading.Event()
-        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread = threading.Thread(target=self._run_thread, daemon=True)
         self.asked = ""  # the sensor that is being read; a driver may never answer
         self.faults: dict[str, str] = {}  # by sensor, the first in words
         self.looked_s = -math.inf
@@ -405,9 +411,9 @@ class Sampler:
         self.stopping.set()
         self.thread.join(self.LAST_S)
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         try:
-            self._loop()
+            self._sample_until_stopped()
         except OSError as error:
             print(
                 f"energynn: no more samples of this host ({error.strerror}); free some space "
@@ -415,10 +421,10 @@ class Sampler:
                 file=sys.stderr,
             )
 
-    def _loop(self) -> None:
-        self._watch()
+    def _sample_until_stopped(self) -> None:
+        self._watch_sensors()
         choose(self.inventory, self.faults)
-        self._write(
+        self._write_line(
             Header(
                 platform.node(),
                 self.period_s,
@@ -426,7 +432,7 @@ class Sampler:
                     self.inventory.sensors, list[Channel], from_attributes=True
                 ),
                 kernel.boot_id(),
-                kernel.quota_cpus(),
+                kernel.cpu_quota(),
                 self.inventory.problems,
                 self.inventory.unaccounted,
             )
@@ -435,34 +441,34 @@ class Sampler:
         pause_s = 0.0
         while not self.stopping.wait(pause_s):
             began_s = time.monotonic()
-            self._tell()
-            self._sample()
+            self._write_device_states()
+            self._sample_once()
             self.has_begun.set()
             # Not in step, so that a load with the sampler's own rhythm cannot hide behind it.
             next_s = began_s + self.period_s * random.uniform(0.75, 1.25)
             pause_s = max(0.0, next_s - time.monotonic())
-        self._sample()
+        self._sample_once()
         self.looked_s = -math.inf
-        self._tell()
+        self._write_device_states()
 
-    def _tell(self) -> None:
-        """Write limits and whether devices are busy, every ``POLL_S``."""
+    def _write_device_states(self) -> None:
+        """Write limits and whether devices are busy, every ``STATE_POLL_PERIOD_S``."""
         now_s = time.monotonic()
-        if now_s - self.looked_s < POLL_S:
+        if now_s - self.looked_s < STATE_POLL_PERIOD_S:
             return
         self.looked_s = now_s
         states = {one.id: one.tell() for one in self.inventory.sensors if one.tell}
         if states:
-            self._write({"t": time.monotonic_ns(), "states": states})
+            self._write_line({"t": time.monotonic_ns(), "states": states})
 
-    def _watch(self) -> None:
+    def _watch_sensors(self) -> None:
         """Note how often each sensor changes, and the faults of those that tell nothing."""
         times_s = []
         rows = []
         watts = {}
-        end_s = time.monotonic() + WATCH_S
+        end_s = time.monotonic() + SENSOR_WATCH_TIME_S
         while time.monotonic() < end_s:
-            rows.append(self._read_all())
+            rows.append(self._read_all_sensors())
             times_s.append(time.monotonic())
             time.sleep(0.001)
         for sensor, column in zip(
@@ -472,34 +478,38 @@ class Sampler:
             if not good.any():
                 continue
             self.faults.pop(sensor.id, None)
-            sensor.update_s = energy.update_s(np.array(times_s)[good], column[good])
+            sensor.update_s = energy.update_period_s(
+                np.array(times_s)[good], column[good]
+            )
             if sensor.kind == "energy" and not np.ptp(column[good]):
                 self.faults[sensor.id] = (
                     f"does not move: it shows {column[good][0]:.0f}"
                 )
             elif sensor.component == "gpu":
-                one = energy.curve(sensor, np.array(times_s), column, self.period_s)
+                one = energy.energy_curve(
+                    sensor, np.array(times_s), column, self.period_s
+                )
                 watts[sensor.id] = np.ptp(one.energy_J) / np.ptp(one.t_s)
         count_modules_once(self.inventory, watts)
 
-    def _sample(self) -> None:
+    def _sample_once(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""
         before_ns = time.monotonic_ns()
         wall_ns = time.time_ns()
         known = set(self.faults)
-        values = self._read_all()
+        values = self._read_all_sensors()
         middle_ns = (before_ns + time.monotonic_ns()) // 2
         for name in self.faults.keys() - known:
-            self._write({"problem": f"{name} {self.faults[name]}"})
-        self._write({"t": middle_ns, "w": wall_ns, "v": values})
+            self._write_line({"problem": f"{name} {self.faults[name]}"})
+        self._write_line({"t": middle_ns, "w": wall_ns, "v": values})
 
-    def _write(self, line: Header | dict) -> None:
+    def _write_line(self, line: Header | dict) -> None:
         self.file.write(msgspec.json.encode(line) + b"\n")
 
-    def _read_all(self) -> list[float | None]:
-        return list(map(self._read, self.inventory.sensors))
+    def _read_all_sensors(self) -> list[float | None]:
+        return list(map(self._read_sensor, self.inventory.sensors))
 
-    def _read(self, sensor: Sensor) -> float | None:
+    def _read_sensor(self, sensor: Sensor) -> float | None:
         """Return a number of zero or more, or None; what was wrong first is added to faults."""
         self.asked = sensor.id
         try:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn.measure.energy import Curve, curve
-from energynn.measure.evidence import Evidence
-from energynn.measure.samples import PIECE, Channel, Header, pieces
+from energynn.measure.energy import EnergyCurve, energy_curve
+from energynn.measure.evidence import SensorEvidence
+from energynn.measure.samples import PIECE_SAMPLES, Channel, Header, read_pieces
 
-MARGIN = 2**12  # readings around those that count, more than half a minute
+MARGIN_READINGS = 2**12  # readings around those that count, more than half a minute
 
 
-class Stream:
+class SensorStream:
     """The readings of one sensor, as they come.
 
     found: evidence of each window, by its name. asked_s, asked_J: instants and the energy from the
@@ -29,7 +29,7 @@ class Stream:
         self.period_s = period_s
         self.make = make
         self.found = {
-            name: Evidence(sensor, begin_s, end_s, period_s)
+            name: SensorEvidence(sensor, begin_s, end_s, period_s)
             for name, (begin_s, end_s) in windows_s.items()
         }
         self.asked_s = np.unique(asked_s)
@@ -39,18 +39,18 @@ class Stream:
         self._done_s = -np.inf
         self._done_J = 0.0
 
-    def take(self, t_s: np.ndarray, readings: np.ndarray) -> None:
+    def add_readings(self, t_s: np.ndarray, readings: np.ndarray) -> None:
         """Take further readings, NaN where one failed; shapes (samples,)."""
         read = np.hstack([self._read, [t_s, readings]])
         # of several that failed one after the other, one is as good as a thousand
         is_failed = np.isnan(read[1])
         self._read = read[:, ~(is_failed & np.append(False, is_failed[:-1]))]
-        until = self._read.shape[1] - MARGIN
-        if until > PIECE - MARGIN:
-            self.use(self._read[0, until])
-            self._read = self._read[:, until - MARGIN :]
+        until = self._read.shape[1] - MARGIN_READINGS
+        if until > PIECE_SAMPLES - MARGIN_READINGS:
+            self.use_until(self._read[0, until])
+            self._read = self._read[:, until - MARGIN_READINGS :]
 
-    def use(self, until_s: float) -> None:
+    def use_until(self, until_s: float) -> None:
         """Let the readings count that have not yet, until an instant."""
         one = self.make(self._sensor, *self._read, self.period_s)
         # what the first piece tells of the sensor holds for all
@@ -72,31 +72,31 @@ class Stream:
         return self.asked_J[np.searchsorted(self.asked_s, t_s)]
 
 
-def read_streams(
+def read_sensor_streams(
     path: Path,
     header: Header,
     windows_s: Mapping[str, Sequence[float] | np.ndarray],
     asked_s=(),
     begin_B: int = 0,
-    make: Callable[..., Curve] = curve,
-) -> tuple[list[Stream], list[str]]:
+    make: Callable[..., EnergyCurve] = energy_curve,
+) -> tuple[list[SensorStream], list[str]]:
     """Read a samples file; returns its sensors, and what the sampler complained about.
 
     windows_s: (begin, end) by name, in s of the monotonic clock; asked_s: further instants;
-    begin_B: where to begin; make: curves, as ``energy.curve`` does.
+    begin_B: where to begin; make: curves, as ``energy.energy_curve`` does.
     """
     streams = [
-        Stream(sensor, header.period_s, windows_s, asked_s, make)
+        SensorStream(sensor, header.period_s, windows_s, asked_s, make)
         for sensor in header.sensors
     ]
     problems = header.problems
-    for part in pieces(path, begin_B):
+    for part in read_pieces(path, begin_B):
         problems = problems + part.problems
         for stream, column in zip(streams, part.readings.T, strict=True):
             told = [line for line in part.states if stream.sensor.id in line.states]
             for found, line in product(stream.found.values(), told):
                 found.add_state(line.t / 1e9, line.states[stream.sensor.id])
-            stream.take(part.t_ns / 1e9, column)
+            stream.add_readings(part.t_ns / 1e9, column)
     for stream in streams:
-        stream.use(np.inf)
+        stream.use_until(np.inf)
     return streams, problems

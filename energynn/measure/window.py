@@ -22,27 +22,29 @@ import numpy as np
 import psutil
 
 from energynn.host.files import write_json
-from energynn.host.processes import MARK_VARIABLE, cpu_times, lives, work_of_others
+from energynn.host.processes import MARK_VARIABLE, cpu_times, is_alive, work_of_others
 from energynn.measure import energy, machine
-from energynn.measure.sampler_process import start_sampler, until
-from energynn.measure.samples import Header, last_ns, pieces
-from energynn.measure.stream import read_streams
+from energynn.measure.sampler_process import start_sampler, wait_until
+from energynn.measure.samples import Header, last_sample_time_ns, read_pieces
+from energynn.measure.stream import read_sensor_streams
 
-PERIOD_S = 0.04
+SAMPLING_PERIOD_S = 0.04
 # of the samples file before a window: some seconds, with dozens of sensors
-MARGIN_B = 2**18
+MARGIN_BEFORE_WINDOW_B = 2**18
 # When a counter is renewed follows from its renewals around a window's edges.
-AROUND_S = 3.0  # at each edge, whose renewals are used
+RENEWAL_SEARCH_MARGIN_S = 3.0  # at each edge, whose renewals are used
 MIN_EDGE_RENEWALS = 5
-MIN_BEAT = 1.5  # sampling periods from one renewal to the next
-BEATS = np.linspace(0.97, 1.03, 601)  # that are tried, relative to what the sampler saw
-FIRST_S = 0.5  # of samples before the first window
+MIN_RENEWAL = 1.5  # sampling periods from one renewal to the next
+RENEWAL_PERIOD_FACTORS = np.linspace(
+    0.97, 1.03, 601
+)  # that are tried, relative to what the sampler saw
+SAMPLING_LEAD_TIME_S = 0.5  # of samples before the first window
 # Times of processes are read between blocks, and not more often: a busy host has thousands.
-EVERY_S = 2.0
+CPU_TIMES_PERIOD_S = 2.0
 SIZE_FILE = "gradient_bytes"  # of an empty file in a run's folder; bytes end its name
 # what torch's FSDP, its weights today, and those of DeepSpeed's ZeRO have
-SHARDED = ("sharding_strategy", "placements", "ds_numel")
-NOT_WHOLE = (
+SHARDED_MODEL_ATTRIBUTES = ("sharding_strategy", "placements", "ds_numel")
+INCOMPLETE_MODEL_TEXT = (
     "model: is no torch.nn.Module, or sharded, so that weights travel, too; leave it out; give "
     "`energynn measure --local-batch-size N --weights N`, and of what is sharded "
     "--gradient-bytes-per-weight 6"
@@ -75,33 +77,33 @@ class Window:
         self.name = name
         self.no_gpu = no_gpu
         self.synchronize = synchronize
-        self._block: Block | None = None
+        self._block: MeasuredBlock | None = None
         if model is not None:
-            file = f"{SIZE_FILE}.{gradient_bytes(model)}"
+            file = f"{SIZE_FILE}.{count_gradient_bytes(model)}"
             with suppress(OSError):  # no run is measured, or it has ended
                 Path(os.environ.get(MARK_VARIABLE, "/dev/null"), file).touch()
 
     def __enter__(self) -> Window:
-        sampler = _sampler(self.no_gpu)
-        used = _used_cpu()
-        _wait_for_cuda(self.synchronize)
-        with _lock:
+        sampler = _sampler_of_process(self.no_gpu)
+        used = _recent_cpu_times()
+        _synchronize_cuda(self.synchronize)
+        with _samplers_lock:
             if self._block and not self._block.end_ns:
                 raise ValueError(
                     f"window {self.name}: its block goes on, here or in another thread; "
                     "make one for each block: energynn.window(...)"
                 )
-            begin_B = sampler.file.stat().st_size - MARGIN_B
-            self._block = Block(sampler, begin_B, used)
+            begin_B = sampler.file.stat().st_size - MARGIN_BEFORE_WINDOW_B
+            self._block = MeasuredBlock(sampler, begin_B, used)
         return copy.copy(self)
 
     def __exit__(self, *_error) -> None:
         try:
-            _wait_for_cuda(self.synchronize)
+            _synchronize_cuda(self.synchronize)
         finally:
             assert self._block  # it was entered
             self._block.end_ns = time.monotonic_ns()
-            self._block.end_used = _used_cpu()
+            self._block.end_used = _recent_cpu_times()
 
     @property
     def time_s(self) -> float:
@@ -156,8 +158,8 @@ class Phases:
     def __init__(self, no_gpu: bool = False, synchronize: bool = True):
         self._window = partial(Window, no_gpu=no_gpu, synchronize=synchronize)
         self._names: list[str] = []
-        self._blocks: list[Block] = []
-        self._all: Block | None = None
+        self._blocks: list[MeasuredBlock] = []
+        self._all: MeasuredBlock | None = None
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -168,7 +170,7 @@ class Phases:
         self._blocks.append(one._block)
 
     @property
-    def _whole(self) -> Block:
+    def _whole(self) -> MeasuredBlock:
         """From the first block to the end of the last."""
         if not self._blocks:
             raise ValueError("phases: no block has ended")
@@ -190,7 +192,7 @@ class Phases:
         each_J = np.full(len(edges_s), np.nan)
         if is_known:
             place = first.sampler.file, first.sampler.header
-            streams, _ = read_streams(*place, {}, edges_s, first.begin_B)
+            streams, _ = read_sensor_streams(*place, {}, edges_s, first.begin_B)
             used = [one for one in streams if one.sensor.primary]
             each_J = np.sum([np.diff(one.at(edges_s))[:, 0] for one in used], axis=0)
         rows = {
@@ -214,7 +216,7 @@ class Phases:
 phases = Phases
 
 
-def _wait_for_cuda(is_asked: bool) -> None:
+def _synchronize_cuda(is_asked: bool) -> None:
     """Wait for the GPUs in use; another one would get a context, and memory, by waiting for it."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if is_asked and cuda and cuda.is_initialized():
@@ -226,15 +228,17 @@ def _wait_for_cuda(is_asked: bool) -> None:
             cuda.synchronize(device)
 
 
-def gradient_bytes(model: Any) -> int:
+def count_gradient_bytes(model: Any) -> int:
     """Count the bytes of the gradients of a network of PyTorch, of the weights that are trained.
 
     Raises ValueError for what is none, or holds only a part of its weights.
     """
     is_known = hasattr(model, "modules")
     parts = [*model.modules(), *model.parameters()] if is_known else []
-    if not is_known or any(hasattr(part, mark) for part in parts for mark in SHARDED):
-        raise ValueError(NOT_WHOLE)
+    if not is_known or any(
+        hasattr(part, mark) for part in parts for mark in SHARDED_MODEL_ATTRIBUTES
+    ):
+        raise ValueError(INCOMPLETE_MODEL_TEXT)
     trained = [each for each in model.parameters() if each.requires_grad]
     return sum(each.numel() * each.element_size() for each in trained)
 
@@ -243,10 +247,10 @@ def gradient_bytes(model: Any) -> int:
 
 
 @dataclass
-class Sampler:
+class SamplerProcess:
     """The process whose samples windows read, that of a parent in its forks.
 
-    system: as ``machine.load`` gives it, of the file at ``path``.
+    system: as ``machine.load_system`` gives it, of the file at ``path``.
     """
 
     file: Path
@@ -260,43 +264,45 @@ class Sampler:
         if not self.file.exists():  # it goes with a parent
             return False
         late_s = max((one.update_s or 0.0 for one in self.header.sensors), default=0.0)
-        return last_ns(self.file) > end_ns + late_s * 1e9
+        return last_sample_time_ns(self.file) > end_ns + late_s * 1e9
 
 
-_lock = threading.Lock()
-_samplers: dict[bool, Sampler] = {}  # with and without GPUs
+_samplers_lock = threading.Lock()
+_running_samplers: dict[bool, SamplerProcess] = {}  # with and without GPUs
 
 
-def _sampler(no_gpu: bool) -> Sampler:
+def _sampler_of_process(no_gpu: bool) -> SamplerProcess:
     """Return the sampler of this process; another one where it has died, or ended with a parent."""
-    with _lock:
-        if no_gpu not in _samplers or not lives(_samplers[no_gpu].process):
-            _samplers[no_gpu] = _start_sampler(no_gpu)
-        return _samplers[no_gpu]
+    with _samplers_lock:
+        if no_gpu not in _running_samplers or not is_alive(
+            _running_samplers[no_gpu].process
+        ):
+            _running_samplers[no_gpu] = _start_window_sampler(no_gpu)
+        return _running_samplers[no_gpu]
 
 
-def _start_sampler(no_gpu: bool) -> Sampler:
+def _start_window_sampler(no_gpu: bool) -> SamplerProcess:
     path = machine.system_file()
-    system = machine.load(path)
+    system = machine.load_system(path)
     folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
     write_json(
         folder / "run.json",
         system
         | {
             "uses_gpus": not no_gpu,
-            "config": {"sampling_period_s": PERIOD_S},
+            "config": {"sampling_period_s": SAMPLING_PERIOD_S},
         },
     )
     stop_sampler, number = start_sampler(folder, 1, [0])  # waits for no other rank
-    atexit.register(_end, os.getpid(), folder, stop_sampler)
-    time.sleep(FIRST_S)
+    atexit.register(_end_sampler, os.getpid(), folder, stop_sampler)
+    time.sleep(SAMPLING_LEAD_TIME_S)
     file = folder / f"samples-{platform.node()}.jsonl"
-    return Sampler(
-        file, next(pieces(file)).header, psutil.Process(number), path, system
+    return SamplerProcess(
+        file, next(read_pieces(file)).header, psutil.Process(number), path, system
     )
 
 
-def _end(process: int, folder: Path, stop_sampler: Callable) -> None:
+def _end_sampler(process: int, folder: Path, stop_sampler: Callable) -> None:
     if process == os.getpid():  # no fork that ends
         stop_sampler()
         shutil.rmtree(folder, ignore_errors=True)
@@ -304,25 +310,25 @@ def _end(process: int, folder: Path, stop_sampler: Callable) -> None:
 
 # ---------------------------------------------------------------------------------- the energy
 
-_used: dict[str, float] = {"at_s": -EVERY_S}
+_latest_cpu_times: dict[str, float] = {"at_s": -CPU_TIMES_PERIOD_S}
 
 
-def _used_cpu() -> dict[str, float]:
+def _recent_cpu_times() -> dict[str, float]:
     """Return ``processes.cpu_times`` and when, ``at_s``; the last ones while they are new."""
-    global _used
-    if time.monotonic() - _used["at_s"] >= EVERY_S:
-        _used = cpu_times() | {"at_s": time.monotonic()}
-    return _used
+    global _latest_cpu_times
+    if time.monotonic() - _latest_cpu_times["at_s"] >= CPU_TIMES_PERIOD_S:
+        _latest_cpu_times = cpu_times() | {"at_s": time.monotonic()}
+    return _latest_cpu_times
 
 
 @dataclass
-class Block:
+class MeasuredBlock:
     """A block of code that a window was entered for; ``begin_B``: samples from there on count.
 
-    begin_used, end_used: ``_used_cpu`` before and after it.
+    begin_used, end_used: ``_recent_cpu_times`` before and after it.
     """
 
-    sampler: Sampler
+    sampler: SamplerProcess
     begin_B: int
     begin_used: dict[str, float]
     end_used: dict[str, float] = field(default_factory=dict)
@@ -352,50 +358,54 @@ class Block:
     @cached_property
     def energies(self) -> dict:
         sampler = self.sampler
-        until(
-            lambda: sampler.has_sampled(self.end_ns) or not lives(sampler.process),
+        wait_until(
+            lambda: sampler.has_sampled(self.end_ns) or not is_alive(sampler.process),
             f"samples in {sampler.file}; the sampler does not answer",
-            PERIOD_S,
+            SAMPLING_PERIOD_S,
         )
         if not sampler.has_sampled(self.end_ns):
             died = "D: the sampler died before the end; the next window starts another"
             return {"doubts": [died], "remedy": []}
         window_s = self.start_ns / 1e9, self.end_ns / 1e9
-        streams, _ = read_streams(
+        streams, _ = read_sensor_streams(
             sampler.file,
             sampler.header,
             {"block": window_s},
             begin_B=self.begin_B,
-            make=partial(_curve_on_beat, window_s),
+            make=partial(_renewal_curve, window_s),
         )
         found = [stream.found["block"] for stream in streams]
         limits = energy.THRESHOLDS | sampler.system["thresholds"]
-        doubts = energy.judge(found, sampler.header.unaccounted, limits)
+        doubts = energy.judge_sensors(found, sampler.header.unaccounted, limits)
         doubts = [text.replace("--no-gpu", "no_gpu=True") for text in doubts]
-        return energy.totals(energy.entries(found, limits), self.time_s) | {
+        return energy.total_energies(
+            energy.sensor_entries(found, limits), self.time_s
+        ) | {
             "doubts": doubts,
-            "remedy": machine.remedy(doubts, sampler.path),
+            "remedy": machine.system_file_remedy(doubts, sampler.path),
         }
 
 
-def _curve_on_beat(window_s: tuple[float, float], *readings) -> energy.Curve:
-    """Make a curve as ``energy.curve`` does, but put what a counter shows at the instants at which
-    it was renewed, not at which it was read.
+def _renewal_curve(window_s: tuple[float, float], *readings) -> energy.EnergyCurve:
+    """Make a curve as ``energy.energy_curve`` does, but put what a counter shows at the instants at
+    which it was renewed, not at which it was read.
 
     Each lies between two readings, in the middle if nothing else is known. Where the renewals
     around the window's edges fit a regular beat, they lie on it: short windows end between them.
     """
-    one = energy.curve(*readings)
+    one = energy.energy_curve(*readings)
     beat_s = one.sensor.update_s or 0.0
     new = np.flatnonzero(np.diff(one.values)) + 1
     at_s = (one.t_s[new] + one.t_s[new - 1]) / 2
-    near = (abs(np.subtract.outer(window_s, at_s)) < AROUND_S).any(axis=0)
-    is_slow = beat_s >= MIN_BEAT * one.period_s and near.sum() >= MIN_EDGE_RENEWALS
+    near = (abs(np.subtract.outer(window_s, at_s)) < RENEWAL_SEARCH_MARGIN_S).any(
+        axis=0
+    )
+    is_slow = beat_s >= MIN_RENEWAL * one.period_s and near.sum() >= MIN_EDGE_RENEWALS
     if one.sensor.kind != "energy" or not is_slow:
         return one
     near_s = at_s[near]
     half_s = (one.t_s[new] - at_s)[near]
-    beats_s = beat_s * BEATS
+    beats_s = beat_s * RENEWAL_PERIOD_FACTORS
     turns = np.exp(2j * np.pi * near_s / beats_s[:, None]).mean(axis=1)
     best = abs(turns).argmax()
     beat_s = beats_s[best]

@@ -9,8 +9,8 @@ processes.end_forks_with_this()
 
 from energynn.host import launchers  # noqa: E402
 
-launchers.write_whole_lines()
+launchers.buffer_output_by_line()
 
 from energynn.train import rank  # noqa: E402 - takes seconds: torch
 
-rank.run(sys.argv[1])
+rank.run_rank(sys.argv[1])

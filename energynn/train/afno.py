@@ -52,7 +52,7 @@ class AFNO(nn.Module):
             torch.zeros(1, self.patches[0] * self.patches[1], embed_dim)
         )
         self.blocks = nn.ModuleList(
-            Block(embed_dim, mlp_ratio, **filter_options) for _ in range(depth)
+            AfnoBlock(embed_dim, mlp_ratio, **filter_options) for _ in range(depth)
         )
         self.head = nn.Linear(embed_dim, out_chans * patch_size**2, bias=False)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
@@ -99,7 +99,7 @@ class PatchEmbedding(nn.Module):
         )
 
 
-class Block(nn.Module):
+class AfnoBlock(nn.Module):
     """Filter between patches, then a two-layer network within each, both with a skip connection
     ("double skip").
     """
@@ -129,10 +129,10 @@ class MLP(nn.Module):
             tensors = (
                 tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in tensors
             )
-        return TwoLayers.apply(*tensors)
+        return TwoLayersWithoutActivations.apply(*tensors)
 
 
-class TwoLayers(torch.autograd.Function):
+class TwoLayersWithoutActivations(torch.autograd.Function):
     """Apply two linear layers with GELU between them, whose output is computed again in the
     backward pass.
 
@@ -203,7 +203,7 @@ class FourierFilter(nn.Module):
         blocks = self.w1.shape[1]
         # The transforms are ones of float32, whatever surrounds them; the two layers are in the
         # precision that does.
-        first, rows, columns = self.modes(h, w)
+        first, rows, columns = self.passing_modes(h, w)
         zonal, inverse_zonal, meridional = _transforms(
             h, w, first, rows, columns, x.device
         )
@@ -237,7 +237,7 @@ class FourierFilter(nn.Module):
             )
         return z.reshape(x.shape).to(x.dtype) + x
 
-    def modes(self, h: int, w: int) -> tuple[int, int, int]:
+    def passing_modes(self, h: int, w: int) -> tuple[int, int, int]:
         """Return the first meridional frequency that passes, how many do, and how many zonal
         ones.
         """
@@ -257,15 +257,15 @@ class FourierFilter(nn.Module):
 # a compiled network holds them; else it would make them in each step
 @torch.compiler.assume_constant_result
 def _transforms(*sizes: int | torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the matrices of ``_make_transforms``, made once; without gradients they may be
+    """Return the matrices of ``_make_fourier_matrices``, made once; without gradients they may be
     needed with them later.
     """
     with torch.inference_mode(False):
-        return _make_transforms(*sizes)
+        return _make_fourier_matrices(*sizes)
 
 
 @functools.lru_cache(maxsize=8)
-def _make_transforms(
+def _make_fourier_matrices(
     h: int, w: int, first: int, rows: int, columns: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Make matrices of the zonal transform (2 columns, w), its inverse (w, 2 columns), and the
@@ -278,11 +278,11 @@ def _make_transforms(
     too, but the mean and the shortest wave. The meridional one is (2 rows, 2 h).
     """
     column = torch.arange(columns)
-    angle = _phases(column, w)
+    angle = _dft_angles(column, w)
     zonal = torch.cat((angle.cos(), -angle.sin())) / math.sqrt(w)
     twice = 2 - ((column == 0) | (2 * column == w)).double()
     inverse_zonal = (zonal * twice.repeat(2)[:, None]).t()
-    angle = _phases(torch.arange(first, first + rows), h)
+    angle = _dft_angles(torch.arange(first, first + rows), h)
     cosine = angle.cos()
     sine = angle.sin()
     pairs = torch.stack((cosine, sine, -sine, cosine), dim=-1) / math.sqrt(h)
@@ -291,7 +291,7 @@ def _make_transforms(
     return tuple(matrix.float().to(device) for matrix in matrices)
 
 
-def _phases(frequencies: Tensor, points: int) -> Tensor:
+def _dft_angles(frequencies: Tensor, points: int) -> Tensor:
     """Return the phase of each frequency at each of the points of a circle."""
     product = torch.outer(frequencies, torch.arange(points))
     return 2 * math.pi / points * product.double()

@@ -60,7 +60,7 @@ def make_loader(
     return Loader(dataset, config.local_batch_size, sampler=sampler, **options)
 
 
-def require_batches(loader, count: int) -> None:
+def require_batch_count(loader, count: int) -> None:
     """Raise ValueError if this rank has fewer batches than ``count``."""
     if len(loader) < count:
         samples = f"{len(loader.sampler)} samples on each device"
@@ -84,7 +84,7 @@ class OneBatch:
         return itertools.repeat(self.batch, len(self))
 
 
-def outputs(
+def predict(
     model: torch.nn.Module, inputs: torch.Tensor, precision: str
 ) -> torch.Tensor:
     """Apply the network in ``precision``; the outputs have the type of the inputs."""

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import torch
 
-from energynn.host.files import atomic_write, checkpoint_folder, remove_named, sha256
-from energynn.host.reading import one_fault
+from energynn.host.files import atomic_write, checkpoint_folder, remove_matching, sha256
+from energynn.host.reading import join_faults
 from energynn.train import distributed
 from energynn.train.distributed import World
 
 # also one that was cut off while it was written
-CHECKPOINT_NAME = r"\.?(\d{12})\.(?:pt|sha256)(?:\.\d+)?"
+CHECKPOINT_NAME_PATTERN = r"\.?(\d{12})\.(?:pt|sha256)(?:\.\d+)?"
 GENERATIONS = 2  # a damaged checkpoint costs the time since the one before, not the run
 
 
 def save_weights(path: Path, model: torch.nn.Module, architecture: dict) -> str:
     """Write the weights with the sizes of their network; return the file's SHA-256."""
-    return _write(
+    return _write_checkpoint_file(
         path, {"architecture": architecture, "state_dict": model.state_dict()}
     )
 
@@ -86,21 +86,23 @@ class Checkpoints:
 
         What is no longer needed is removed.
         """
-        own["random"] = distributed.random_state()
+        own["random"] = distributed.read_random_state()
         ranks = distributed.all_gather(own, self.world)
         if self.world.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"{optimizer_steps:012d}.pt"
             parts = {name: part.state_dict() for name, part in self.parts.items()}
             saved = {"optimizer_steps": optimizer_steps, "parts": parts, "ranks": ranks}
-            digest = _write(path, saved)
+            digest = _write_checkpoint_file(path, saved)
             with atomic_write(path.with_suffix(".sha256")) as file:
                 file.write(digest.encode() + b"\n")
             # The run went on from an earlier checkpoint if there is a later one, so the later one
             # is damaged.
             marks = sorted(mark.stem for mark in self.folder.glob("*.sha256"))
             usable = [steps for steps in marks if steps <= path.stem]
-            remove_named(self.folder, CHECKPOINT_NAME, kept=usable[-GENERATIONS:])
+            remove_matching(
+                self.folder, CHECKPOINT_NAME_PATTERN, kept=usable[-GENERATIONS:]
+            )
         self.last_s = time.monotonic()
         distributed.barrier(self.world)
 
@@ -112,7 +114,7 @@ class Checkpoints:
         checkpoint. Raises ValueError on every rank if they do not all see the same one, and where
         it is of another run, as by its ranks or by more steps than the ``most_steps`` of this one.
         """
-        name, saved = self._newest()
+        name, saved = self._read_newest_checkpoint()
         everyone = distributed.all_gather(name, self.world)
         if len(set(everyone)) > 1:  # a shared disk can be late, or damaged for one host
             raise ValueError(
@@ -120,7 +122,7 @@ class Checkpoints:
             )
         if saved is None:
             return None
-        with one_fault(f"{self.folder}: {name} is not of this run; remove it"):
+        with join_faults(f"{self.folder}: {name} is not of this run; remove it"):
             steps, ranks = saved["optimizer_steps"], saved["ranks"]
             if len(ranks) != self.world.size or not 0 <= steps <= most_steps:
                 raise ValueError(f"it has {len(ranks)} ranks and {steps} steps")
@@ -131,7 +133,7 @@ class Checkpoints:
         self.world.tell(f"energynn: goes on after {steps} optimizer steps")
         return steps, own
 
-    def _newest(self) -> tuple[str, dict | None]:
+    def _read_newest_checkpoint(self) -> tuple[str, dict | None]:
         """Return name and content of the newest whole checkpoint that this rank sees."""
         for mark in sorted(self.folder.glob("*.sha256"), reverse=True):
             path = mark.with_suffix(".pt")
@@ -150,10 +152,10 @@ class Checkpoints:
     def remove(self) -> None:
         """Remove the checkpoints after the end of the training."""
         if self.world.rank == 0 and self.folder.is_dir():
-            remove_named(self.folder, CHECKPOINT_NAME)
+            remove_matching(self.folder, CHECKPOINT_NAME_PATTERN)
 
 
-def _write(path: Path, value) -> str:
+def _write_checkpoint_file(path: Path, value) -> str:
     """Write a file whole or not at all; return its SHA-256."""
     with atomic_write(path) as file:
         torch.save(value, file)

@@ -62,7 +62,7 @@ class World:
             print(line, flush=True)
 
 
-def join(config: RunConfig) -> World:
+def join_ranks(config: RunConfig) -> World:
     """Find the other ranks, connect to them, and set device, threads and seeds as the
     configuration says.
 
@@ -70,32 +70,34 @@ def join(config: RunConfig) -> World:
     Raises ValueError if the number of ranks is not ``config.devices``, or if there is no GPU
     where one is asked for.
     """
-    # `limit_waiting` shortens it
+    # `limit_waiting_time` shortens it
     timeout = datetime.timedelta(seconds=config.setup_timeout_s)
-    rank, size, local_rank, store = _find(timeout)
+    rank, size, local_rank, store = _find_ranks(timeout)
     if size != config.devices:
         raise ValueError(
             f"devices: {config.devices} asked for, but the launcher made a world of {size}; "
             f"start {config.devices} ranks (mpirun -n, torchrun --nproc-per-node), "
             "and give srun --mpi=pmi2, or --mpi=pmix for Open MPI"
         )
-    device = _device(config, local_rank)
+    device = _device_of_rank(config, local_rank)
     torch.set_num_threads(config.threads_per_device)
-    be_deterministic(config.seed, config.deterministic)
-    launchers.stay_on_this_host(size)
+    seed_generators(config.seed, config.deterministic)
+    launchers.use_loopback_on_one_host(size)
     world = World(rank, size, local_rank, device, socket.gethostname())
     if device.type == "cuda":
-        machine.pin_to_gpu(world.describe()["gpu_uuid"])  # before any worker is forked
+        machine.pin_to_cores_of_gpu(
+            world.describe()["gpu_uuid"]
+        )  # before any worker is forked
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=timeout
     )
     if device.type == "cpu":
-        pin_to_cores(world, config)
+        pin_rank_to_cores(world, config)
     return world
 
 
-def _device(config: RunConfig, local_rank: int) -> torch.device:
+def _device_of_rank(config: RunConfig, local_rank: int) -> torch.device:
     """Choose the device of this rank, which CUDA takes from now on."""
     gpus = torch.cuda.device_count()
     if config.device == "gpu" and not gpus:
@@ -110,7 +112,7 @@ def _device(config: RunConfig, local_rank: int) -> torch.device:
     return device
 
 
-def limit_waiting(seconds: float) -> None:
+def limit_waiting_time(seconds: float) -> None:
     """Let a rank fail from now on if it waits for the others for longer; setting up may take its
     time.
     """
@@ -121,12 +123,12 @@ def limit_waiting(seconds: float) -> None:
     set_timeout(datetime.timedelta(seconds=seconds), dist.group.WORLD)
 
 
-def leave() -> None:
+def leave_ranks() -> None:
     """Disconnect from the other ranks."""
     dist.destroy_process_group()
 
 
-def be_deterministic(seed: int, algorithms: bool) -> None:
+def seed_generators(seed: int, algorithms: bool) -> None:
     """Seed torch's generators; choose deterministic ``algorithms`` where there are any, as the
     study did for cuDNN.
     """
@@ -178,11 +180,11 @@ def lost_ranks_named() -> Iterator[None]:
             raise
         first_line = words.splitlines()[0].replace("GLHF! 🏖️", "").strip()
         raise LostRank(
-            f"another rank is lost ({first_line}); {launchers.AFTER_A_LOSS}"
+            f"another rank is lost ({first_line}); {launchers.LOST_RANK_HINT}"
         ) from error
 
 
-def end_the_world() -> None:
+def end_all_ranks() -> None:
     """End all ranks, where MPI started them; it would wait for a lost one. Elsewhere this one:
     launchers end the rest.
 
@@ -190,7 +192,7 @@ def end_the_world() -> None:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    if _is_under_mpi():
+    if _is_started_by_mpi():
         with contextlib.suppress(ImportError, RuntimeError):  # no mpi4py, or no MPI
             from mpi4py import MPI
 
@@ -203,7 +205,7 @@ class Interrupted(Exception):
     """Tell that the training was asked to stop; it can go on from its checkpoint."""
 
 
-class Request(enum.IntEnum):
+class RankRequest(enum.IntEnum):
     """Name what a rank wants of all ranks; the greatest of all requests counts."""
 
     NOTHING = 0
@@ -211,7 +213,7 @@ class Request(enum.IntEnum):
     STOP = 2  # after a checkpoint
 
 
-class Agreement:
+class RankAgreement:
     """Agree whether all ranks write a checkpoint, or stop: about once a second, at steps that
     all share by count.
 
@@ -230,9 +232,9 @@ class Agreement:
         self.left = 1
         self.last_s = time.monotonic()
         for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._ask)
+            signal.signal(number, self._note_request)
 
-    def _ask(self, _number: int, _frame) -> None:
+    def _note_request(self, _number: int, _frame) -> None:
         self.asked = True
 
     def is_due(self) -> bool:
@@ -240,11 +242,11 @@ class Agreement:
         self.left -= 1
         return self.left <= 0
 
-    def __call__(self, checkpoint_is_due: bool = False) -> Request:
+    def __call__(self, checkpoint_is_due: bool = False) -> RankRequest:
         """Return the greatest request of all ranks, which call it after the same step."""
-        request = Request.CHECKPOINT if checkpoint_is_due else Request.NOTHING
+        request = RankRequest.CHECKPOINT if checkpoint_is_due else RankRequest.NOTHING
         if self.asked or self.file.exists():
-            request = Request.STOP
+            request = RankRequest.STOP
         done = self.steps - self.left
         elapsed_s = max(time.monotonic() - self.last_s, 1e-6)
         steps = min(done * self.PERIOD_S / elapsed_s, 2 * self.steps, self.MAX_STEPS)
@@ -253,15 +255,15 @@ class Agreement:
         request, self.steps = values.tolist()
         self.left = self.steps
         self.last_s = time.monotonic()
-        return Request(request)
+        return RankRequest(request)
 
-    def during(self, batches: Iterable, common: int) -> Iterator:
+    def stoppable_batches(self, batches: Iterable, common: int) -> Iterator:
         """Give the batches of an evaluation; every rank has the first ``common``. Raises
         Interrupted at a stop.
         """
         for number, batch in enumerate(batches):
             yield batch
-            if number < common and self.is_due() and self() == Request.STOP:
+            if number < common and self.is_due() and self() == RankRequest.STOP:
                 raise Interrupted("during an evaluation")
 
 
@@ -289,7 +291,7 @@ def warm_up(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor]) ->
     Parameters are not changed (no optimizer step), buffers and random generators are put back.
     """
     buffers = [buffer.clone() for buffer in model.buffers()]
-    state = random_state()
+    state = read_random_state()
     compute_loss().backward()
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
@@ -298,7 +300,7 @@ def warm_up(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor]) ->
     restore_random_state(state)
 
 
-def random_state() -> list:
+def read_random_state() -> list:
     """Return the states of torch's generators, from which alone trainers draw: the CPU's, and
     the GPU's.
     """
@@ -318,18 +320,18 @@ def restore_random_state(states: list) -> None:
 # --------------------------------------------------------------------------- finding the others
 
 
-def _find(timeout: datetime.timedelta) -> tuple[int, int, int, dist.Store]:
+def _find_ranks(timeout: datetime.timedelta) -> tuple[int, int, int, dist.Store]:
     """Find rank, size, local rank, and the store through which the ranks meet."""
     if os.environ.keys() >= {"LOCAL_RANK", "MASTER_ADDR"}:
         # of torchrun
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
         return rank, size, int(os.environ["LOCAL_RANK"]), store
-    if _is_under_mpi():
-        return _rendezvous_by_mpi(timeout)
+    if _is_started_by_mpi():
+        return _meet_ranks_by_mpi(timeout)
     return 0, 1, 0, dist.HashStore()
 
 
-def _rendezvous_by_mpi(timeout: datetime.timedelta) -> tuple[int, int, int, dist.Store]:
+def _meet_ranks_by_mpi(timeout: datetime.timedelta) -> tuple[int, int, int, dist.Store]:
     """Open a port that the system chooses on rank 0; MPI tells the others."""
     from mpi4py import MPI
 
@@ -350,7 +352,7 @@ def _rendezvous_by_mpi(timeout: datetime.timedelta) -> tuple[int, int, int, dist
     return world.rank, world.size, local_rank, store
 
 
-def _is_under_mpi() -> bool:
+def _is_started_by_mpi() -> bool:
     """Tell whether MPI's launcher started this process, or perun, as one of several, MPI itself."""
     mpi = sys.modules.get("mpi4py.MPI")
     is_joined = mpi and mpi.Is_initialized() and not mpi.Is_finalized()
@@ -358,7 +360,7 @@ def _is_under_mpi() -> bool:
     return is_started or bool(is_joined and mpi.COMM_WORLD.size > 1)
 
 
-def pin_to_cores(world: World, config: RunConfig) -> None:
+def pin_rank_to_cores(world: World, config: RunConfig) -> None:
     """Give each rank cores of its own, if this process may use enough of them; loader workers
     stay with their rank.
     """

@@ -23,8 +23,8 @@ from energynn.train.batches import (
     OneBatch,
     Shard,
     make_loader,
-    outputs,
-    require_batches,
+    predict,
+    require_batch_count,
 )
 from energynn.train.distributed import World
 from energynn.train.session import Session
@@ -48,7 +48,7 @@ def main(
     sampler = Shard(training.sequences, shuffle=True, seed=config.seed, drop_last=True)
     loader = make_loader(training.sequences, sampler, config, world, drop_last=True)
     validation_loader = load_validation_shard(validation, config, world)
-    require_batches(loader, config.accumulation_steps)
+    require_batch_count(loader, config.accumulation_steps)
     if config.stays_on_device:
         loader = OneBatch(loader, next(iter(loader)).to(world.device))
     model = make_model(config, training.sequences.shape[2:], world, session.run_dir)
@@ -92,7 +92,7 @@ def main(
                 session.step_done(step_loss)
 
             with session.evaluation():
-                metrics, samples = evaluate_all(
+                metrics, samples = evaluate_all_splits(
                     model.module, test, validation_loader, session
                 )
             scheduler.step()
@@ -108,9 +108,9 @@ def load_splits(config: FourCastNetConfig) -> list[era5.Split | None]:
     steps = config.epoch().forward_steps
     if config.dataset == "era5":
         years = config.training_years, config.validation_years, config.test_years
-        return era5_store.load(data, steps, *years)
+        return era5_store.load_splits(data, steps, *years)
     if config.dataset == "synthetic":
-        training, test = era5.synthetic(steps)
+        training, test = era5.make_random_splits(steps)
     else:
         training, test = era5.load_ensemble(data / f"{config.dataset}.nc", steps)
     return [training, None, test]
@@ -179,7 +179,7 @@ def rollout_loss(
     state = batch[:, 0]
     loss = torch.zeros((), device=batch.device)
     for target in batch[:, 1:].unbind(dim=1):
-        state = outputs(model, state, precision)
+        state = predict(model, state, precision)
         loss = loss + relative_l2_loss(state, target)
     return loss
 
@@ -193,7 +193,7 @@ def relative_l2_loss(forecast: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate_all(
+def evaluate_all_splits(
     model: torch.nn.Module,
     test: era5.Split,
     validation_loader: DataLoader | None,
@@ -215,7 +215,9 @@ def evaluate_all(
             validation_samples // world.size // config.local_batch_size
         )
         loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
-        for batch in session.stop.during(validation_loader, batches_of_every_rank):
+        for batch in session.stop.stoppable_batches(
+            validation_loader, batches_of_every_rank
+        ):
             loss = rollout_loss(model, batch.to(world.device), config.precision)
             loss_sum += len(batch) * loss
         (loss_total,) = distributed.total([loss_sum.item()], world)
@@ -253,11 +255,11 @@ def evaluate(
         sequence = torch.from_numpy(test.sequences[index]).to(world.device)
         state = first = sequence[:1]
         for step, truth in enumerate(sequence[1:], start=1):
-            state = outputs(model, state, precision)
+            state = predict(model, state, precision)
             if step in test.scored_steps:
                 place = test.scored_steps.index(step)
-                sums[place, 0] += scores(state[0], truth, climatology, weights)
-                sums[place, 1] += scores(first[0], truth, climatology, weights)
+                sums[place, 0] += forecast_scores(state[0], truth, climatology, weights)
+                sums[place, 1] += forecast_scores(first[0], truth, climatology, weights)
     means = np.reshape(
         distributed.total(sums.flatten().tolist(), world), sums.shape
     ) / len(test.sequences)
@@ -277,7 +279,7 @@ def evaluate(
     return {name: float(value) for name, value in metrics.items()}
 
 
-def scores(
+def forecast_scores(
     forecast: Tensor, truth: Tensor, climatology: Tensor, weights: Tensor
 ) -> Tensor:
     """Compute latitude-weighted root mean square error and anomaly correlation coefficient, (2,
@@ -288,14 +290,14 @@ def scores(
     about their means (published code).
     """
 
-    def mean(product: Tensor) -> Tensor:
+    def weighted_mean(product: Tensor) -> Tensor:
         return (weights * product).mean(dim=(1, 2))
 
     forecast_anomaly = forecast - climatology
     true_anomaly = truth - climatology
-    rmse = mean((forecast_anomaly - true_anomaly) ** 2).sqrt()
+    rmse = weighted_mean((forecast_anomaly - true_anomaly) ** 2).sqrt()
     acc = (
-        mean(forecast_anomaly * true_anomaly)
-        / (mean(forecast_anomaly**2) * mean(true_anomaly**2)).sqrt()
+        weighted_mean(forecast_anomaly * true_anomaly)
+        / (weighted_mean(forecast_anomaly**2) * weighted_mean(true_anomaly**2)).sqrt()
     )
     return torch.stack([rmse, acc])

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from energynn.experiment.config import RunConfig
-from energynn.host.progress import meter
+from energynn.host.progress import progress_meter
 from energynn.measure.samples import Events
 
-PHASES = (
+PHASE_NAMES = (
     "data_loading",
     "host_to_device",
     "forward",
@@ -51,12 +51,12 @@ class PhaseTimer:
         # (phase, begin, end): ns, or events of the GPU's queue
         self.pending: list[tuple] = []
         self.file = open(Path(run_dir) / f"phases-rank{rank}.jsonl", "a", buffering=1)
-        self._write_line({"names": PHASES})
+        self._write_line({"names": PHASE_NAMES})
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         in_queue = self.on_gpu and not self.synchronous and phase != "data_loading"
-        now = _mark_in_queue if in_queue else self._now_ns
+        now = _record_cuda_event if in_queue else self._now_ns
         begin = now()
         try:
             yield
@@ -82,7 +82,7 @@ class PhaseTimer:
     def write(self) -> None:
         """Put the phases so far on disk; waits for the GPU, so call it where that is harmless."""
         if self.pending:
-            lines = self._on_one_clock()
+            lines = self._phases_on_one_clock()
             self.pending = []
             last_end = lines[0][1]
             entry: dict = {"t": last_end, "phase": [], "gap_us": [], "length_us": []}
@@ -91,21 +91,21 @@ class PhaseTimer:
                 length_us = (end - begin) // 1000
                 gap_us = (begin - last_end) // 1000
                 if length_us > 0:
-                    entry["phase"].append(PHASES.index(phase))
+                    entry["phase"].append(PHASE_NAMES.index(phase))
                     entry["gap_us"].append(gap_us)
                     entry["length_us"].append(length_us)
                     last_end += (gap_us + length_us) * 1000
             self._write_line(entry)
 
-    def _on_one_clock(self) -> list[tuple[str, int, int]]:
+    def _phases_on_one_clock(self) -> list[tuple[str, int, int]]:
         """Return the pending phases in ns of the monotonic clock."""
         if not self.on_gpu:
             return self.pending
-        now = _mark_in_queue()
+        now = _record_cuda_event()
         torch.cuda.synchronize()
         now_ns = time.monotonic_ns()
 
-        def instant(moment) -> int:
+        def instant_ns(moment) -> int:
             return (
                 moment
                 if isinstance(moment, int)
@@ -113,21 +113,22 @@ class PhaseTimer:
             )
 
         return [
-            (phase, instant(begin), instant(end)) for phase, begin, end in self.pending
+            (phase, instant_ns(begin), instant_ns(end))
+            for phase, begin, end in self.pending
         ]
 
     def _write_line(self, line: dict) -> None:
         self.file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
-def _mark_in_queue() -> torch.cuda.Event:
+def _record_cuda_event() -> torch.cuda.Event:
     """Record an event that tells when the GPU came to this place in its queue."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
-class Progress:
+class TrainingProgress:
     """Tell the person who waits, and who watches, how far the training is: rank 0 every two
     seconds.
 
@@ -141,7 +142,9 @@ class Progress:
         self.events = events
         batch = config.global_batch_size
         total = config.epochs * steps * batch
-        self.advance = meter(config.workload, total, "samples", first_step * batch)
+        self.advance = progress_meter(
+            config.workload, total, "samples", first_step * batch
+        )
 
     def step(self, epoch: int, step: int, loss: torch.Tensor) -> None:
         """Tell of a step, both counted from 0; the loss is read, which waits for the GPU, only
@@ -165,7 +168,7 @@ class Progress:
                 print(line, flush=True)
 
 
-def require_finite(losses: list[float], epoch: int, first_step: int) -> None:
+def require_finite_losses(losses: list[float], epoch: int, first_step: int) -> None:
     """Raise ValueError naming epoch and step, both from 1, if a loss of this epoch is not a
     finite number.
     """

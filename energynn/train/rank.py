@@ -13,18 +13,18 @@ from pathlib import Path
 from energynn.experiment import config as configuration
 from energynn.host import launchers
 from energynn.measure.sampler_process import start_sampler
-from energynn.measure.samples import Events, has_begun
-from energynn.train.distributed import Interrupted, LostRank, end_the_world
+from energynn.measure.samples import Events, has_samples
+from energynn.train.distributed import Interrupted, LostRank, end_all_ranks
 
 
-def run(folder: str | Path) -> None:
+def run_rank(folder: str | Path) -> None:
     """Train as run.json says; write raw files to a folder, that of the run or of a later segment.
 
     Ends all ranks if this one cannot go on, so that none waits for ever.
     """
     folder = Path(folder)
     run_dir = folder if (folder / "run.json").exists() else folder.parent
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, _stop_on_signal)
     status = "finished"
     reason = ""
     rank, _ = launchers.rank_and_size()
@@ -35,8 +35,8 @@ def run(folder: str | Path) -> None:
         # "auto" is what the launcher found; a torch that sees no GPU does not train on a core then
         found = {"device": intent["device_kind"].split()[0]}
         named = intent["workload"]  # by who started the run
-        config = configuration.from_dict(intent["config"] | found, named)
-        _train(config, folder, run_dir, intent.get("launcher"), rank)
+        config = configuration.config_from_dict(intent["config"] | found, named)
+        _train_between_idle_times(config, folder, run_dir, intent.get("launcher"), rank)
     except Interrupted as stop:
         # all ranks stop at the same step, so none waits for this one
         status = "interrupted"
@@ -56,10 +56,10 @@ def run(folder: str | Path) -> None:
         reason = f"cannot write its end: {error}"
     if status == "failed":
         print(f"energynn: rank {rank}: {reason}", file=sys.stderr, flush=True)
-        end_the_world()
+        end_all_ranks()
 
 
-def _train(
+def _train_between_idle_times(
     config: configuration.RunConfig,
     folder: Path,
     run_dir: Path,
@@ -68,9 +68,9 @@ def _train(
 ) -> None:
     """Train between two idle times; without perun the sampler is started here."""
     stop_sampler = None
-    if launcher in launchers.WITHOUT_PERUN:
+    if launcher in launchers.LAUNCHERS_WITHOUT_PERUN:
         stop_sampler, _ = start_sampler(folder, config.devices, [])
-    if not has_begun(folder, os.uname().nodename):
+    if not has_samples(folder, os.uname().nodename):
         # perun goes on without its sampler; we do not
         raise ValueError(
             "perun's sampler did not start: nothing would be measured; see `energynn doctor`"
@@ -87,5 +87,5 @@ def _train(
         stop_sampler()
 
 
-def _stop(number: int, _frame) -> None:
+def _stop_on_signal(number: int, _frame) -> None:
     raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")

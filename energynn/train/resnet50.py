@@ -19,18 +19,18 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import models, transforms
 
 from energynn.data import manifests
-from energynn.data.imagenet import images_read, list_images
+from energynn.data.imagenet import list_images, select_images_of_run
 from energynn.data.images import (
-    CENTRE_SHARE,
-    Images,
+    CENTRE_CROP_SHARE,
+    ImageDataset,
     centre_crop,
     load_with_pillow,
-    normalized,
+    normalize_images,
     random_crop,
 )
 from energynn.experiment.config import ResNet50Config
 from energynn.train import batches, distributed
-from energynn.train.batches import OneBatch, Shard, outputs, require_batches
+from energynn.train.batches import OneBatch, Shard, predict, require_batch_count
 from energynn.train.distributed import World
 from energynn.train.session import Session
 
@@ -58,8 +58,8 @@ def main(
     loader = make_loader(training, config, world, shuffle=True)
     validation_loader = make_loader(validation, config, world)
     training_evaluation_loader = make_loader(training, config, world)
-    require_batches(loader, config.accumulation_steps)
-    require_batches(validation_loader, 1)
+    require_batch_count(loader, config.accumulation_steps)
+    require_batch_count(validation_loader, 1)
     classes = len(training.listing.classes)
     model = make_model(classes, config, world)
     optimizer = make_optimizer(model, config)
@@ -71,7 +71,7 @@ def main(
     session.resume(loader, model=model.module, optimizer=optimizer, plateau=plateau)
     phase = session.phase
     with (
-        bad_images_told(session, training, validation),
+        report_bad_images(session, training, validation),
         session.measured(dataset_samples=len(training)),
     ):
         for epoch in session.epochs():
@@ -89,11 +89,11 @@ def main(
                 step_loss = 0.0
                 for batch, is_last in local_batches:
                     with phase("host_to_device"):
-                        images, labels = to_device(batch, config, world)
+                        images, labels = move_to_device(batch, config, world)
                     model.require_backward_grad_sync = is_last
                     with phase("forward"):
                         loss = F.cross_entropy(
-                            outputs(model, images, config.precision), labels
+                            predict(model, images, config.precision), labels
                         )
                         loss = loss / config.accumulation_steps
                     with phase("backward"):
@@ -104,7 +104,7 @@ def main(
                 session.step_done(step_loss)
 
             with session.evaluation():
-                metrics, samples = evaluate_all(
+                metrics, samples = evaluate_all_images(
                     model, validation_loader, training_evaluation_loader, epoch, session
                 )
             if epoch >= config.warmup_epochs:
@@ -113,7 +113,7 @@ def main(
     return session.finish({"classes": classes})
 
 
-def load_images(config: ResNet50Config) -> list[Images]:
+def load_images(config: ResNet50Config) -> list[ImageDataset]:
     """List training and validation images as the configuration selects and transforms them."""
     root = manifests.verify(config.dataset)
     if config.image_loading == "store" and not (root / "train.ppm").is_file():
@@ -121,28 +121,32 @@ def load_images(config: ResNet50Config) -> list[Images]:
             f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one"
         )
     listings = list_images(root)
-    indices = images_read(listings, config)
+    indices = select_images_of_run(listings, config)
     crops = ("random", config.validation_crop)
     return [
-        Images(listing, chosen, make_transform(config, crop), config.on_bad_image)
+        ImageDataset(
+            listing, chosen, make_image_transform(config, crop), config.on_bad_image
+        )
         for listing, chosen, crop in zip(listings, indices, crops, strict=True)
     ]
 
 
 @contextlib.contextmanager
-def bad_images_told(session: Session, *selected: Images) -> Iterator[None]:
+def report_bad_images(session: Session, *selected: ImageDataset) -> Iterator[None]:
     """Write an event that names the skipped images when the training ends or is stopped."""
     try:
         yield
     finally:
         if session.config.on_bad_image == "skip":
-            skipped = [place for images in selected for place in images.skipped()]
+            skipped = [
+                place for images in selected for place in images.skipped_images()
+            ]
             session.events.mark(
                 "bad_images", images_skipped=len(skipped), first=skipped[:10]
             )
 
 
-def make_transform(
+def make_image_transform(
     config: ResNet50Config, crop: str
 ) -> Callable[[bytes], torch.Tensor]:
     """Make the function from a file's bytes to a crop: "random" as in training, or "center".
@@ -159,7 +163,7 @@ def make_transform(
             cropped = partial(random_crop, size=size, scale_min=scale_min)
         steps = [cropped]
         if not config.uint8_to_device:
-            steps.append(partial(normalized, mean=CHANNEL_MEAN, std=CHANNEL_STD))
+            steps.append(partial(normalize_images, mean=CHANNEL_MEAN, std=CHANNEL_STD))
         return transforms.Compose(steps)
     if crop == "random":
         crops = [
@@ -168,7 +172,7 @@ def make_transform(
         ]
     else:
         crops = [
-            transforms.Resize(round(size / CENTRE_SHARE)),
+            transforms.Resize(round(size / CENTRE_CROP_SHARE)),
             transforms.CenterCrop(size),
         ]
     if config.uint8_to_device:
@@ -188,7 +192,7 @@ class SeededCrops(Dataset):
     So a training goes on from a checkpoint with the very images that it would have seen.
     """
 
-    def __init__(self, images: Images, seed: int):
+    def __init__(self, images: ImageDataset, seed: int):
         self.images = images
         self.seed = seed
 
@@ -203,7 +207,7 @@ class SeededCrops(Dataset):
 
 
 def make_loader(
-    images: Images, config: ResNet50Config, world: World, shuffle: bool = False
+    images: ImageDataset, config: ResNet50Config, world: World, shuffle: bool = False
 ) -> DataLoader | OneBatch:
     """Load this rank's share in batches; what fills no batch on every rank is left out (study's
     code: drop_last), and in the evaluation, too, where one batch stays on the device.
@@ -216,11 +220,11 @@ def make_loader(
     is_whole = shuffle or config.stays_on_device
     loader = batches.make_loader(crops, sampler, config, world, drop_last=is_whole)
     if config.stays_on_device and len(loader):
-        return OneBatch(loader, to_device(next(iter(loader)), config, world))
+        return OneBatch(loader, move_to_device(next(iter(loader)), config, world))
     return loader
 
 
-def to_device(
+def move_to_device(
     batch, config: ResNet50Config, world: World
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Bring images and labels of a batch to the device, images normalized and in their memory
@@ -230,7 +234,7 @@ def to_device(
         part.to(world.device, non_blocking=config.pinned_memory) for part in batch
     )
     if images.dtype == torch.uint8:
-        images = normalized(images, CHANNEL_MEAN, CHANNEL_STD)
+        images = normalize_images(images, CHANNEL_MEAN, CHANNEL_STD)
     memory_format = (
         torch.channels_last if config.channels_last else torch.contiguous_format
     )
@@ -277,14 +281,14 @@ def warm_up(
     pixels = torch.zeros(
         config.local_batch_size, 3, config.image_size, config.image_size
     )
-    images, labels = to_device(
+    images, labels = move_to_device(
         (pixels, torch.zeros(config.local_batch_size, dtype=torch.int64)), config, world
     )
     distributed.warm_up(
-        model, lambda: F.cross_entropy(outputs(model, images, config.precision), labels)
+        model, lambda: F.cross_entropy(predict(model, images, config.precision), labels)
     )
     if config.compile:
-        evaluate(model, [(images, labels)], config, world)
+        evaluate_images(model, [(images, labels)], config, world)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -303,7 +307,7 @@ def warmup_learning_rate(epoch: float, config: ResNet50Config) -> float:
     return config.warmup_start + share * (target - config.warmup_start)
 
 
-def evaluate_all(
+def evaluate_all_images(
     model: torch.nn.Module,
     validation: DataLoader,
     training: DataLoader,
@@ -317,21 +321,21 @@ def evaluate_all(
     """
     config = session.config
 
-    def evaluated(loader, crops: int) -> tuple[dict[str, float], int]:
+    def evaluate_loader(loader, crops: int) -> tuple[dict[str, float], int]:
         loader.sampler.set_epoch(crops)
-        heard = session.stop.during(loader, len(loader))
-        return evaluate(model, heard, config, session.world)
+        heard = session.stop.stoppable_batches(loader, len(loader))
+        return evaluate_images(model, heard, config, session.world)
 
-    metrics, samples = evaluated(validation, epoch)
+    metrics, samples = evaluate_loader(validation, epoch)
     if config.evaluate_training_set:
-        again, more = evaluated(training, config.epochs + epoch)
+        again, more = evaluate_loader(training, config.epochs + epoch)
         metrics["top1_error_training"] = again["top1_error"]
         samples += more
     return metrics, samples
 
 
 @torch.no_grad()
-def evaluate(
+def evaluate_images(
     model: torch.nn.Module, loader: Iterable, config: ResNet50Config, world: World
 ) -> tuple[dict[str, float], int]:
     """Compute mean loss, top-1 and top-5 error (0..1) over the samples of all ranks, and their
@@ -343,8 +347,8 @@ def evaluate(
     ).unbind()
     count = 0
     for batch in loader:
-        images, labels = to_device(batch, config, world)
-        logits = outputs(model, images, config.precision)
+        images, labels = move_to_device(batch, config, world)
+        logits = predict(model, images, config.precision)
         loss_sum += F.cross_entropy(logits, labels, reduction="sum")
         wrong += (logits.argmax(dim=1) != labels).sum()
         best = min(5, logits.shape[1])

@@ -18,8 +18,8 @@ from energynn.experiment.config import RunConfig
 from energynn.measure.samples import Events
 from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights
-from energynn.train.distributed import Agreement, Interrupted, Request
-from energynn.train.phases import PhaseTimer, Progress, require_finite
+from energynn.train.distributed import Interrupted, RankAgreement, RankRequest
+from energynn.train.phases import PhaseTimer, TrainingProgress, require_finite_losses
 
 
 class Session:
@@ -38,7 +38,7 @@ class Session:
         self.config = config
         self.run_dir = Path(run_dir)
         self.folder = Path(folder or run_dir)
-        self.world = distributed.join(config)
+        self.world = distributed.join_ranks(config)
         self.events = Events(self.folder, self.world.rank)
         self.events.mark("rank_start", **self.world.describe())
 
@@ -68,7 +68,7 @@ class Session:
         )
         self.losses: list[float] = own["losses"]  # of this rank, one for each step
         self.samples_evaluated: int = own["samples_evaluated"]
-        self.stop = Agreement(world, self.folder)
+        self.stop = RankAgreement(world, self.folder)
         # losses on their way from the GPU, since the last agreement
         self._unread: list[torch.Tensor] = []
         self.next_step = 0.0  # before which none begins
@@ -81,21 +81,23 @@ class Session:
         distributed.barrier(self.world)  # a GPU has nothing left to do
         self.events.be_idle("ready", self.config.idle_ready_s)
         distributed.barrier(self.world)
-        distributed.limit_waiting(self.config.collective_timeout_s)
+        distributed.limit_waiting_time(self.config.collective_timeout_s)
         samples_done = self.optimizer_steps * self.config.global_batch_size
         self.events.mark(
             "training_start", dataset_samples=dataset_samples, samples_done=samples_done
         )
         # its rate does not count the set-up, nor what was idle
         teller = self.events if self.world.rank == 0 else None
-        self.progress = Progress(
+        self.progress = TrainingProgress(
             self.config, self.steps_per_epoch, self.optimizer_steps, teller
         )
         yield
         distributed.barrier(self.world)
         passes = self.optimizer_steps * self.config.accumulation_steps
         counts = (
-            self._counts() | {"forward_backward_passes": passes} | self.world.memory()
+            self._training_counts()
+            | {"forward_backward_passes": passes}
+            | self.world.memory()
         )
         self.events.mark("training_end", **counts, metrics=self.metrics)
         self.phase.write()
@@ -144,11 +146,11 @@ class Session:
         if self.stop.is_due() or step == self.steps_per_epoch - 1:
             request = self.stop(self.checkpoints.is_due())
             losses = torch.stack(self._unread).tolist()
-            require_finite(losses, epoch, first_step=step + 1 - len(losses))
+            require_finite_losses(losses, epoch, first_step=step + 1 - len(losses))
             self.losses += losses
             self._unread.clear()
             if request:
-                self._save(request)
+                self._save_checkpoint(request)
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -159,7 +161,7 @@ class Session:
             with self.phase("evaluation"):
                 yield
         except Interrupted:
-            self._save(Request.STOP)
+            self._save_checkpoint(RankRequest.STOP)
 
     def epoch_done(
         self, metrics: dict[str, float], samples_evaluated: int, learning_rate: float
@@ -176,7 +178,9 @@ class Session:
                 "epochs": self.config.epochs,
             }
             means = {"training_loss": training_loss, "learning_rate": learning_rate}
-            self.events.mark("epoch", **epoch, **means, **self._counts(), **metrics)
+            self.events.mark(
+                "epoch", **epoch, **means, **self._training_counts(), **metrics
+            )
         # reads the GPU's events of this epoch, so that they do not pile up
         self.phase.write()
 
@@ -190,17 +194,17 @@ class Session:
             )
             self.events.mark("weights_saved", file="weights.pt", sha256=digest)
         self.checkpoints.remove()
-        distributed.leave()
+        distributed.leave_ranks()
         return self.losses
 
-    def _counts(self) -> dict[str, int]:
+    def _training_counts(self) -> dict[str, int]:
         return {
             "samples_trained": self.optimizer_steps * self.config.global_batch_size,
             "samples_evaluated": self.samples_evaluated,
             "optimizer_steps": self.optimizer_steps,
         }
 
-    def _save(self, request: Request) -> None:
+    def _save_checkpoint(self, request: RankRequest) -> None:
         with self.phase("checkpoint"):
             for file in (self.events.file, self.phase.file):
                 # must not be lost where the checkpoint is not
@@ -211,9 +215,9 @@ class Session:
                 samples_evaluated=self.samples_evaluated,
             )
         self.phase.write()
-        if request == Request.STOP:
+        if request == RankRequest.STOP:
             # a thread of gloo that still has work aborts a process that is ending
-            distributed.leave()
+            distributed.leave_ranks()
             all_steps = self.config.epochs * self.steps_per_epoch
             raise Interrupted(
                 f"checkpoint after {self.optimizer_steps} of {all_steps} steps"

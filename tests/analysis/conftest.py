@@ -62,7 +62,9 @@ def write_run(
     stage = settings.get("stage", "")
     devices, repeat = settings["devices"], settings["repeat"]
     kind = "-".join(filter(None, (configuration.workload, stage, f"n{devices}")))
-    name = f"{kind}-lbs{settings['local_batch_size']}-{config.digest(settings)[:8]}"
+    name = (
+        f"{kind}-lbs{settings['local_batch_size']}-{config.json_digest(settings)[:8]}"
+    )
     run_dir = runs_dir / configuration.system / name
     run_dir.mkdir(parents=True)
     is_tuning = stage == "finetune"
@@ -94,7 +96,7 @@ def write_run(
         "valid": True,
         "started_at": "2026-01-01T00:00:00Z",
         "config": settings,
-        "config_digest": config.digest(settings),
+        "config_digest": config.json_digest(settings),
         "data_digest": "0",
         "device_kind": "cpu core",
         "device_name": "synthetic core",
@@ -263,8 +265,8 @@ def executed(tmp_path_factory):
                     execute(
                         notebook, runs_dir=str(folder / "runs"), build_dir=str(folder)
                     )
-                numbers.colophon(folder)
-                numbers.merge(folder)
+                numbers.write_colophon(folder)
+                numbers.merge_tables(folder)
         return folder
 
     return execute_once

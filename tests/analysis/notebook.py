@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import altair as alt
 
 from energynn.host.files import REPOSITORY
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 
 
 def execute(name: str, **parameters) -> dict:
@@ -19,9 +19,10 @@ def execute(name: str, **parameters) -> dict:
     returns its globals.
 
     What a cell shows at its end is asked for its ``repr``. Charts are not drawn for that:
-    ``theme.save`` draws them. Raises ValueError for a parameter that the notebook does not have.
+    ``theme.save_chart`` draws them. Raises ValueError for a parameter that the notebook does not
+    have.
     """
-    cells = json_table(REPOSITORY / "notebooks" / f"{name}.ipynb")["cells"]
+    cells = read_json(REPOSITORY / "notebooks" / f"{name}.ipynb")["cells"]
     namespace = {"__name__": "__main__", "display": _display}
     where = os.getcwd()
     theme = alt.theme.active

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests.analysis.notebook import execute
 
 
@@ -13,7 +13,7 @@ def left(tmp_path_factory):
     """Execute notebook 60: its globals, and the numbers as told."""
     folder = tmp_path_factory.mktemp("added")
     left = execute("60_energy_against_gpu_hours", build_dir=str(folder))
-    told = json_table(folder / "numbers" / "60_energy_against_gpu_hours.json")
+    told = read_json(folder / "numbers" / "60_energy_against_gpu_hours.json")
     return left | {"told": told}
 
 

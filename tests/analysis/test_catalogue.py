@@ -21,12 +21,12 @@ def runs_dir(tmp_path, monkeypatch):
     run = config.make("resnet50", repeat=9)
     write_run(tmp_path, run, config={"command": "python a.py"}, run_id="a", **COMMAND)
     files = f"runs/README.md\nruns/local/{folders[0].name}/record.json"
-    monkeypatch.setattr(machine, "git", lambda *words: files)
+    monkeypatch.setattr(machine, "call_git", lambda *words: files)
     return tmp_path
 
 
 def test_each_run_is_one_point_and_mine_are_those_that_git_does_not_have(runs_dir):
-    points = catalogue.points(runs_dir)
+    points = catalogue.tabulate_points(runs_dir)
     published = points.query("origin == 'published'")
     assert len(published) == 28 and points["run"].is_unique
     assert (published["run_dir"] == "").all() and not published["is_mine"].any()
@@ -41,7 +41,9 @@ def test_each_run_is_one_point_and_mine_are_those_that_git_does_not_have(runs_di
 
 
 def test_a_point_tells_the_scatter_of_its_repeats_in_small_units(runs_dir):
-    own = catalogue.points(runs_dir).query("workload == 'resnet50' and run_dir != ''")
+    own = catalogue.tabulate_points(runs_dir).query(
+        "workload == 'resnet50' and run_dir != ''"
+    )
     # 20 W over 60, 66 and 72 s
     assert {*own["energy"]} == {"0.333 Wh", "0.367 Wh", "0.4 Wh"}
     assert {*own["repeats"]} == {"3: 0.367 Wh +- 9.1 %"}
@@ -53,6 +55,6 @@ def test_a_run_that_is_left_out_is_named_with_its_reason(runs_dir):
     run = config.make("resnet50", repeat=8)
     reasons = {"valid": False, "invalid_reasons": ["two samples"]}
     write_run(runs_dir, run, run_id="b", **reasons, **COMMAND)
-    points = catalogue.points(runs_dir)
+    points = catalogue.tabulate_points(runs_dir)
     (reason,) = points.attrs["excluded"]
     assert "two samples" in reason and "b" not in set(points["run"])

@@ -14,7 +14,7 @@ from tests.analysis.conftest import write_replica, write_study
 from tests.processes import answer, told
 from tests.run_files import text_of
 
-ENTRIES, RESTATED = claims.read("claim"), claims.read("restated")
+ENTRIES, RESTATED = claims.read_claims("claim"), claims.read_claims("restated")
 ENTRY = {one["id"]: one for one in ENTRIES}
 FIELDS = {
     "quantity",
@@ -46,7 +46,7 @@ def verdicts(found):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     runs_dir = tmp_path_factory.mktemp("replica")
-    return claims.evaluate(write_replica(runs_dir, series="R1 R4 R6 F1 F4"))
+    return claims.evaluate_claims(write_replica(runs_dir, series="R1 R4 R6 F1 F4"))
 
 
 def column(found, name):
@@ -60,7 +60,9 @@ def judged(found):
 
 
 def world(energy, hours, series="R4", **columns):
-    """Rows of ``observations.means`` with known energies and hours, each on more GPUs."""
+    """Rows of ``observations.means_of_configurations`` with known energies and hours, each on more
+    GPUs.
+    """
     rows = pd.DataFrame({"energy_total_kWh": energy, "gpu_hours": hours})
     rows["energy_per_gpu_hour_kW"] = rows["energy_total_kWh"] / rows["gpu_hours"]
     about = {"run": rows.index, "devices": 4 + rows.index, "repeats": 1, "copies": ""}
@@ -73,7 +75,9 @@ def test_entries_are_plain():
     ids = [one["id"] for one in [*ENTRIES, *RESTATED]]
     assert len(ids) == len(set(ids)) == 144
     named = [
-        name for erratum in published.errata() for name in erratum.get("claims", [])
+        name
+        for erratum in published.read_errata()
+        for name in erratum.get("claims", [])
     ]
     assert set(named) <= set(ids)
     for one in ENTRIES:
@@ -92,7 +96,7 @@ def test_entries_are_plain():
         if "quantity" in one:
             assert one["quantity"] in observations.QUANTITIES
             assert ("range" in one) != ("expect" in one), one["id"]
-            assert set(one.get("series", [])) <= set(published.series()), one["id"]
+            assert set(one.get("series", [])) <= set(published.read_series()), one["id"]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +344,7 @@ def test_own_runs_are_judged_in_a_column_of_their_own(found):
 @pytest.mark.parametrize("provenance", ["estimated", "simulated"])
 def test_what_is_not_measured_never_supports(tmp_path, provenance):
     verdict = verdicts(
-        claims.evaluate(write_replica(tmp_path, provenance, series="R1 R4"))
+        claims.evaluate_claims(write_replica(tmp_path, provenance, series="R1 R4"))
     )
     of_energy = [one["id"] for one in ENTRIES if "energy" in one.get("quantity", "")]
     assert not set(verdict) & set(of_energy)
@@ -350,7 +354,7 @@ def test_what_is_not_measured_never_supports(tmp_path, provenance):
 
 
 def test_small_runs_on_a_cpu_are_no_evidence(tmp_path):
-    found = claims.evaluate(write_study(tmp_path, "measured"))
+    found = claims.evaluate_claims(write_study(tmp_path, "measured"))
     assert verdicts(found) == {}
 
 
@@ -364,9 +368,9 @@ def test_the_command_prints_the_ledger(tmp_path):
 
 
 def test_an_interval_is_from_units_or_from_repeats():
-    _, low, high = claims.intervals(np.array([0.1, 0.2, 0.3]), 9.0, 2)
+    _, low, high = claims.confidence_intervals(np.array([0.1, 0.2, 0.3]), 9.0, 2)
     assert high - low == pytest.approx(2 * A95 * 0.1 / 3**0.5, rel=1e-3)
-    _, low, high = claims.intervals(np.array([0.1, 0.2]), 0.05, 2)
+    _, low, high = claims.confidence_intervals(np.array([0.1, 0.2]), 0.05, 2)
     assert high - low == pytest.approx(np.full(2, 2 * A95 * 0.05), rel=1e-3)
 
 
@@ -377,7 +381,9 @@ def test_one_of_two_series_outside_does_not_contradict_but_every_run_does():
         (slice(None), {"expect": "same", "every": True}, "contradicted"),
         (slice(1, None), {"expect": "differs"}, "supported"),
     ):
-        found = claims.decide(low[slices], high[slices], test, claims.THRESHOLD)
+        found = claims.decide(
+            low[slices], high[slices], test, claims.DIFFERENCE_THRESHOLD
+        )
         assert found == verdict
 
 
@@ -392,14 +398,14 @@ def test_in_worlds_with_known_truth_intervals_hold_95_percent_and_verdicts_are_r
     random = np.random.default_rng(units * 100 + freedom)
     value = random.normal(0, 0.036, (worlds, units))
     error = 0.036 * np.sqrt(random.chisquare(freedom, (worlds, 1)) / freedom)
-    _, low, high = claims.intervals(value, error, freedom)
+    _, low, high = claims.confidence_intervals(value, error, freedom)
     near = 0.01 if worlds == 4000 else 0.035
     assert ((low <= 0) & (high >= 0)).mean() == pytest.approx(0.95, abs=near)
     if freedom == 2:  # what normal quantiles would have held
         assert (abs(value) < 1.96 * error).mean() == pytest.approx(0.81, abs=2 * near)
     for expect, edge in (("up", 0), ("same", np.log(1.1)), ("much down", -np.log(1.1))):
         verdict = claims.decide(
-            low + edge, high + edge, {"expect": expect}, claims.THRESHOLD
+            low + edge, high + edge, {"expect": expect}, claims.DIFFERENCE_THRESHOLD
         )
         for wrong in ("supported", "contradicted"):
             assert (verdict == wrong).mean() < (0.05 if worlds == 4000 else 0.07)

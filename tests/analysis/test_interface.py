@@ -9,7 +9,7 @@ import pytest
 import energynn
 from energynn import records
 from energynn.host import files
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests.conftest import POWER_W, TRAINING_S, write_runs
 from tests.processes import answer, refused
 from tests.run_files import edit
@@ -38,7 +38,7 @@ def test_own_and_published_runs_are_one_table_with_units(two_runs):
 
 def test_a_measured_command_is_in_the_table_as_what_it_is(two_runs, tmp_path):
     folder = two_runs[0]
-    record = json_table(folder / "record.json")
+    record = read_json(folder / "record.json")
     record |= {
         "workload": "command",
         "run_id": "sleep-1",
@@ -96,7 +96,7 @@ def test_the_commands_show_and_export(two_runs, tmp_path):
 
 def test_own_runs_are_a_table_a_row_each_also_those_that_failed(two_runs, tmp_path):
     good, bad = two_runs
-    records.build(bad, "failed", "rank 1: the disk is full")
+    records.save_record(bad, "failed", "rank 1: the disk is full")
     dead = tmp_path / "runs" / "local" / "dead"
     dead.mkdir()
     files.write_json(dead / "run.json", {})
@@ -126,7 +126,7 @@ def test_own_runs_are_a_table_a_row_each_also_those_that_failed(two_runs, tmp_pa
 def test_a_workload_of_ones_own_stands_beside_the_study(two_runs, tmp_path):
     """On one and two devices it is a series, which has its name; nothing else changes."""
     for folder, devices in zip(two_runs, (1, 2), strict=True):
-        record = json_table(folder / "record.json")
+        record = read_json(folder / "record.json")
         record |= {"workload": "words", "system": "local", "devices": devices}
         record["config"] |= {"workload": "words", "system": "local", "devices": devices}
         files.write_json(

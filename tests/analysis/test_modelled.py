@@ -10,8 +10,12 @@ from energynn.forecast import predict
 
 def test_curves_are_forecasts():
     fit = fits.published("resnet50", "horeka-a100")
-    told = predict.rows(fit, studies.PAPER["R1"]("horeka-a100"))
-    r1 = modelled.load("resnet50").query("series == 'R1'").set_index("quantity")
+    told = predict.forecasts(fit, studies.PAPER_STUDIES["R1"]("horeka-a100"))
+    r1 = (
+        modelled.load_forecasts("resnet50")
+        .query("series == 'R1'")
+        .set_index("quantity")
+    )
     for name, quantity in (
         ("gpu_hours", "gpu_hours"),
         ("energy_kWh", "energy_total_kWh"),
@@ -24,7 +28,7 @@ def test_curves_are_forecasts():
 
 
 def test_the_model_is_silent_where_no_published_run_tells():
-    rows = modelled.load("fourcastnet")
+    rows = modelled.load_forecasts("fourcastnet")
     # fine-tuning has another stage
     assert set(rows["series"]) == {"F1", "F3", "F4", "F5"}
     assert rows.groupby("series")["devices"].max().to_dict() == {

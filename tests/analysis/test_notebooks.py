@@ -13,7 +13,7 @@ from energynn.experiment import published_values
 from energynn.forecast import fit as fits
 from energynn.forecast import scaling_cost
 from energynn.host.files import REPOSITORY
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests.analysis.conftest import write_study
 from tests.analysis.notebook import execute
 from tests.processes import printed
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(900)
 def built(executed):
     """Make a build folder by all analysis notebooks with own runs, and read the numbers in it."""
     folder = executed("with own runs", write_study)
-    return folder, json_table(folder / "numbers.json")
+    return folder, read_json(folder / "numbers.json")
 
 
 def test_papermill_executes_a_notebook(tmp_path):
@@ -47,9 +47,9 @@ def test_papermill_executes_a_notebook(tmp_path):
 def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     folder, merged = built
     figures = {path.name for path in (folder / "figures").iterdir()}
-    for name in paper.figures((paper.PAPER / "energynn.typ").read_text()):
+    for name in paper.list_figures((paper.PAPER_FOLDER / "energynn.typ").read_text()):
         assert {f"{name}.svg", f"{name}.png", f"{name}.pdf"} <= figures
-    pdf, supplement = paper.compile(folder)
+    pdf, supplement = paper.compile_manuscripts(folder)
     assert supplement.name == "supplement.pdf" and supplement.stat().st_size > 20_000
     assert pdf.read_bytes().startswith(b"%PDF")
     # as `forecast plan` says it of the same function (tests/forecast/test_plan.py)
@@ -59,7 +59,7 @@ def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     # The slope of all published ResNet50 rows, computed here once more by its closed form.
     known = [
         (run["gpu_hours"], run["energy_total_kWh"])
-        for run in published_values.costs()
+        for run in published_values.printed_costs()
         if run["workload"] == "resnet50"
     ]
     assert len(known) == 17
@@ -85,7 +85,7 @@ def test_lettering_of_figures_is_8_pt_in_print(built):
     folder, _ = built
     for path in (folder / "figures").glob("*.svg"):
         drawn = path.read_text()
-        page_px = 240 / 0.625 if path.stem == "what_is_public" else theme.PAGE_px
+        page_px = 240 / 0.625 if path.stem == "what_is_public" else theme.PAGE_WIDTH_px
         width_px = float(re.search(r'viewBox="0 0 ([\d.]+)', drawn)[1])
         shrinks = min(1, page_px / width_px)
         sizes = [float(px) for px in re.findall(r'font-size="([\d.]+)px"', drawn)]
@@ -107,7 +107,7 @@ def test_numbers_name_the_rows_they_rest_on(built):
 def test_all_that_the_manuscripts_ask_for_is_there(built):
     """Also what they ask only where there are own runs of a kind."""
     _, merged = built
-    manuscript = "".join(path.read_text() for path in paper.MANUSCRIPTS.values())
+    manuscript = "".join(path.read_text() for path in paper.MANUSCRIPT_SOURCES.values())
     asked = r'\b(num|value|range)\("([^"]+)", "([^"]+)"(?:, "([^"]+)")?'
     places = re.findall(asked, manuscript)
     assert len(places) > 100
@@ -119,12 +119,12 @@ def test_all_that_the_manuscripts_ask_for_is_there(built):
 def test_first_cells_give_the_answers(built):
     """Each number is followed by its place in numbers.json: 0.284<!--slope[R4][value]-->."""
     _, merged = built
-    answers = tomllib.loads((paper.PAPER / "results.toml").read_text())
+    answers = tomllib.loads((paper.PAPER_FOLDER / "results.toml").read_text())
     for one in answers["result"] + answers["answer"]:
         path = REPOSITORY / f"notebooks/{one['notebook']}.ipynb"
-        first, *_ = json_table(path)["cells"]
+        first, *_ = read_json(path)["cells"]
         marked = re.sub(r"\{([^:}]+).*?\}", r"\g<0><!--\1-->", one["answer"])
-        answer = f"**{one['question']}** {numbers.filled(marked, merged)}"
+        answer = f"**{one['question']}** {numbers.fill_sentence(marked, merged)}"
         assert answer in "".join(first["source"]), (
             f"the first cell of {one['notebook']} should say: {answer}"
         )
@@ -140,9 +140,9 @@ SAID = {
 def test_sentences_of_readme_and_abstract_say_what_their_numbers_hold_for(built):
     """Each is printed with the conditions of its numbers; `pytest -s` shows them."""
     _, merged = built
-    answers = tomllib.loads((paper.PAPER / "results.toml").read_text())["result"]
+    answers = tomllib.loads((paper.PAPER_FOLDER / "results.toml").read_text())["result"]
     asked = [(one["answer"], r"\{([^\[}]+)\[([^\]]+)\]") for one in answers]
-    manuscript = paper.MANUSCRIPTS["paper.pdf"].read_text()
+    manuscript = paper.MANUSCRIPT_SOURCES["paper.pdf"].read_text()
     abstract = re.search(r"abstract: \[\n(.*?)\n  \],", manuscript, re.DOTALL)[1]
     for sentence in re.split(r"(?<=[.*])\s+(?=[A-Z#])", abstract):
         asked.append((sentence, r'#(?:num|range)\("([^"]+)", "([^"]+)"'))

@@ -8,7 +8,7 @@ import pytest
 import typst
 
 from energynn.analysis import numbers, paper
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests.processes import refused
 
 ABOUT = dict(unit="kW", source="R4 n=4", provenance="published", holds_for="R4")
@@ -16,15 +16,15 @@ ABOUT = dict(unit="kW", source="R4 n=4", provenance="published", holds_for="R4")
 
 def saved(folder, table, notebook="10_a", **about) -> dict:
     numbers.save_tables(notebook, {"slope": table}, folder, **about)
-    return json_table(folder / "numbers" / f"{notebook}.json")["slope"]
+    return read_json(folder / "numbers" / f"{notebook}.json")["slope"]
 
 
 def test_tables_are_merged_in_order(tmp_path):
     numbers.save_tables("20_b", {"width": {"R4": {"value": 1}}}, tmp_path, **ABOUT)
     table = pd.DataFrame({"value": [np.float64(0.26583)]}, ["R4"])
     numbers.save_tables("10_a", {"slope": table}, tmp_path, **ABOUT)
-    numbers.merge(tmp_path)
-    merged = json_table(tmp_path / "numbers.json")
+    numbers.merge_tables(tmp_path)
+    merged = read_json(tmp_path / "numbers.json")
     assert list(merged) == ["slope", "width"]
     expected = {"value": 0.26583, "notebook": "10_a"}
     assert merged["slope"] == {"R4": ABOUT | expected}
@@ -73,33 +73,38 @@ def test_a_row_without_unit_source_provenance_or_condition_is_refused(tmp_path, 
 
 
 def test_the_least_certain_provenance_counts():
-    assert numbers.weakest(["measured", "estimated", "simulated"]) == "simulated"
-    assert numbers.weakest(["measured", "estimated"]) == "estimated"
-    assert numbers.weakest([]) == "measured"
+    assert (
+        numbers.weakest_provenance(["measured", "estimated", "simulated"])
+        == "simulated"
+    )
+    assert numbers.weakest_provenance(["measured", "estimated"]) == "estimated"
+    assert numbers.weakest_provenance([]) == "measured"
 
 
 def test_a_table_of_one_name_in_two_notebooks_is_an_error(tmp_path):
     for notebook in ("a", "b"):
         saved(tmp_path, {"R4": {"value": 1}}, notebook, **ABOUT)
-    refused("b.json: slope is another's table; rename", numbers.merge, tmp_path)
+    refused("b.json: slope is another's table; rename", numbers.merge_tables, tmp_path)
 
 
 def test_colophon_names_commit_and_versions(tmp_path):
-    numbers.colophon(tmp_path)
-    numbers.merge(tmp_path)
+    numbers.write_colophon(tmp_path)
+    numbers.merge_tables(tmp_path)
     written = (tmp_path / "numbers.json").read_bytes()
     build = json.loads(written)["colophon"]["build"]
     assert build["version_typst"] and build["build_cores"] >= 1
     assert "git_commit" in build
-    numbers.colophon(tmp_path)
-    numbers.merge(tmp_path)
+    numbers.write_colophon(tmp_path)
+    numbers.merge_tables(tmp_path)
     assert (tmp_path / "numbers.json").read_bytes() == written
 
 
 def test_a_sentence_is_filled_with_numbers():
     tables = {"slope": {"R4": {"low": -0.266, "runs": 9}}}
     sentence = "of {slope[R4][runs]} runs: {slope[R4][low]:.2f}–top-1"
-    assert numbers.filled(sentence, tables) == "of 9 runs: \N{MINUS SIGN}0.27–top-1"
+    assert (
+        numbers.fill_sentence(sentence, tables) == "of 9 runs: \N{MINUS SIGN}0.27–top-1"
+    )
 
 
 PRINTED = [
@@ -128,11 +133,11 @@ def asked(tmp_path):
     }
     rows["model"] = {"value": 1.5, "provenance": "simulated", "runs": 3}
     numbers.save_tables("a", {"slope": rows}, tmp_path, **ABOUT)
-    numbers.merge(tmp_path)
+    numbers.merge_tables(tmp_path)
 
     def ask(code: str):
         manuscript = tmp_path / "asking.typ"
-        source = paper.PAPER / "numbers.typ"
+        source = paper.PAPER_FOLDER / "numbers.typ"
         manuscript.write_text(f'#import "{source}": *\n#metadata({code})<it>')
         options = dict(root="/", sys_inputs={"build": str(tmp_path)}, field="value")
         return json.loads(typst.query(manuscript, "<it>", **options))[0]

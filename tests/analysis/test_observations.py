@@ -25,7 +25,7 @@ def test_times_of_a_run_with_estimated_energy_are_measured(tmp_path):
     expected = {"energy_total_kWh": "estimated", "mean_power_cpu_socket_W": "estimated"}
     expected |= {"training_time_h": "measured", "top1_error_percent": "measured"}
     for quantity, provenance in expected.items():
-        assert set(observations.bounds(own, quantity)["provenance"]) == {provenance}
+        assert set(observations.std_bounds(own, quantity)["provenance"]) == {provenance}
 
 
 def test_published_runs_are_there_without_any_record(tmp_path):
@@ -35,7 +35,7 @@ def test_published_runs_are_there_without_any_record(tmp_path):
     }
     counts = table.groupby("series").size()
     assert counts[["R4", "R5", "R6", "T1", "F1", "F3"]].to_list() == [9, 5, 4, 6, 3, 2]
-    assert len(observations.distinct(table)) == 28
+    assert len(observations.distinct_runs(table)) == 28
     one = table[(table["series"] == "R4") & (table["devices"] == 256)].iloc[0]
     assert one["training_time_h"] == pytest.approx(113.48748437500001 / 256)
     assert one["energy_per_dataset_sample_Wh"] == pytest.approx(
@@ -71,7 +71,7 @@ def test_own_runs_belong_to_the_studys_series(replica):
 
 
 def test_means_over_repeats_and_their_spread(replica):
-    means = observations.means(replica)
+    means = observations.means_of_configurations(replica)
     alike = "origin == 'own' and series == 'R1' and devices == 8"
     runs = replica.query(alike)
     (one,) = means.query(alike).to_dict("records")
@@ -80,7 +80,7 @@ def test_means_over_repeats_and_their_spread(replica):
     assert one["training_time_h_std"] == pytest.approx(
         runs["training_time_h"].std(ddof=1)
     )
-    bars = observations.bounds(means, "training_time_h")
+    bars = observations.std_bounds(means, "training_time_h")
     single = bars[bars["series"] == "F1"]
     # no error bar, which is not an error of zero
     assert (single["low"] == single["high"]).all()
@@ -135,5 +135,5 @@ def test_energies_by_perun_go_with_perun_s_hours(tmp_path):
 def test_what_was_trained_has_a_name_also_where_nothing_was(tmp_path):
     run = write_run(tmp_path, config.make("fourcastnet", stage="pretrain"))
     runs = observations.load(run.parents[1]).query("origin == 'own'")
-    assert [*observations.kind(runs)] == ["FourCastNet pre-training"]
-    assert [*observations.kind(runs[:0])] == []
+    assert [*observations.training_names(runs)] == ["FourCastNet pre-training"]
+    assert [*observations.training_names(runs[:0])] == []

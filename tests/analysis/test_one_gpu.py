@@ -7,7 +7,7 @@ import pytest
 from energynn.experiment import studies
 from energynn.experiment.config import replace
 from energynn.host.files import REPOSITORY
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests.analysis import one_gpu
 from tests.analysis.notebook import execute
 from tests.analysis.one_gpu import passes_s, step_s, steps_of
@@ -43,7 +43,7 @@ def test_the_notebook_finds_what_a_sample_and_an_update_cost(study):
         assert row["low"] < truth < row["high"], term
         assert row["high"] - row["low"] < 0.6 * truth, "narrow enough to tell"
     assert FAST not in shown["fitted"], "a sweep of local batch sizes alone"
-    tables = json_table(folder / "numbers/45_one_gpu.json")
+    tables = read_json(folder / "numbers/45_one_gpu.json")
     sample = tables["one_gpu_energy"]["samples"]
     assert (sample["provenance"], sample["unit"]) == ("measured", "J")
     assert shown["plane_sentence"].startswith(f"{PAPER} (measured): A sample costs")
@@ -56,7 +56,7 @@ def test_waiting_watts_and_time_give_the_energy_and_other_watts_do_not(study):
     60 W more.
     """
     folder, shown = study
-    table = json_table(folder / "numbers/45_one_gpu.json")["phases_to_energy"]
+    table = read_json(folder / "numbers/45_one_gpu.json")["phases_to_energy"]
     largest = table.pop("largest")
     waits = [run for run in studies.gpu_grid() if step_s(run) > passes_s(run)]
     # no run of LBS 96 tells its power at work

@@ -11,7 +11,7 @@ import pytest
 from energynn.analysis import others
 from energynn.data import manifests
 from energynn.host.files import REPOSITORY
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests.analysis import by_hand
 from tests.analysis.by_hand import FOLDER, lines
 from tests.analysis.notebook import execute
@@ -90,7 +90,7 @@ def left(tmp_path_factory):
     (folder / "runs" / "gpu-h200").symlink_to(REPOSITORY / "runs" / "gpu-h200")
     folders = {"runs_dir": str(folder / "runs"), "build_dir": str(folder)}
     left = execute("75_beyond_the_study", **folders)
-    told = json_table(folder / "numbers" / "75_beyond_the_study.json")
+    told = read_json(folder / "numbers" / "75_beyond_the_study.json")
     return left | {"told": told}
 
 
@@ -137,7 +137,7 @@ def test_an_outsider_gets_the_same_watts(left):
     assert watts["A100"] == pytest.approx((137.393 / 2, 289.331 / 4))
     kinds = {}
     for path in (REPOSITORY / "runs/gpu-h200").glob("gpu_minutes*/record.json"):
-        record = json_table(path)
+        record = read_json(path)
         of_run = record["energy_gpu_J"] / record["training_time_s"]
         kinds.setdefault(record["config"]["kind"], []).append(of_run)
     assert watts["H200"][0] <= kinds["idle"][0]

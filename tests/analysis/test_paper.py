@@ -8,8 +8,8 @@ import pytest
 from energynn.analysis import paper
 from energynn.host.files import REPOSITORY
 
-MANUSCRIPT = "".join(path.read_text() for path in paper.MANUSCRIPTS.values())
-TEMPLATE = (paper.PAPER / "template.typ").read_text()
+MANUSCRIPT = "".join(path.read_text() for path in paper.MANUSCRIPT_SOURCES.values())
+TEMPLATE = (paper.PAPER_FOLDER / "template.typ").read_text()
 # Names that contain digits, and the level of the intervals, which the fits share.
 ALLOWED = (
     r"ResNet50|ImageNet-2012|FourCastNet|Z500|A100|H[12]00|[PV]100|A40|RTX6000|ERA5|"
@@ -64,17 +64,17 @@ def test_every_figure_is_saved_by_the_notebook_it_names():
 
 def test_judged_statements_are_in_the_ledger():
     named = set(re.findall(r'judged\("([^"]+)"', MANUSCRIPT))
-    ledger = tomllib.loads((paper.PAPER / "claims.toml").read_text())["claim"]
+    ledger = tomllib.loads((paper.PAPER_FOLDER / "claims.toml").read_text())["claim"]
     assert named and named <= {claim["id"] for claim in ledger}
 
 
 def test_missing_numbers_and_figures_are_named(tmp_path):
     with pytest.raises(ValueError, match="numbers.json.*energy_against.*is missing"):
-        paper.compile(tmp_path)
+        paper.compile_manuscripts(tmp_path)
     (tmp_path / "figures").mkdir()
-    shown = [f"figures/{name}.pdf" for name in paper.figures(MANUSCRIPT)]
+    shown = [f"figures/{name}.pdf" for name in paper.list_figures(MANUSCRIPT)]
     files = ["numbers.json", "claims.json", "artifact.json", "excluded.json"]
     for name in files + shown:
         (tmp_path / name).write_text("{}")
     with pytest.raises(ValueError, match="energynn.typ: .*no table .*notebooks first"):
-        paper.compile(tmp_path)
+        paper.compile_manuscripts(tmp_path)

@@ -6,7 +6,7 @@ import pytest
 
 from energynn.analysis import one_run, profiles
 from energynn.experiment import config
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests.analysis.conftest import POWER_W, write_run
 from tests.processes import answer
 from tests.run_files import edit, nanoseconds, write_lines
@@ -16,8 +16,8 @@ def test_own_traces_lie_within_the_training(tmp_path):
     run_dir = write_run(
         tmp_path, config.make("resnet50", devices=2, local_batch_size=16)
     )
-    profile = profiles.load(run_dir, 0.5)
-    length_s = json_table(run_dir / "record.json")["training_time_s"]
+    profile = profiles.load_power_profile(run_dir, 0.5)
+    length_s = read_json(run_dir / "record.json")["training_time_s"]
     assert (
         0 < profile["time_s"].min()
         and length_s - 1 < profile["time_s"].max() < length_s
@@ -37,7 +37,7 @@ def test_segments_follow_one_another(tmp_path):
     for path in [*first.glob("samples-*.jsonl"), *first.glob("events-*.jsonl")]:
         (second / path.name).write_text(path.read_text())
     edit(first / "record.json", segments=2 * [SEGMENT], training_time_s=60.0)
-    profile = profiles.load(first, 0.5)
+    profile = profiles.load_power_profile(first, 0.5)
     assert profile["time_s"].max() > 59 and profile["time_s"].is_monotonic_increasing
 
 
@@ -52,7 +52,7 @@ def an_epoch(number, at_s, error):
 
 def drawn(run_dir):
     """Return the tables of the picture of a run by the columns that they have."""
-    tables = one_run.draw(run_dir).to_dict()["datasets"].values()
+    tables = one_run.draw_run(run_dir).to_dict()["datasets"].values()
     return {frozenset(table[0]): table for table in tables}
 
 

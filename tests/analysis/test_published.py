@@ -18,30 +18,32 @@ TABLE1 = {  # device, GPUs: energy, time, GPU hours, typed here once more from t
 
 
 def test_files_are_those_of_the_checksums():
-    lines = (published.PUBLISHED / "SHA256SUMS").read_text().splitlines()
+    lines = (published.PUBLISHED_FOLDER / "SHA256SUMS").read_text().splitlines()
     listed = {name: digest for digest, name in (line.split() for line in lines)}
     paths = [
         path
-        for path in published.PUBLISHED.rglob("*")
+        for path in published.PUBLISHED_FOLDER.rglob("*")
         if path.suffix in (".csv", ".toml")
     ]
-    assert set(listed) == {str(path.relative_to(published.PUBLISHED)) for path in paths}
+    assert set(listed) == {
+        str(path.relative_to(published.PUBLISHED_FOLDER)) for path in paths
+    }
     for name, digest in listed.items():
         assert (
-            hashlib.sha256((published.PUBLISHED / name).read_bytes()).hexdigest()
+            hashlib.sha256((published.PUBLISHED_FOLDER / name).read_bytes()).hexdigest()
             == digest
         ), name
 
 
 def test_every_value_says_what_it_is_and_where_it_stands():
     kinds = ("measurement", "statement", "setup", "picture")
-    table = pd.concat(map(published.values, kinds))
+    table = pd.concat(map(published.select_values, kinds))
     assert (table["provenance"] == "published").all()
     for column in ("quantity", "kind", "stands_in", "source_version"):
         assert table[column].str.len().gt(0).all(), column
     known = table[table["kind"] != "picture"]
     assert (known["value"].notna() | known["low"].notna() | known["high"].notna()).all()
-    pictures = published.values("picture")
+    pictures = published.select_values("picture")
     assert (
         pictures[["value", "low", "high", "spread"]].isna().all(axis=None)
         and len(pictures) > 50
@@ -57,7 +59,7 @@ def test_every_value_says_what_it_is_and_where_it_stands():
 
 
 def test_table_1_and_the_text_are_there():
-    runs = published.runs()
+    runs = published.tabulate_runs()
     runs["hardware"] = runs["device_name"].str.extract("(A100|H100)")[0]
     table1 = runs[runs["series"].str.contains("T1")].set_index(["hardware", "devices"])
     found = (
@@ -82,8 +84,8 @@ def test_table_1_and_the_text_are_there():
 
 
 def test_derived_values_follow_from_published_ones():
-    known = published.runs().set_index(["series", "devices"])
-    table = published.runs("derived").set_index(["series", "devices"])
+    known = published.tabulate_runs().set_index(["series", "devices"])
+    table = published.tabulate_runs("derived").set_index(["series", "devices"])
     derived = table[table["provenance"] == "derived"]
     for key in (("R1 R2", 1), ("R1", 4)):  # the CPUs' energy over their share of it
         cpu, share = (
@@ -120,13 +122,13 @@ def test_derived_values_follow_from_published_ones():
 
 
 def test_epochs_of_two_jobs_are_there_and_add_up():
-    epochs = pd.read_csv(published.PUBLISHED / "study_epochs" / "epochs.csv")
+    epochs = pd.read_csv(published.PUBLISHED_FOLDER / "study_epochs" / "epochs.csv")
     by_job = epochs.groupby("job").agg(
         {"gpus": "first", "train_samples": "first", "epoch": "count"}
     )
     assert by_job.to_numpy().tolist() == [[2, 12810, 20], [4, 1281164, 10]]
     columns = pd.read_csv(
-        published.PUBLISHED / "study_epochs" / "columns.csv"
+        published.PUBLISHED_FOLDER / "study_epochs" / "columns.csv"
     ).set_index("column")
     assert list(columns.index) == list(epochs) and set(columns["provenance"]) == {
         "published",

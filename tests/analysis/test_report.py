@@ -13,7 +13,7 @@ import vl_convert
 from energynn.analysis import numbers, report
 from energynn.experiment import config
 from energynn.forecast import wording
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests.analysis.conftest import write_run, write_study
 from tests.analysis.notebook import execute
 from tests.processes import answer, refused, told
@@ -71,7 +71,7 @@ def built(executed, planned, tmp_path_factory):
     run = config.make("resnet50", repeat=9)
     write_run(runs_dir, run, "measured", **about)
     execute("90_explore", runs_dir=str(runs_dir), build_dir=str(folder), live=False)
-    return report.build(folder)
+    return report.build_report(folder)
 
 
 @pytest.fixture
@@ -96,16 +96,18 @@ def click_on(page, mark, *keys):
 def test_the_report_shows_results_statements_and_captions_without_network(built):
     text = re.sub(r"<script>.*?</script>", "", built.read_text(), flags=re.DOTALL)
     assert not re.search(r'(src|href)="(?!data:|#)', text) and "#num" not in text
-    tables = json_table(built.parent / "numbers.json")
+    tables = read_json(built.parent / "numbers.json")
     readme = text_of("README.md")
     readme = re.sub(r"<!--\w+-->| \(\[[^)]*\)\)", "", readme)
-    for result in tomllib.loads((report.PAPER / "results.toml").read_text())["result"]:
-        answer = numbers.filled(result["answer"], tables)
+    for result in tomllib.loads((report.PAPER_FOLDER / "results.toml").read_text())[
+        "result"
+    ]:
+        answer = numbers.fill_sentence(result["answer"], tables)
         assert (
             html.escape(answer.replace("*", ""), quote=False) in text
             and f"| {result['question']} | {answer} |" in readme
         )
-    for claim in json_table(built.parent / "claims.json")["claims"]:
+    for claim in read_json(built.parent / "claims.json")["claims"]:
         assert html.escape(claim["says"], quote=False) in text
     # no Markdown, and no reference that was lost from before a full stop
     page = re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)
@@ -115,7 +117,7 @@ def test_the_report_shows_results_statements_and_captions_without_network(built)
 
 
 def test_report_without_notebooks_says_what_to_do(tmp_path):
-    refused("notebooks first", report.build, tmp_path)
+    refused("notebooks first", report.build_report, tmp_path)
 
 
 def test_a_click_shows_a_run_and_with_shift_a_second_one(opened):
@@ -250,7 +252,7 @@ def test_picture_table_and_terminal_choose_the_same_runs(planned, plan_spec, whe
         unbeaten = [sizes_of(row, *names) for row in said["pareto"]]
         assert sorted(unbeaten_in(picture)) == sorted(unbeaten)
         chances = [row["chance_percent"] for row in choices.values()]
-        kept = [wording.percent(of["time_h"]) for of in chances if of]
+        kept = [wording.chance_text(of["time_h"]) for of in chances if of]
         assert sorted(re.findall(r">[^<]* h kept: (\d+ %)", picture)) == sorted(kept)
     rows = [row for row in planned["answers"] if row["workload"] == where]
     names = ("GPUs", "local batch", "global batch")

@@ -9,7 +9,7 @@ from tests.analysis.conftest import write_run
 
 
 def test_loads_all_runs_in_joules_and_kWh(synthetic_runs):
-    runs = results.load(synthetic_runs)
+    runs = results.load_records(synthetic_runs)
     assert len(runs) == 9
     assert set(runs["workload"].values) == {"resnet50", "fourcastnet"}
     assert set(runs["energy_total_provenance"].values) == {"simulated"}
@@ -31,7 +31,7 @@ def test_loads_all_runs_in_joules_and_kWh(synthetic_runs):
 )
 def test_a_bad_record_is_left_out_with_its_reason(synthetic_runs, changes, reason):
     write_run(synthetic_runs, config.make("resnet50", seed=5), **changes)
-    runs = results.load(synthetic_runs)
+    runs = results.load_records(synthetic_runs)
     assert len(runs) == 9
     assert len(runs.attrs["excluded"]) == 1 and reason in runs.attrs["excluded"][0]
 
@@ -44,14 +44,14 @@ def test_damaged_and_doubled_records_are_left_out(synthetic_runs):
     broken = synthetic_runs / "other" / "broken"
     broken.mkdir()
     (broken / "record.json").write_text(first.read_text()[:100])
-    runs = results.load(synthetic_runs)
+    runs = results.load_records(synthetic_runs)
     assert len(runs) == 9
     assert len(runs.attrs["excluded"]) == 2
 
 
 def test_series_are_selections_of_runs(synthetic_runs):
-    table = results.load(synthetic_runs)
-    series = results.scaling_series(table[table["workload"] == "resnet50"])
+    table = results.load_records(synthetic_runs)
+    series = results.select_scaling_series(table[table["workload"] == "resnet50"])
     assert set(series["series"]) == {"constant LBS = 16", "constant GBS = 16"}
     one_device = series[series["devices"] == 1]
     # the runs on one device belong to both
@@ -66,9 +66,9 @@ def test_runs_with_another_seed_are_another_series(synthetic_runs):
             synthetic_runs,
             config.make("resnet50", devices=devices, local_batch_size=16, seed=1),
         )
-    table = results.load(synthetic_runs)
+    table = results.load_records(synthetic_runs)
     names = set(
-        results.scaling_series(table[table["workload"] == "resnet50"])["series"]
+        results.select_scaling_series(table[table["workload"] == "resnet50"])["series"]
     )
     assert {"constant LBS = 16", "constant LBS = 16, seed 1"} <= names
 
@@ -80,5 +80,5 @@ def test_fine_tunings_that_start_from_other_runs_are_one_series(tmp_path):
             "fourcastnet", stage="finetune", devices=devices, initial_run=first
         )
         write_run(tmp_path, run)
-    table = results.load(tmp_path)
-    assert set(results.scaling_series(table)["devices"]) == {1, 2}
+    table = results.load_records(tmp_path)
+    assert set(results.select_scaling_series(table)["devices"]) == {1, 2}

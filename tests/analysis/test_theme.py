@@ -9,32 +9,32 @@ import pandas as pd
 import pytest
 
 from energynn.analysis import theme
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 
 
 @pytest.fixture(autouse=True)
 def _look():
-    theme.enable()
+    theme.enable_theme()
 
 
 def chart(width=240):
     table = pd.DataFrame(
         {
-            "x": range(len(theme.PROVENANCE)),
-            "y": [float(k * k) for k in range(len(theme.PROVENANCE))],
-            "provenance": list(theme.PROVENANCE),
+            "x": range(len(theme.PROVENANCE_SHAPES)),
+            "y": [float(k * k) for k in range(len(theme.PROVENANCE_SHAPES))],
+            "provenance": list(theme.PROVENANCE_SHAPES),
         }
     )
     base = alt.Chart(table, width=width).mark_point(filled=True)
     return base.encode(
-        x="x:Q", y="y:Q", color="provenance:N", shape=theme.provenance(table)
+        x="x:Q", y="y:Q", color="provenance:N", shape=theme.provenance_shape(table)
     )
 
 
 def test_the_same_data_give_the_same_svg(tmp_path):
-    theme.save(chart(), "figure", tmp_path / "a")
-    theme.save(chart(144), "between", tmp_path / "a")
-    theme.save(chart(), "figure", tmp_path / "b")
+    theme.save_chart(chart(), "figure", tmp_path / "a")
+    theme.save_chart(chart(144), "between", tmp_path / "a")
+    theme.save_chart(chart(), "figure", tmp_path / "b")
     first = (tmp_path / "a" / "figures" / "figure.svg").read_bytes()
     assert first == (tmp_path / "b" / "figures" / "figure.svg").read_bytes()
     assert {path.suffix for path in (tmp_path / "b" / "figures").iterdir()} == {
@@ -46,7 +46,7 @@ def test_the_same_data_give_the_same_svg(tmp_path):
     }
     rows = pd.read_csv(tmp_path / "b" / "figures" / "figure.csv")
     assert {"table", "x", "y", "provenance"} <= {*rows}
-    assert theme.FONT in first.decode()
+    assert theme.FONT_FAMILY in first.decode()
     width_px = re.search(r'width="([\d.]+)"', first.decode())[1]
     pdf = (tmp_path / "b" / "figures" / "figure.pdf").read_bytes()
     assert f"/MediaBox [0 0 {width_px} ".encode() in pdf
@@ -56,8 +56,8 @@ def test_figures_for_a_browser_hold_no_nan_and_need_no_network(tmp_path):
     table = pd.DataFrame(
         {"x": [1.0, 2.0], "run_dir": pd.array(["here", np.nan], dtype="str")}
     )
-    theme.save(alt.Chart(table).mark_point().encode(x="x:Q"), "figure", tmp_path)
-    spec = json_table(tmp_path / "figures" / "figure.json")
+    theme.save_chart(alt.Chart(table).mark_point().encode(x="x:Q"), "figure", tmp_path)
+    spec = read_json(tmp_path / "figures" / "figure.json")
     assert spec["config"]["mark"]["tooltip"] == {"content": "encoding"}
     json.dumps(spec, allow_nan=False)
     assert "url" not in str(spec["datasets"])

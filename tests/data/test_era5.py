@@ -7,7 +7,7 @@ FILE = manifests.root("era5_ensemble") / "era5_ensemble.nc"
 
 
 def test_embedded_states_are_era5():
-    states, latitude = era5.read_states(FILE)
+    states, latitude = era5.read_ensemble_states(FILE)
     assert states.shape == (10, 4, 4, 61, 120) and states.dtype == np.float32
     assert latitude[0] == 90 and latitude[-1] == -90
     # Climatology of FourCastNet's training years (mean, standard deviation) with room for two
@@ -17,7 +17,7 @@ def test_embedded_states_are_era5():
         ("z500", 54115, 3353),
         ("t500", 252.9, 13.1),
     ):
-        field = states[:, :, era5.CHANNELS.index(channel)]
+        field = states[:, :, era5.ENSEMBLE_CHANNELS.index(channel)]
         assert (
             abs(field.mean() - mean) < 0.1 * std
             and 0.85 * std < field.std() < 1.15 * std
@@ -28,7 +28,7 @@ def test_xarray_reads_the_embedded_file():
     import xarray as xr
 
     with xr.open_dataset(FILE, engine="scipy") as dataset:
-        assert list(dataset.data_vars) == list(era5.CHANNELS)
+        assert list(dataset.data_vars) == list(era5.ENSEMBLE_CHANNELS)
         assert (
             dataset.z500.dims == ("member", "time", "latitude", "longitude")
             and dataset.z500.units == "m2 s-2"
@@ -37,7 +37,7 @@ def test_xarray_reads_the_embedded_file():
             1, "h"
         )
         assert hours.tolist() == [0, 12, 24, 36]
-        states, _ = era5.read_states(FILE)
+        states, _ = era5.read_ensemble_states(FILE)
         assert np.allclose(dataset.z500.values, states[:, :, era5.Z500], rtol=1e-6)
         assert "Copernicus Climate Change Service" in dataset.attribution
 
@@ -47,7 +47,9 @@ def test_split_is_by_time_and_the_last_time_is_never_trained_on(
     steps, training_samples
 ):
     training, test = era5.load_ensemble(FILE, steps)
-    states = era5.read_states(FILE)[0][:, :, :, :-1]  # without the last row of latitude
+    states = era5.read_ensemble_states(FILE)[0][
+        :, :, :, :-1
+    ]  # without the last row of latitude
     parts = [states[:, start : start + steps + 1] for start in range(4 - steps)]
     for split, expected in ((training, np.concatenate(parts[:-1])), (test, parts[-1])):
         values = split.sequences * split.std[:, None, None] + split.mean[:, None, None]

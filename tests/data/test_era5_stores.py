@@ -12,14 +12,14 @@ import xarray as xr
 
 from energynn.data import era5, era5_sources, era5_store, manifests
 from energynn.data.era5_values import (
+    ALIASES_BY_CHANNEL,
     CHANNELS,
-    NAMES,
     hours_of_year,
     relative_humidity_percent,
     utc,
 )
 from energynn.experiment import config
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from energynn.launch import start
 from tests.processes import answer, printed, refused
 from tests.ranks import start_ranks
@@ -55,7 +55,7 @@ def write_hdf5(folder, year, times=None):
     return hours
 
 
-def dataset(hours, names=NAMES, which=0):
+def dataset(hours, names=ALIASES_BY_CHANNEL, which=0):
     """A store as WeatherBench2 (``which`` 0) or the Climate Data Store (1) names and arranges
     it.
     """
@@ -70,7 +70,7 @@ def dataset(hours, names=NAMES, which=0):
                 [plane(f"{name}{hPa}", hour) for hPa in LEVELS_HPA] for hour in hours
             ]
         dims = (*dims, "latitude", "longitude")
-        variables[NAMES[name][which]] = dims, np.array(values)
+        variables[ALIASES_BY_CHANNEL[name][which]] = dims, np.array(values)
     coordinates = {
         "time": np.array(hours, dtype="datetime64[h]").astype("datetime64[ns]"),
         "level": LEVELS_HPA,
@@ -88,7 +88,7 @@ def prepared(folder, **times_by_year):
     for year, times in times_by_year.items():
         write_hdf5(folder / "source" / "train", int(year[1:]), times)
     years = [int(year[1:]) for year in times_by_year]
-    era5_store.prepare(str(folder / "source"), folder / "store", years)
+    era5_store.write_store(str(folder / "source"), folder / "store", years)
     return folder / "store"
 
 
@@ -108,7 +108,7 @@ def test_leap_years_and_the_papers_counts(years, count):
 @pytest.mark.parametrize("without", ["", "r"])
 def test_weatherbench_and_arco_with_humidity_computed(tmp_path, without, kind):
     hours = hours_of_year(2019)[0] + np.arange(8)
-    found = dataset(hours, [name for name in NAMES if name != without])
+    found = dataset(hours, [name for name in ALIASES_BY_CHANNEL if name != without])
     store = tmp_path / f"arco.{kind}"
     if kind == "zarr":
         pytest.importorskip("zarr", reason="needs the extra era5")
@@ -158,16 +158,16 @@ def test_the_store_holds_the_states_and_their_statistics(tmp_path):
     states = {year: [state(hour) for hour in hours[year]] for year in hours}
     for year, expected in states.items():
         assert np.array_equal(np.load(store / f"{year}.npy"), expected)
-        note = json_table(store / f"{year}.json")
+        note = read_json(store / f"{year}.json")
         assert note["hours_since_1970"] == hours[year].tolist()
     # never of other years than the training's
     for years in ([2015, 2016], [2015]):
         values = np.concatenate([states[year] for year in years], dtype=np.float64)
-        mean, std = era5_store.statistics(store, years)
+        mean, std = era5_store.channel_mean_and_std(store, years)
         assert mean == pytest.approx(values.mean(axis=(0, 2, 3)), rel=1e-12)
         assert std == pytest.approx(values.std(axis=(0, 2, 3)), rel=1e-10)
         # 2015 has more times, so it counts more
-        mean_state = era5_store.climatology(store, years)
+        mean_state = era5_store.mean_state(store, years)
         assert mean_state == pytest.approx(values.mean(axis=0), rel=1e-6, abs=1e-5)
 
 
@@ -190,10 +190,10 @@ def test_an_interrupted_year_is_made_anew_and_ends_with_the_same_bytes(
     with monkeypatch.context() as patched:
         patched.setattr(era5_sources, "open_year", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            era5_store.prepare(str(tmp_path / "source"), out, years)
+            era5_store.write_store(str(tmp_path / "source"), out, years)
     assert (out / "2016.part").exists() and not (out / "2016.npy").exists()
     first_year = (out / "2015.npy").stat().st_mtime_ns
-    era5_store.prepare(str(tmp_path / "source"), out, years)
+    era5_store.write_store(str(tmp_path / "source"), out, years)
     assert (out / "2015.npy").stat().st_mtime_ns == first_year
     for path in whole.iterdir():  # statistics to the last bit, too
         assert (out / path.name).read_bytes() == path.read_bytes()
@@ -209,8 +209,8 @@ def test_sequences_cross_the_years_end_but_no_gap(tmp_path, steps):
     store = prepared(tmp_path, y2015=None, y2016=10, y2018=4)
     hours = {2015: 1460, 2016: 10, 2018: 4}
     hours = np.concatenate([hours_of_year(year)[:n] for year, n in hours.items()])
-    mean, std = era5_store.statistics(store, [2015])
-    sequences = era5_store.Sequences(store, [2015, 2016, 2018], steps, mean, std)
+    mean, std = era5_store.channel_mean_and_std(store, [2015])
+    sequences = era5_store.StateSequences(store, [2015, 2016, 2018], steps, mean, std)
     following = 6 * np.arange(1, steps + 1)
     expected = [hour for hour in hours if np.isin(hour + following, hours).all()]
     assert sequences.hours[sequences.rows[:, 0]].tolist() == expected
@@ -227,7 +227,7 @@ def test_sequences_cross_the_years_end_but_no_gap(tmp_path, steps):
 def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
     store = prepared(tmp_path, y2015=30, y2016=20, y2019=None)
     for steps in (2, 1):
-        splits = era5_store.load(store, steps, "2015", "2016", "2019")
+        splits = era5_store.load_splits(store, steps, "2015", "2016", "2019")
         # trained on one step, tested on two
         assert [split.sequences.shape[:2] for split in splits] == [
             (30 - steps, steps + 1),
@@ -236,7 +236,7 @@ def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
         ]
     test = splits[-1]
     assert test.scored_steps == (1, 2) and test.climatology.dtype == np.float32
-    mean, std = era5_store.statistics(store, [2015])
+    mean, std = era5_store.channel_mean_and_std(store, [2015])
     states = [state(hour) for hour in hours_of_year(2015)[:30]]
     known = np.mean(states, axis=0, dtype=float) - mean[:, None, None]
     assert np.allclose(test.climatology, known / std[:, None, None], atol=1e-5)
@@ -253,7 +253,7 @@ def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
         ("2015", "from 2016", "years: must be like"),
         ("2015", "2016-2015", "years: must be like"),
     ):
-        refused(says, era5_store.load, store, 1, training, validation, "2019")
+        refused(says, era5_store.load_splits, store, 1, training, validation, "2019")
 
 
 # ----------------------------------------------------------------- the manifest and the trainer
@@ -270,7 +270,7 @@ def described(tmp_path, monkeypatch):
 
 
 def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch):
-    manifest = json_table(tmp_path / "data_manifests/era5/manifest.json")
+    manifest = read_json(tmp_path / "data_manifests/era5/manifest.json")
     assert manifest["energynn:files"] == 3 * 3
     sums = tmp_path / "data_manifests/era5/SHA256SUMS"
     printed("sha256sum", "-c", sums, cwd=described)
@@ -285,7 +285,7 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch):
     monkeypatch.delenv("ENERGYNN_ERA5")
     refused(
         "era5: does not ship; set ENERGYNN_ERA5",
-        start.prepare,
+        start.prepare_intent,
         config.make("fourcastnet", dataset="era5"),
         tmp_path / "runs" / "local" / "run",
     )

@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from energynn.data import imagenet
-from energynn.data.imagenet import list_images, stratified_prefix
+from energynn.data.imagenet import list_images, select_stratified_subset
 from energynn.data.images import decode, load_with_pillow
 from energynn.experiment import config
 from tests.processes import answer, refused
@@ -44,7 +44,7 @@ def tree(tmp_path, monkeypatch):
     """A tree, and the same images in archives as image-net.org has them: synset ids are not in
     alphabetical order.
     """
-    monkeypatch.setattr(imagenet, "INDEX", tmp_path / "index")
+    monkeypatch.setattr(imagenet, "INDEX_FOLDER", tmp_path / "index")
     root, official = tmp_path / "tree", tmp_path / "official"
     official.mkdir()
     with tarfile.open(official / imagenet.TRAINING_ARCHIVE, "w") as outer:
@@ -75,8 +75,8 @@ def tree(tmp_path, monkeypatch):
     savemat(meta, {"synsets": np.array(rows, dtype=fields)})
     truth = "ILSVRC2012_validation_ground_truth.txt"
     with tarfile.open(official / imagenet.DEVELOPMENT_KIT, "w:gz") as kit:
-        add(kit, f"{imagenet.KIT_FOLDER}/meta.mat", meta.getvalue())
-        add(kit, f"{imagenet.KIT_FOLDER}/{truth}", b"3\n2\n1\n2\n3\n1\n")
+        add(kit, f"{imagenet.DEVELOPMENT_KIT_FOLDER}/meta.mat", meta.getvalue())
+        add(kit, f"{imagenet.DEVELOPMENT_KIT_FOLDER}/{truth}", b"3\n2\n1\n2\n3\n1\n")
     return root
 
 
@@ -99,7 +99,7 @@ def test_the_rule_as_facts_data_md_states_it():
         expected += [column[turn][1:] for column in columns if turn < len(column)]
     found = [
         (LABELS[index], int(NAMES[index][-5]))
-        for index in stratified_prefix(NAMES, LABELS, 11)
+        for index in select_stratified_subset(NAMES, LABELS, 11)
     ]
     assert found == expected
 
@@ -134,7 +134,7 @@ def test_damaged_or_incomplete_archives_are_named(tree):
 def test_an_archive_cut_between_two_images_or_with_hidden_files(tree):
     official = tree.parent / "official"
     whole = [listing.names.tolist() for listing in list_images(official)]
-    archives = [official / name for name in list(imagenet.ARCHIVES)[:2]]
+    archives = [official / name for name in list(imagenet.ARCHIVE_MD5_DIGESTS)[:2]]
     for archive in archives:
         with tarfile.open(archive, "a") as file:
             hidden = ("._n01.tar", ".DS_Store", "x/._ILSVRC2012_val_00000001.JPEG")
@@ -174,7 +174,8 @@ def test_scaled_subsets_are_nested_and_the_same_on_any_machine(tree):
     names = [f"train/c{k % 1000:04d}/{k}.JPEG".encode() for k in range(20_000)]
     listing = imagenet.make_listing(tree, names)
     larger, smaller = (
-        stratified_prefix(listing.names, listing.labels, count) for count in (156, 78)
+        select_stratified_subset(listing.names, listing.labels, count)
+        for count in (156, 78)
     )
     assert smaller.tolist() == larger[:78].tolist()
     text = b"".join(listing.names[index] + b"\n" for index in smaller)
@@ -198,7 +199,7 @@ def test_grey_and_cmyk_become_rgb_as_pillow_does_it(mode):
 def test_a_prepared_store_is_the_same_listing_with_other_pixels(
     tree, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(imagenet, "SHORTER_SIDE", 20)
+    monkeypatch.setattr(imagenet, "SHORTER_SIDE_PIXELS", 20)
     broken, out = tree / "train" / "n02" / "n02_3.JPEG", tmp_path / "store"
     sound = broken.read_bytes()
     broken.write_bytes(b"broken")

@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision.models import resnet50
 
 from energynn.data import imagenet, manifests
-from energynn.data.images import Images, decode, load_with_pillow
+from energynn.data.images import ImageDataset, decode, load_with_pillow
 from energynn.experiment import config
 from energynn.train import batches
 from tests.data.test_imagenet import jpeg
@@ -41,7 +41,7 @@ def tree(tmp_path, monkeypatch):
     """A tree of two classes."""
     for module in (manifests, config):
         monkeypatch.setattr(module, "DATA_MANIFESTS", tmp_path / "manifests")
-    monkeypatch.setattr(manifests, "GENERATED", tmp_path / "data")
+    monkeypatch.setattr(manifests, "GENERATED_DATA_FOLDER", tmp_path / "data")
     tree = tmp_path / "data" / "pets"
     for number, name in enumerate(("train/a", "train/b", "val/a", "val/b")):
         for k in range(3):
@@ -55,7 +55,7 @@ def said(verb="describe", status=0):
 
 
 def run(**fields):
-    manifests.check_run(config.make(dataset="pets", **SIZES | fields))
+    manifests.verify_data_of_run(config.make(dataset="pets", **SIZES | fields))
 
 
 @pytest.mark.parametrize("linked", ["train/b", "train", "train/b/1.jpg", "."])
@@ -114,7 +114,9 @@ def test_what_is_found_and_left_out_is_said_and_the_same_for_all(tree):
     }
     training = imagenet.list_images(tree)[0]
     assert training.classes == ("a", "b")
-    listed = {name for name in manifests.checksums("pets") if name.startswith("train")}
+    listed = {
+        name for name in manifests.read_checksums("pets") if name.startswith("train")
+    }
     images = {name.decode() for name in training.names}
     assert listed - images == {"train/a/deeper/still/x.gif", "train/loose.jpg"}
     picture(train / ".Trash" / "new.jpg")  # is not read, so it does not matter
@@ -221,7 +223,7 @@ def test_sixteen_bits_are_scaled_to_eight_by_every_loader(data):
 
 def store(data):
     """As `energynn data imagenet` stores it; a small picture is not enlarged."""
-    return imagenet.read_ppm(imagenet.ppm(data))
+    return imagenet.decode_ppm(imagenet.encode_ppm(data))
 
 
 BOMB = b"P5\n60000 60000\n255\n"
@@ -251,14 +253,14 @@ INTEGERS = encoded(GREYS.astype(np.int32), "TIFF")
         b"P6\n9 9\n255\n",
     ],
 )
-@pytest.mark.parametrize("load", [load_with_pillow, decode, imagenet.ppm])
+@pytest.mark.parametrize("load", [load_with_pillow, decode, imagenet.encode_ppm])
 def test_a_broken_picture_is_named_and_fatal_or_replaced_and_counted(tree, data, load):
     broken = tree / "train" / "a" / "2.jpg"
     broken.write_bytes(data)
     training = imagenet.list_images(tree)[0]
 
     def images(*indices, on_bad_image="skip"):
-        return Images(training, np.array(indices), load, on_bad_image)
+        return ImageDataset(training, np.array(indices), load, on_bad_image)
 
     for only in (images(1, 2, on_bad_image="fail"), images(2, 2)):
         with pytest.raises(ValueError, match=f"^image {broken} is broken .*skip$"):
@@ -267,7 +269,7 @@ def test_a_broken_picture_is_named_and_fatal_or_replaced_and_counted(tree, data,
     for _ in range(2):
         # the next image stands in, with its own label
         assert selected[2][1] == selected[3][1] == 1
-    assert selected.skipped() == [str(broken)]
+    assert selected.skipped_images() == [str(broken)]
     assert images(0, 2)[1][1] == 0
     broken.unlink()
     with pytest.raises(FileNotFoundError):  # never skipped: the disk may be gone
@@ -287,7 +289,7 @@ def test_what_a_decoder_raises_has_one_sentence_from_a_worker_too(tree, fault):
         return torch.zeros(1)
 
     made = config.make(local_batch_size=2, loader_workers=1, **SIZES)
-    images = Images(training, np.arange(6), load)
+    images = ImageDataset(training, np.arange(6), load)
     loader = batches.make_loader(images, range(6), made, ALONE)
     waiting = iter(loader)
     assert len(next(waiting)[1]) == len(next(waiting)[1]) == 2

@@ -10,14 +10,14 @@ from tests.processes import refused
 @pytest.fixture(scope="module")
 def crops(tmp_path_factory):
     root = tmp_path_factory.mktemp("data") / "photographs"
-    photographs.make_crops(root)
+    photographs.write_crops(root)
     return root
 
 
 def test_crops_are_the_same_each_time_and_for_two_at_once(crops, tmp_path):
     target = tmp_path / "photographs"
     threads = [
-        threading.Thread(target=photographs.make_crops, args=(target,))
+        threading.Thread(target=photographs.write_crops, args=(target,))
         for _ in range(2)
     ]
     for thread in threads:
@@ -36,5 +36,5 @@ def test_crops_are_the_same_each_time_and_for_two_at_once(crops, tmp_path):
 def test_missing_package_names_the_remedy(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     refused(
-        "skimage.*install", photographs.source_path, "skimage", "data/astronaut.png"
+        "skimage.*install", photographs.photograph_path, "skimage", "data/astronaut.png"
     )

@@ -57,12 +57,12 @@ JSON = st.recursive(
 def test_any_value_of_any_parameter_is_within_its_limits_or_refused_by_name(
     workload, data, value
 ):
-    kinds = config.types(config.CONFIGS[workload])
+    kinds = config.parameter_types(config.CONFIGS[workload])
     name = data.draw(st.sampled_from([name for name in kinds if name != "workload"]))
     limits = msgspec.json.schema(kinds[name])
     try:
         cell = {"In": [f"workload, {name} = 'here'"], "workload": workload, name: value}
-        made = config.make(**config.from_notebook(cell))
+        made = config.make(**config.notebook_parameters(cell))
     except ValueError as error:
         text = str(error)
         assert "\n" not in text and len(text) < 300
@@ -70,7 +70,7 @@ def test_any_value_of_any_parameter_is_within_its_limits_or_refused_by_name(
         return
     number = getattr(made, name)
     assert limits.get("minimum", number) <= number <= limits.get("maximum", number)
-    assert config.from_dict(config.asdict(made)) == made
+    assert config.config_from_dict(config.asdict(made)) == made
 
 
 def test_batch_sizes_follow_from_each_other():
@@ -89,7 +89,7 @@ def test_paper_is_the_recipe_of_the_study_and_fast_changes_its_cost_only():
     paper = config.asdict(config.make("resnet50", preset="paper"))
     fast = config.asdict(config.make("resnet50", preset="fast"))
     differing = {name for name in paper | fast if paper.get(name) != fast.get(name)}
-    assert differing == {"preset", *config.FAST, *config.FAST_IMAGES}
+    assert differing == {"preset", *config.FAST_PRESET, *config.FAST_IMAGE_PRESET}
     network = dict(dataset="era5", patch_size=8, embed_dim=768, depth=12)
     network |= dict(local_batch_size=1)
     tuning = dict(stage="finetune", initial_run="a-run")
@@ -107,11 +107,11 @@ def test_paper_is_the_recipe_of_the_study_and_fast_changes_its_cost_only():
 
 def test_a_record_from_before_a_parameter_has_the_value_that_the_parameter_came_with():
     plain = config.asdict(config.make(preset="fast"))
-    assert config.make(**plain) == config.from_dict(plain)
+    assert config.make(**plain) == config.config_from_dict(plain)
     older = {name: plain[name] for name in plain if name not in ("seed", "drop_last")}
-    assert config.from_dict(older) == config.from_dict(plain)
+    assert config.config_from_dict(older) == config.config_from_dict(plain)
     del plain["image_size"]  # has no default
-    refused("config: .*image_size", config.from_dict, plain)
+    refused("config: .*image_size", config.config_from_dict, plain)
 
 
 def test_each_parameter_with_a_default_stands_in_the_table_of_values_at_birth():
@@ -179,14 +179,16 @@ def test_another_default_makes_another_name_and_a_new_parameter_none(monkeypatch
     assert config.run_id(as_before) == name
     assert config.run_id(config.make(momentum=0.9, nesterov=True)) != name
     values = config.asdict(plain)
-    assert config.from_dict(values) == as_before, "with its own momentum"
+    assert config.config_from_dict(values) == as_before, "with its own momentum"
     del values["momentum"]
-    assert config.from_dict(values) == as_before, "with that of its time"
+    assert config.config_from_dict(values) == as_before, "with that of its time"
 
 
 def test_a_sweep_of_how_runs_are_watched_is_refused():
-    assert len(studies.sweep({"sampling_period_s": "0.04,0.2"})) == 2
-    refused("are one.* another repeat", studies.sweep, {"checkpoint_period_s": "0,60"})
+    assert len(studies.make_sweep({"sampling_period_s": "0.04,0.2"})) == 2
+    refused(
+        "are one.* another repeat", studies.make_sweep, {"checkpoint_period_s": "0,60"}
+    )
 
 
 class Theirs(config.RunConfig, frozen=True, kw_only=True):
@@ -201,8 +203,8 @@ class Theirs(config.RunConfig, frozen=True, kw_only=True):
 
 def test_of_a_workload_that_is_not_ours_every_value_is_named():
     plain = Theirs()
-    assert "momentum" in config.named_values(plain)
-    assert "precision" not in config.named_values(plain), "what is shared may grow"
+    assert "momentum" in config.values_in_name(plain)
+    assert "precision" not in config.values_in_name(plain), "what is shared may grow"
     changes = [
         dict(momentum=0.8),
         dict(precision="bfloat16"),
@@ -214,10 +216,10 @@ def test_of_a_workload_that_is_not_ours_every_value_is_named():
 
 def test_every_parameter_is_listed_with_its_meaning_values_and_limits():
     text = answer("run", "--list")
-    shared = config.types(config.RunConfig)
+    shared = config.parameter_types(config.RunConfig)
     for config_class in config.CONFIGS.values():
-        for name, kind in config.types(config_class).items():
-            assert f"; {config.limits(kind)}\n" in text, name
+        for name, kind in config.parameter_types(config_class).items():
+            assert f"; {config.limits_of_type(kind)}\n" in text, name
             assert text.count(f"\n{name}: ") >= 2 + (name in shared), (
                 "its meaning and its values"
             )
@@ -231,5 +233,5 @@ def test_a_power_limit_is_refused_and_old_records_with_one_are_read():
     plain = config.make()
     assert config.make(power_limit_W=0) == plain
     old = config.asdict(plain) | {"power_limit_W": 300.0}
-    assert config.asdict(config.from_dict(old)) == old
-    assert config.run_id(config.from_dict(old)) != config.run_id(plain)
+    assert config.asdict(config.config_from_dict(old)) == old
+    assert config.run_id(config.config_from_dict(old)) != config.run_id(plain)

@@ -17,7 +17,7 @@ from energynn.experiment import config
 from energynn.experiment.systems import Site
 from energynn.forecast import fit as fits
 from energynn.forecast import model
-from energynn.forecast.runs import Runs
+from energynn.forecast.runs import ObservedRuns
 from energynn.measure.machine import git_state
 from tests.forecast import worlds
 from tests.forecast.conftest import inside
@@ -228,10 +228,10 @@ NOT_COVERED = [epochs_grow, starts_grow, storage_limit, slow_link, congestion, l
 NOT_COVERED += [step_floor, page_cache, slow_uplink]
 
 
-def truth_of(kind, values: dict, seen: Runs, chance) -> Runs:
+def truth_of(kind, values: dict, seen: ObservedRuns, chance) -> ObservedRuns:
     """Give runs what they take in a cluster of a kind, with the scatter of a run."""
     work = seen.work
-    times = model.times_s(values, work)
+    times = model.times_by_cause_s(values, work)
     waits_s = times["starts"] + times["fill"]
     node_W = np.full(len(work), values["host"])
     truth = Truth(work, values, times, waits_s, node_W, np.ones(len(work)))
@@ -246,7 +246,7 @@ def truth_of(kind, values: dict, seen: Runs, chance) -> Runs:
     )
 
 
-def draw(kind, seed: int, nodes: int) -> dict[str, Runs]:
+def draw(kind, seed: int, nodes: int) -> dict[str, ObservedRuns]:
     """Draw a cluster: what is fitted, and what is asked at L and at G."""
     site, values, workers, samples, epochs = cluster(seed)
     chance = np.random.default_rng([seed, 1])
@@ -285,18 +285,18 @@ def draw(kind, seed: int, nodes: int) -> dict[str, Runs]:
     at = np.arange(len(sizes))
     ends = len(few), len(few) + len(local)
     return {
-        "fitted": made.only(at < ends[0]),
-        "L": made.only((ends[0] <= at) & (at < ends[1])),
-        "G": made.only(at >= ends[1]),
+        "fitted": made.subset(at < ends[0]),
+        "L": made.subset((ends[0] <= at) & (at < ends[1])),
+        "G": made.subset(at >= ends[1]),
     }
 
 
 def judged(kind, seed: int, nodes: int) -> pd.DataFrame:
     """Ask the fit of a cluster; a row for each value: inside, half-width in %."""
     world = draw(kind, seed, nodes)
-    fit, rows = fits.make(world["fitted"]), []
+    fit, rows = fits.fit_runs(world["fitted"]), []
     for batch in "LG":
-        told = fits.forecast(fit, world[batch].work)
+        told = fits.forecast_outcomes(fit, world[batch].work)
         names = {"hours": "time_s", "kWh": "energy_J"}
         held = dict(zip(names, inside(fit, world[batch]), strict=True))
         for quantity, name in names.items():

@@ -12,20 +12,20 @@ from energynn.forecast import plan, predict, runs
 
 @pytest.fixture(scope="session")
 def a100():
-    return systems.site("horeka-a100")
+    return systems.read_site("horeka-a100")
 
 
 @pytest.fixture(scope="session")
 def published():
     """The 17 distinct runs of R4 to R6."""
-    seen = runs.published("resnet50", "horeka-a100")
+    seen = runs.published_runs("resnet50", "horeka-a100")
     assert len(seen) == 17 and seen.like is None
     return seen
 
 
 @pytest.fixture(scope="session")
 def fitted(published):
-    return fits.make(published)
+    return fits.fit_runs(published)
 
 
 # a training of ResNet50 as the study's
@@ -34,14 +34,14 @@ study_run = partial(config.make, "resnet50", preset="paper")
 
 def grid(fit, **more) -> list:
     """All that a plan for a fit chooses from."""
-    return plan.grid(fit, plan.base_run(fit, {}), **more)
+    return plan.configuration_grid(fit, plan.base_run(fit, {}), **more)
 
 
 def foretold(fit, **sizes) -> dict:
     """The forecast of the fitted training, with other sizes."""
     seen = fit.runs
-    asked, _ = predict.requested_runs(seen.site, None, sizes, seen.longest)
-    (row,) = predict.rows(fit, asked)
+    asked, _ = predict.requested_runs(seen.site, None, sizes, seen.longest_run)
+    (row,) = predict.forecasts(fit, asked)
     return row
 
 
@@ -52,7 +52,7 @@ def holds(told, fact) -> bool:
 
 def inside(fit, asked) -> np.ndarray:
     """Whether the forecasts' intervals hold what runs took, (2, runs): times, energies."""
-    told = fits.forecast(fit, asked.work)
+    told = fits.forecast_outcomes(fit, asked.work)
     truth = {"time_s": asked.time_s, "energy_J": asked.time_s * asked.power_W}
     ends = {of: told[of].T for of in truth}
     return np.array(
@@ -62,6 +62,8 @@ def inside(fit, asked) -> np.ndarray:
 
 def off_percent(fit, asked) -> np.ndarray:
     """Absolute errors of the forecasts, (2, runs): times, energies."""
-    time_s, power_W, _ = np.exp(fits.outcomes(fit.names, fit.point, asked.work))
+    time_s, power_W, _ = np.exp(
+        fits.log_times_and_powers(fit.names, fit.point, asked.work)
+    )
     truth = np.array([asked.time_s, asked.time_s * asked.power_W])
     return 100 * np.abs([time_s, time_s * power_W] / truth - 1)

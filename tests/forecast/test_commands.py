@@ -16,7 +16,7 @@ from energynn.experiment import config, studies
 from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs, simulate
 from energynn.host.files import REPOSITORY
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from tests import processes
 from tests.forecast.conftest import holds
 from tests.processes import answer
@@ -28,7 +28,7 @@ RESNET50 = "--workload resnet50 --system horeka-a100"
 @pytest.fixture(scope="module")
 def fit_file(fitted, tmp_path_factory):
     path = tmp_path_factory.mktemp("fit") / "fit.json"
-    fits.write(path, fitted)
+    fits.write_fit(path, fitted)
     return path
 
 
@@ -36,8 +36,12 @@ def fit_file(fitted, tmp_path_factory):
 def simulated(fitted, tmp_path_factory):
     """Records of R4 and R5 on up to eight GPUs."""
     out = tmp_path_factory.mktemp("simulated")
-    asked = [run for name in ("R4", "R5") for run in studies.PAPER[name]("horeka-a100")]
-    simulate.write(
+    asked = [
+        run
+        for name in ("R4", "R5")
+        for run in studies.PAPER_STUDIES[name]("horeka-a100")
+    ]
+    simulate.write_simulated_runs(
         fitted, [run for run in asked if run.repeat == 0 and run.devices <= 8], out
     )
     return out
@@ -113,9 +117,12 @@ def test_what_no_fitted_run_had_is_marked(fit_file):
 
 def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted):
     assert "valid: 0, faults: 0" in answer("check", simulated)
-    found = [records.read(folder) for folder in records.run_dirs(simulated)]
-    asked = [config.from_dict(record.config) for record in found]
-    rows = {row["run_id"]: row for row in predict.rows(fitted, asked)}
+    found = [
+        records.read_record_if_any(folder)
+        for folder in records.list_run_folders(simulated)
+    ]
+    asked = [config.config_from_dict(record.config) for record in found]
+    rows = {row["run_id"]: row for row in predict.forecasts(fitted, asked)}
     assert len(found) == 8
     for record in found:
         assert record.valid
@@ -153,27 +160,29 @@ def test_two_runs_have_one_recipe_in_both_rooms_or_in_none(workload):
     """For each parameter by itself: a table's recipe, and that of a fit."""
     plain = config.asdict(config.make(workload))
     alike = dict(run_id="", workload=workload, system="", started_at="", devices=1)
-    record = records.Intent(**alike, machine={}, device_name="A100", config=plain)
+    record = records.RunIntent(**alike, machine={}, device_name="A100", config=plain)
     counted = set()
     for name in plain.keys() - {"workload"}:
         changed = replace(record, config=plain | {name: "another"})
         is_one = config.recipe(plain) == config.recipe(changed.config)
-        in_tables = results._recipe(record) == results._recipe(changed)
-        in_fits = runs.recipe(record) == runs.recipe(changed)
+        in_tables = results._recipe_digest(record) == results._recipe_digest(changed)
+        in_fits = runs.recipe_of_record(record) == runs.recipe_of_record(changed)
         assert in_tables == is_one, name
         if in_fits != is_one:
             counted.add(name)
-    assert counted == runs.MAY_DIFFER_IN_FIT & plain.keys() - {"workload"}
+    assert counted == runs.PARAMETERS_THAT_MAY_DIFFER & plain.keys() - {"workload"}
     older = {name: plain[name] for name in plain if name != "gradient_buckets"}
-    assert runs.recipe(record) == runs.recipe(replace(record, config=older))
+    assert runs.recipe_of_record(record) == runs.recipe_of_record(
+        replace(record, config=older)
+    )
 
 
 def test_however_runs_were_watched_they_are_repeats_in_a_fit(fitted, a100, tmp_path):
     """One waited longer for others, and its repeat for an idle machine."""
-    asked = studies.PAPER["R1"](a100.name)
+    asked = studies.PAPER_STUDIES["R1"](a100.name)
     chosen = [run for run in asked if run.repeat == 0 and run.devices in (4, 8, 16)]
     chosen[-1] = config.replace(chosen[-1], collective_timeout_s=600.0)
-    simulate.write(fitted, chosen, tmp_path)
+    simulate.write_simulated_runs(fitted, chosen, tmp_path)
     found = runs.valid_records(tmp_path, a100)
     again = [
         replace(record, config=record.config | {"idle_ready_s": 9.0})
@@ -200,7 +209,7 @@ def test_a_fit_that_is_none_is_refused_in_one_line(fit_file, tmp_path):
     path = tmp_path / "fit.json"
     words = f"predict R4 --fit {path}"
     assert "fit.json" in refusal(words)
-    content = json_table(fit_file)
+    content = read_json(fit_file)
     content["runs"]["taken"][0]["time_s"] = "long"
     for text in ("{}", "no JSON", json.dumps(content)):
         path.write_text(text)
@@ -216,7 +225,7 @@ def test_a_changed_record_is_not_fitted(simulated, tmp_path):
     own = f"fit --runs-dir {tmp_path}/runs {RESNET50} --out {tmp_path}/fit.json"
     path = next((tmp_path / "runs").rglob("record.json"))
     other = config.make("fourcastnet", preset="paper", device="gpu", devices=4)
-    simulate.write(
+    simulate.write_simulated_runs(
         fits.published("fourcastnet", "horeka-a100"), [other], tmp_path / "runs"
     )
     told = forecast(own)

@@ -17,22 +17,24 @@ from tests.processes import answer, told
 
 def points_off(seen, one, asked) -> np.ndarray:
     """How far the half-widths of hours and kWh that are reached are from those foretold, in %."""
-    fit = fits.make(seen)
-    question = fit.runs.works(asked)
+    fit = fits.fit_runs(seen)
+    question = fit.runs.work_of(asked)
     foretold = functools.reduce(next_run.updated_fit, one.configs, fit)
-    told = next_run.half_widths(foretold, question)
-    reached = next_run.half_widths(fits.make(worlds.together(seen, one)), question)
+    told = next_run.interval_half_widths_percent(foretold, question)
+    reached = next_run.interval_half_widths_percent(
+        fits.fit_runs(worlds.together(seen, one)), question
+    )
     return reached - told
 
 
 def of_study(published):
     """From two runs on one GPU, four and six: one more, or one again, asked for 64 to 256 GPUs."""
     devices, sizes = published.work["devices"], published.work["local_batch_size"]
-    asked = published.only(devices >= 64).configs
+    asked = published.subset(devices >= 64).configs
     for most, more in (1, 4), (1, 1), (1, 16), (2, 4), (2, 8), (4, 8), (4, 16):
         size = 16 if more == 16 else 256
-        one = published.only((devices == more) & (sizes == size))
-        yield published.only(devices <= most), one, asked
+        one = published.subset((devices == more) & (sizes == size))
+        yield published.subset(devices <= most), one, asked
 
 
 def of_worlds(seeds, kind=clusters.nothing):
@@ -40,17 +42,17 @@ def of_worlds(seeds, kind=clusters.nothing):
     for seed in seeds:
         few, more, _ = clusters.draw(kind, seed, 1).values()
         one = np.arange(len(more)) == 0
-        yield few, more.only(one), more.only(~one).configs
+        yield few, more.subset(one), more.subset(~one).configs
 
 
 def of_h200():
     """From four configurations of kept runs: the fifth, of a small batch, for a long training."""
     site = Site(name="gpu-h200", file="", scheduler="local", devices_per_node=1)
     like = {"preset": "paper", "image_loading": "device"}
-    seen = runs.checked_runs(REPOSITORY / "runs/gpu-h200", "resnet50", site, like)
-    asked = [config.replace(seen.longest, epochs=90)]
+    seen = runs.read_checked_runs(REPOSITORY / "runs/gpu-h200", "resnet50", site, like)
+    asked = [config.replace(seen.longest_run, epochs=90)]
     one = seen.work["local_batch_size"] == 32
-    return seen.only(~one), seen.only(one), asked
+    return seen.subset(~one), seen.subset(one), asked
 
 
 def test_foretold_intervals_are_reached(published):
@@ -74,20 +76,22 @@ def test_foretold_intervals_are_reached_in_many_worlds(kind, points):
 def test_the_cheapest_run_that_tells_is_chosen(published):
     """Not one that is there, nor on more devices than are asked for."""
     few, _, asked = next(of_study(published))
-    fit = fits.make(few)
+    fit = fits.fit_runs(few)
     table = next_run.worth_of_runs(fit, asked)
-    best, now = next_run.best(table), table.iloc[0]
+    best, now = next_run.best_candidate(table), table.iloc[0]
     assert best["hours"] < 0.8 * now["hours"] and best["gpu_hours"] < 0.3
-    left = (table[next_run.WIDTHS] / now[next_run.WIDTHS]).sum(axis="columns")
+    left = (table[next_run.HALF_WIDTH_COLUMNS] / now[next_run.HALF_WIDTH_COLUMNS]).sum(
+        axis="columns"
+    )
     assert left[table["gpu_hours"] < best["gpu_hours"]].min() > left[best.name]
-    assert next_run.best(table[:1])["run"] is None
+    assert next_run.best_candidate(table[:1])["run"] is None
     pair = [config.replace(asked[0], devices=2)]
     assert {run.devices for run in next_run.worth_of_runs(fit, pair)["run"][1:]} == {
         1,
         2,
     }
     made = worlds.taken("resnet50", few.site, [best["run"]], worlds.CLUSTER)
-    again = next_run.worth_of_runs(fits.make(worlds.together(few, made)), asked)
+    again = next_run.worth_of_runs(fits.fit_runs(worlds.together(few, made)), asked)
     assert best["run"] not in set(again["run"])
 
 
@@ -97,7 +101,9 @@ def test_the_cheapest_run_that_tells_is_chosen(published):
 def test_answers_say_what_to_do_next(published, tmp_path, most, beginning):
     """Which run, its GPU hours and the intervals then; or that none is worth it."""
     path = tmp_path / "fit.json"
-    fits.write(path, fits.make(published.only(published.work["devices"] <= most)))
+    fits.write_fit(
+        path, fits.fit_runs(published.subset(published.work["devices"] <= most))
+    )
     words = f"predict -p devices=64 --fit {path}".split()
     (line,) = re.findall("^next run: .*", answer("forecast", *words), re.MULTILINE)
     found = rf"next run: {beginning}.*; hours \+-(\S+) -> (\S+) %; kWh"

@@ -47,7 +47,7 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "words.py").write_text(MODULE)
     (tmp_path / "mine.toml").write_text(SYSTEM)
     monkeypatch.syspath_prepend(str(tmp_path))
-    return systems.site(str(tmp_path / "mine.toml"))
+    return systems.read_site(str(tmp_path / "mine.toml"))
 
 
 def test_own_workload_and_own_system(own, tmp_path):
@@ -65,30 +65,34 @@ def test_own_workload_and_own_system(own, tmp_path):
     ]
     asked = [config.make("words", devices=32, local_batch_size=8)]
     seen = worlds.taken("words", own, configs, TRUTH)
-    fits.write(tmp_path / "fit.json", fits.make(seen))
+    fits.write_fit(tmp_path / "fit.json", fits.fit_runs(seen))
     fit = fits.read(tmp_path / "fit.json", "words", "mine")
     assert "fill" not in fit.names  # without workers nothing is fetched ahead
     truth = worlds.taken("words", own, asked, TRUTH)
-    hours, (row,) = truth.time_s[0] / 3600, predict.rows(fit, asked)
+    hours, (row,) = truth.time_s[0] / 3600, predict.forecasts(fit, asked)
     assert holds(row["time_h"], hours)
     assert row["energy_kWh"]["value"] == pytest.approx(
         hours * truth.power_W[0] * 32 / 1000, rel=0.1
     )
     assert row["energy_ram_kWh"]["value"] is None
     assert "nodes beyond 1 to 1: nothing measured" in " ".join(row["outside"])
-    found = plan.make(fit, grid(fit), {})
+    found = plan.make_plan(fit, grid(fit), {})
     assert max(run.devices for run in found.runs) == 32
     assert [*found.choices] == ["most frugal", "fastest", "balanced"]
     most = {"devices": 64}
     refused(
-        "devices: 64 asked; on mine choose at most 32", plan.make, fit, found.runs, most
+        "devices: 64 asked; on mine choose at most 32",
+        plan.make_plan,
+        fit,
+        found.runs,
+        most,
     )
 
 
 def test_what_one_gpu_does_is_counted_as_the_trainers_do(published):
     """ResNet50 on 16 GPUs, the whole of ImageNet, by hand."""
     run = partial(study_run, local_batch_size=256)
-    work = published.works([run(devices=16)])
+    work = published.work_of([run(devices=16)])
     assert (
         work["nodes"],
         work["devices_of_node"],
@@ -101,23 +105,23 @@ def test_what_one_gpu_does_is_counted_as_the_trainers_do(published):
     )
     assert work["updates"] == 312 and work["filled"] == 512
     assert work["allreduce_s"] == pytest.approx(2 * 15 / 16 * 25_557_032 * 4 / 25e9)
-    alone = published.works([run(devices=2)])
+    alone = published.work_of([run(devices=2)])
     assert alone["is_full"] == 0 and alone["allreduce_s"] == pytest.approx(
         25_557_032 * 4 / 300e9
     )
     lasting = dict(persistent_workers=True, loader_workers=8)
-    work = published.works([run(devices=16, **lasting)])
+    work = published.work_of([run(devices=16, **lasting)])
     assert work["passes"] == pytest.approx(0.03) and work["workers"] == 8
 
 
 def test_the_equations_by_hand(published):
     """One configuration of R4, on a full node, term by term as the module's text has them."""
     samples = dict(training_samples=20_018, validation_samples=781)
-    work = published.works([study_run(devices=4, **samples)])
+    work = published.work_of([study_run(devices=4, **samples)])
     values = TRUTH | dict(
         tau=1e-3, evaluation=1 / 3, kappa_storage=0.5, kappa_nodes=0.5
     )
-    times = model.times_s(values, work)
+    times = model.times_by_cause_s(values, work)
     images = 5004 + (5004 + 195) / 3
     expected = dict(
         images=images * 1e-3,
@@ -132,7 +136,7 @@ def test_the_equations_by_hand(published):
     )
     total = sum(expected.values())
     working = 1 - (expected["starts"] + expected["fill"]) / total
-    _, power_W, _ = model.predict(values, work)
+    _, power_W, _ = model.predict_times_and_powers(values, work)
     assert power_W[0] == pytest.approx(100 + 80 + 220 * working + 2 * 5004 / total)
 
 
@@ -140,7 +144,7 @@ def test_a_run_made_to_wait_does_so_between_its_steps(published):
     """Six steps of 67 ms, begun every 3 s, as the trainers' session does: five waits."""
     sizes = dict(devices=1, local_batch_size=64, training_samples=6 * 64, epochs=1)
     run = study_run(step_period_s=3.0, **sizes)
-    times = model.times_s(worlds.CLUSTER, published.works([run]))
+    times = model.times_by_cause_s(worlds.CLUSTER, published.work_of([run]))
     assert times["waiting"] == pytest.approx(5 * (3 - 0.067))
 
 
@@ -186,12 +190,12 @@ def two(also=(), **more):
 
 def mine(*found, system="local"):
     """The runs of that command."""
-    return runs.own_runs(found, "mine", systems.site(str(system)))
+    return runs.own_runs(found, "mine", systems.read_site(str(system)))
 
 
 def test_measured_commands_are_forecast_and_planned(monkeypatch):
     """Worlds of a start, a cost of each sample and full nodes; three runs tell of longer ones."""
-    site, held = systems.site("local"), []
+    site, held = systems.read_site("local"), []
     for seed in range(40):
         chance = np.random.default_rng(seed)
         start_s, sample_s = np.exp(
@@ -208,17 +212,17 @@ def test_measured_commands_are_forecast_and_planned(monkeypatch):
             measured(*of, took_s(*of) * np.exp(0.015 * chance.standard_normal()))
             for of in made
         ]
-        fit = fits.make(mine(*found))
+        fit = fits.fit_runs(mine(*found))
         for devices in (2, 4):
             row = foretold(fit, training_samples=10**6, devices=devices)
             held.append(holds(row["time_h"], took_s(10**6, devices) / 3600))
     assert np.mean(held) >= 0.9
     assert row["workload"] == "mine" and row["energy_kWh"]["value"] > 0
     monkeypatch.setattr(runs, "valid_records", lambda *_: found)
-    rows, each = predict.held_out(None, site)
+    rows, each = predict.compare_held_out_runs(None, site)
     assert rows[0]["workload"] == "mine" and each.empty
-    found = plan.make(fit, grid(fit), {})
-    text = wording.planned(found)
+    found = plan.make_plan(fit, grid(fit), {})
+    text = wording.plan_text(found)
     assert {run.devices for run in found.runs} == {1, 2, 3, 4}
     assert "batch" not in text.split("\n\n")[0]  # it is not known
     assert "the all-reduce is left out" in text
@@ -231,7 +235,7 @@ def on_cores(told, seen, system="local"):
     """The fit to two runs of a command on one core of four."""
     here = dict(device_kind="cpu core", machine={"gpus": [], "cores": 4}, metrics=seen)
     told = {"local_batch_size": 32} | told
-    return fits.make(mine(*two(told, **here), system=system))
+    return fits.fit_runs(mine(*two(told, **here), system=system))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +256,7 @@ def test_a_plan_goes_beyond_what_ran_where_the_exchange_is_known(told, seen, mis
     row = foretold(fit, devices=2)
     share = row["time_share_percent"]["allreduce"]["value"]
     assert (share > 1) == (most > 1)
-    text = wording.planned(plan.make(fit, asked, {}))
+    text = wording.plan_text(plan.make_plan(fit, asked, {}))
     assert ("on no more devices than ran: " in text) == (most == 1)
     for words in ("--weights", "--local-batch-size", "link_GB_per_s"):
         assert (words in str(row["outside"])) == (words in text) == (words == missing)
@@ -262,16 +266,16 @@ def test_a_command_starts_once_whatever_its_epochs():
     """A start of 20 s; 4 and 16 s of samples in four epochs, then 400 s in a hundred."""
     sizes = {"epochs": 4, "local_batch_size": 16}
     found = [measured(n, 1, 20 + n * 4 / 1e4, sizes) for n in (10_000, 40_000)]
-    told = foretold(fits.make(mine(*found)), epochs=100)["time_h"]
+    told = foretold(fits.fit_runs(mine(*found)), epochs=100)["time_h"]
     assert told["value"] == pytest.approx(420 / 3600, rel=0.03)
 
 
 def test_a_system_is_described_by_what_a_forecast_reads(tmp_path):
     """Of a machine of one's own too, instead of what this one has."""
     path = tmp_path / "ws8.toml"
-    read = partial(systems.site, str(path))
+    read = partial(systems.read_site, str(path))
     path.write_text("devices_per_node = 8\nlink_GB_per_s = 25\n")
-    assert predict.most_devices(read()) == 256
+    assert predict.max_devices_of_site(read()) == 256
     path.write_text('scheduler = "local"\ndevices_per_node = 8\n')
     fit = on_cores(NETWORK, {}, path)
     assert grid(fit)[-1].devices == 8
@@ -307,7 +311,7 @@ def test_eight_gpus_of_a_light_host_are_forecast_from_one(cpu_W, tmp_path):
             facts[f"energy_{part}_provenance"] = "measured"
         told = NETWORK | {"local_batch_size": size}
         found.append(measured(samples, 1, time_s, told, **facts))
-    fit = fits.make(mine(*found, system=path))
+    fit = fits.fit_runs(mine(*found, system=path))
     row = foretold(fit, training_samples=100_000, epochs=10, devices=8)
     told, truth_kWh = row["energy_kWh"], 0.30113 * row["gpu_hours"]["value"]
     assert holds(told, truth_kWh)
@@ -316,19 +320,19 @@ def test_eight_gpus_of_a_light_host_are_forecast_from_one(cpu_W, tmp_path):
 
 def test_a_command_without_samples_is_told_what_it_lacks():
     record = measured(1, 1, 10.0)
-    own, here = runs.own_runs, systems.site("local")
+    own, here = runs.own_runs, systems.read_site("local")
     refused("there are mine; a command counts with", own, [record], "yours", here)
     mixed = [record, measured(2, 1, 20.0, device_name="another")]
     refused("several recipes or devices", mine, *mixed)
     estimated = measured(2, 1, 20.0, energy_total_provenance="estimated")
     seen = mine(record, estimated)
-    fit = fits.make(seen.only(np.array([False, True])))
+    fit = fits.fit_runs(seen.subset(np.array([False, True])))
     assert not fit.has_power
     asked = grid(fit)
-    factors = predict.factors_of(None, 0.3, None, 1.0)
-    made = plan.make(fit, asked, {}, factors=factors)
-    assert plan.rows(made, [0])[0]["price"]["value"] is None
-    refused("energies are not known", plan.make, fit, asked, {"energy_kWh": 1.0})
+    factors = predict.conversion_factors(None, 0.3, None, 1.0)
+    made = plan.make_plan(fit, asked, {}, factors=factors)
+    assert plan.forecast_rows(made, [0])[0]["price"]["value"] is None
+    refused("energies are not known", plan.make_plan, fit, asked, {"energy_kWh": 1.0})
     of_core = measured(1, 1, 10.0, device_kind="cpu core")
     refused("horeka-a100 has GPUs", mine, of_core, system="horeka-a100")
 
@@ -340,12 +344,12 @@ def test_where_the_cpus_are_estimated_the_gpus_alone_are_forecast():
         energy_total_provenance="estimated", energy_gpu_provenance="measured"
     )
     found = two(**powers_W)
-    fit = fits.make(mine(*found))
+    fit = fits.fit_runs(mine(*found))
     asked = [plan.base_run(fit, {"training_samples": 10**6})]
-    (row,), (less,) = (predict.rows(fit, asked, share) for share in (1.0, 0.6))
+    (row,), (less,) = (predict.forecasts(fit, asked, share) for share in (1.0, 0.6))
     kWh = row["energy_kWh"]["value"]
     assert kWh == pytest.approx(0.25 * row["gpu_hours"]["value"], rel=0.05)
-    assert less["energy_kWh"]["value"] / kWh == power_limit.factors(0.6)[1, 0]
+    assert less["energy_kWh"]["value"] / kWh == power_limit.limit_factors(0.6)[1, 0]
     assert row["provenance"].endswith("2 measured runs, energies of the GPUs alone")
     found[0] = replace(found[0], energy_gpu_provenance="estimated")
     assert not mine(*found).scope
@@ -353,6 +357,6 @@ def test_where_the_cpus_are_estimated_the_gpus_alone_are_forecast():
 
 @pytest.mark.parametrize("again_s, said", [(44.1, True), (22.0, False)])
 def test_repeats_that_differ_are_not_averaged_without_a_word(again_s, said):
-    fit = fits.make(mine(*two(), measured(20_000, 1, again_s)))
+    fit = fits.fit_runs(mine(*two(), measured(20_000, 1, again_s)))
     words = "runs of one configuration differ by up to 110%: the machine was busy"
-    assert (words in wording.fitted(fit)) == said
+    assert (words in wording.fit_text(fit)) == said

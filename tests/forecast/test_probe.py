@@ -24,17 +24,20 @@ def long_run():
 
 def test_two_runs_begin_that_vary(a100, long_run, tmp_path):
     """Of few batches, on a node at most."""
-    pair = probe.upcoming(long_run, a100, tmp_path, minutes=5)
+    pair = probe.choose_next_runs(long_run, a100, tmp_path, minutes=5)
     sizes = [(run.devices, run.local_batch_size) for run in pair]
     assert sizes == [(4, 256), (1, 64)]
-    assert pair[0].training_samples == 4 * 256 * next_run.FEW and pair[0].epochs == 1
+    assert (
+        pair[0].training_samples == 4 * 256 * next_run.MIN_BATCHES
+        and pair[0].epochs == 1
+    )
     sizes = {"devices": 2, "training_samples": 480, "local_batch_size": 200}
     few = config.replace(long_run, **sizes)
-    pair = probe.upcoming(few, a100, tmp_path, minutes=5)
+    pair = probe.choose_next_runs(few, a100, tmp_path, minutes=5)
     # no more than there are
     assert [run.training_samples for run in pair] == [400, 300]
     words = "too few for a probe; give more"
-    refused(words, probe.upcoming, long_run, a100, tmp_path, minutes=0.4)
+    refused(words, probe.choose_next_runs, long_run, a100, tmp_path, minutes=0.4)
 
 
 CORES = worlds.CLUSTER | dict(tau=3e-2, evaluation=1 / 3, t_start=0.05, fill=0.0)
@@ -47,17 +50,17 @@ def made_by_model(monkeypatch, truth) -> list[float]:
 
     def run_study(short, runs_dir):
         for run in short:
-            (row,) = predict.rows(truth, [run])
+            (row,) = predict.forecasts(truth, [run])
             readings = row["time_h"]["value"] * 3600 / run.sampling_period_s
-            monkeypatch.setattr(simulate, "READINGS_OF_A_RUN", 1 + int(readings))
-            (made,) = simulate.write(truth, [run], runs_dir)
-            took_s.append(records.read(made).training_time_s)
+            monkeypatch.setattr(simulate, "READINGS_PER_RUN", 1 + int(readings))
+            (made,) = simulate.write_simulated_runs(truth, [run], runs_dir)
+            took_s.append(records.read_record_if_any(made).training_time_s)
         return []
 
     def now_s():
-        return sum(took_s) + next_run.START_S * len(took_s)
+        return sum(took_s) + next_run.STARTUP_S * len(took_s)
 
-    monkeypatch.setattr(local, "run_study", run_study)
+    monkeypatch.setattr(local, "make_missing_runs", run_study)
     monkeypatch.setattr(probe, "time", SimpleNamespace(monotonic=now_s))
     return took_s
 
@@ -73,7 +76,7 @@ def of_truth(workload, site, run, values) -> fits.Fit:
 
 
 OWN = """
-from energynn.experiment.config import CountOrNone, Epoch, RunConfig
+from energynn.experiment.config import Natural, Epoch, RunConfig
 
 class Config(RunConfig, frozen=True, kw_only=True):
     workload: str = "own_SIZE"
@@ -82,7 +85,7 @@ class Config(RunConfig, frozen=True, kw_only=True):
     global_batch_size: int = 32
     epochs: int = 20
     learning_rate: float = 0.1
-    SIZE: CountOrNone = 16_384
+    SIZE: Natural = 16_384
 
     def epoch(self):
         return Epoch(training_samples=self.SIZE, gradient_bytes=170_000)
@@ -109,21 +112,26 @@ def test_probes_of_minutes_forecast_a_training(
     text = OWN.replace("SIZE", workload.removeprefix("own_"))
     (tmp_path / f"{workload}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    site = runs.local_site(systems.site("local"), {"cores": 2}, on_gpu=False)
-    asked = probe.target(workload, systems.site("local"), {"devices": 2})
+    site = runs.site_of_this_machine(
+        systems.read_site("local"), {"cores": 2}, on_gpu=False
+    )
+    asked = probe.target_run(workload, systems.read_site("local"), {"devices": 2})
     values = CORES | dict(tau=tau, t_update=t_update, image_J=3 * tau)
     truth = of_truth(workload, site, asked, values)
     took_s = made_by_model(monkeypatch, truth)
-    probes = probe.make_here(asked, site, tmp_path / "runs", minutes=2.2)
+    probes = probe.make_probe_runs(asked, site, tmp_path / "runs", minutes=2.2)
     # some once more, where they were too short
     assert 2 <= len(probes) == len(set(probes)) <= len(took_s) <= len(probes) + 2
-    assert sum(took_s) + next_run.START_S * len(took_s) <= 2.2 * 60 * 1.4  # scatter
-    fit = fits.make(probe.matching_runs(asked, site, tmp_path / "runs"))
-    (told,), (fact,) = predict.rows(fit, [asked]), predict.rows(truth, [asked])
+    assert sum(took_s) + next_run.STARTUP_S * len(took_s) <= 2.2 * 60 * 1.4  # scatter
+    fit = fits.fit_runs(probe.matching_runs(asked, site, tmp_path / "runs"))
+    (told,), (fact,) = (
+        predict.forecasts(fit, [asked]),
+        predict.forecasts(truth, [asked]),
+    )
     told, fact = told["time_h"], fact["time_h"]["value"]
     assert holds(told, fact)
     assert told["value"] == pytest.approx(fact, rel=0.25)
-    again = probe.make_here(asked, site, tmp_path / "runs", minutes=2.2)
+    again = probe.make_probe_runs(asked, site, tmp_path / "runs", minutes=2.2)
     assert not set(again) & set(probes)
 
 
@@ -133,17 +141,17 @@ def test_probes_are_handed_to_the_cluster_as_a_study(
     """From the commands to the forecast; in place of the jobs, the model makes the records."""
     monkeypatch.setattr(probe, "REPOSITORY", tmp_path)
     own, made = tmp_path / "own", []
-    while probes := probe.upcoming(long_run, a100, own, minutes=5):
-        submit, fit = map(str.split, probe.hand_over(probes, a100).splitlines())
+    while probes := probe.choose_next_runs(long_run, a100, own, minutes=5):
+        submit, fit = map(str.split, probe.write_probe_study(probes, a100).splitlines())
         assert submit[:2] == ["energynn", "submit"]
         assert fit[1:3] == ["forecast", "fit"]
-        (submitted,) = studies.find([submit[2]], a100.name).values()
+        (submitted,) = studies.find_studies([submit[2]], a100.name).values()
         assert submitted == probes
-        simulate.write(fitted, submitted, own)
+        simulate.write_simulated_runs(fitted, submitted, own)
         made += probes
     assert 3 <= len(made) == len(set(made)) <= 8
-    fit = fits.make(probe.matching_runs(long_run, a100, own))
-    (row,), (expected,) = (predict.rows(of, [long_run]) for of in (fit, fitted))
+    fit = fits.fit_runs(probe.matching_runs(long_run, a100, own))
+    (row,), (expected,) = (predict.forecasts(of, [long_run]) for of in (fit, fitted))
     told, expected = row["time_h"], expected["time_h"]["value"]
     assert told["value"] == pytest.approx(expected, rel=0.3) and holds(told, expected)
 
@@ -156,10 +164,10 @@ def test_a_run_that_waits_tells_what_waiting_draws(a100):
     make = partial(study_run, device="gpu")
     made = [make(devices=n, training_samples=n * 25_600) for n in (1, 4)]
     asked = [make(devices=4, system=a100.name, step_period_s=2.0)]
-    fit = fits.make(worlds.taken("resnet50", a100, made, truth))
-    best = next_run.best(next_run.worth_of_runs(fit, asked))["run"]
+    fit = fits.fit_runs(worlds.taken("resnet50", a100, made, truth))
+    best = next_run.best_candidate(next_run.worth_of_runs(fit, asked))["run"]
     more = worlds.taken("resnet50", a100, [*made, best], truth)
-    told, before = (fits.gpu_power_W(of) for of in (fits.make(more), fit))
+    told, before = (fits.gpu_power_W(of) for of in (fits.fit_runs(more), fit))
     assert holds(told, 300 / 4 + 72)
     assert told["high"] - told["low"] < 0.7 * (before["high"] - before["low"])
     waits = more.work[-1]

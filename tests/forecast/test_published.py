@@ -13,19 +13,19 @@ from tests.processes import refused
 
 def forecast(fit, name: str) -> dict[int, dict]:
     """The forecast of a series by its number of devices."""
-    rows = predict.rows(fit, studies.PAPER[name]("horeka-a100"))
+    rows = predict.forecasts(fit, studies.PAPER_STUDIES[name]("horeka-a100"))
     return {row["devices"]: row for row in rows}
 
 
 @pytest.mark.parametrize("most, median, greatest", [(1, 2, 5), (4, 1, 4), (16, 1.5, 4)])
 def test_few_gpus_tell_what_256_need(published, most, median, greatest):
     few = published.work["devices"] <= most
-    fit, asked = fits.make(published.only(few)), published.only(~few)
+    fit, asked = fits.fit_runs(published.subset(few)), published.subset(~few)
     off = off_percent(fit, asked)
     assert np.median(off, axis=1).max() <= median and off.max() <= greatest
     assert inside(fit, asked).all()
     if most == 4:
-        told = fits.forecast(fit, asked.work)
+        told = fits.forecast_outcomes(fit, asked.work)
         for name in ("time_s", "energy_J"):
             value, low, high = np.log(told[name]).T
             assert np.median(high - low) / 2 <= 0.09
@@ -37,7 +37,7 @@ def test_few_gpus_tell_what_256_need(published, most, median, greatest):
 def left_out_one_by_one(seen):
     """Errors of the forecast of each run by the others, and whether it holds what that took."""
     for out in np.eye(len(seen), dtype=bool):
-        fit, asked = fits.make(seen.only(~out)), seen.only(out)
+        fit, asked = fits.fit_runs(seen.subset(~out)), seen.subset(out)
         yield off_percent(fit, asked), inside(fit, asked)
 
 
@@ -58,14 +58,16 @@ def test_parts_of_energies_that_no_fit_has_seen(fitted):
 
 
 def test_most_of_the_loss_at_256_gpus_is_fixed_cost_per_epoch(fitted):
-    r1 = [run for run in studies.PAPER["R1"]("horeka-a100") if run.repeat == 0]
-    work = fitted.runs.works(r1)
+    r1 = [run for run in studies.PAPER_STUDIES["R1"]("horeka-a100") if run.repeat == 0]
+    work = fitted.runs.work_of(r1)
     before, after = (
-        predict.times_of_draws(fitted, one) for one in (work[:1], work[-1:])
+        predict.draw_times_by_cause(fitted, one) for one in (work[:1], work[-1:])
     )
     grown = work["devices"][-1] * after - work["devices"][0] * before
     shares = grown.div(grown.sum(axis="columns"), axis="index")
-    loss = predict.with_ends(shares.assign(fixed=shares["starts"] + shares["fill"]))
+    loss = predict.share_intervals(
+        shares.assign(fixed=shares["starts"] + shares["fill"])
+    )
     low, value, high = loss.loc["fixed", ["low", "value", "high"]]
     assert 0.5 < low < value < high < 0.9 and loss.loc["allreduce", "high"] < 0.08
     assert loss["value"].drop("fixed").sum() == pytest.approx(1)
@@ -75,7 +77,7 @@ def test_fourcastnets_intervals_hold_their_values():
     """Single jobs, which scatter by 6 to 8 %: left out one by one, 14 of 16 values lie inside."""
     found = []
     for system in ("horeka-a100", "horeka-h100"):
-        seen = runs.published("fourcastnet", system)
+        seen = runs.published_runs("fourcastnet", system)
         assert seen.like and all(run.repeats == 1 for run in seen.taken)
         found += left_out_one_by_one(seen)
     off, held = zip(*found, strict=True)
@@ -84,7 +86,7 @@ def test_fourcastnets_intervals_hold_their_values():
 
 def test_fourcastnet_takes_the_same_path(a100):
     fit = fits.published("fourcastnet", a100.name)
-    (row,) = predict.rows(fit, studies.PAPER["fluctuation"](a100.name))
+    (row,) = predict.forecasts(fit, studies.PAPER_STUDIES["fluctuation"](a100.name))
     # 20 epochs: in no fit
     assert row["gpu_hours"]["value"] == pytest.approx(280, rel=0.05)
 
@@ -92,25 +94,25 @@ def test_fourcastnet_takes_the_same_path(a100):
 def test_runs_of_one_configuration_are_refused(published):
     refused(
         "one configuration; tau and t_start cannot be told apart",
-        fits.check,
-        published.only(np.arange(len(published)) == 0),
+        fits.require_varied_runs,
+        published.subset(np.arange(len(published)) == 0),
     )
 
 
 def test_times_that_a_plain_sum_fits_better_are_refused(published):
     refused(
         "a sum of four terms by less than half of it",
-        fits.check,
+        fits.require_varied_runs,
         worlds.unlike_the_model(published),
     )
-    fits.check(published)
+    fits.require_varied_runs(published)
 
 
 def test_nothing_published_says_so():
     for name in ("horeka-h100", "slurm"):
         refused(
             f"resnet50 on {name}: nothing is published of it",
-            runs.published,
+            runs.published_runs,
             "resnet50",
             name,
         )

@@ -24,7 +24,7 @@ def test_intervals_hold_the_truth(kind, number):
 
 def is_refused(seen) -> bool:
     try:
-        fits.check(seen)
+        fits.require_varied_runs(seen)
     except ValueError as error:
         return "a sum of four terms" in str(error)
     return False
@@ -60,7 +60,7 @@ def test_the_check_spares_good_runs_and_finds_odd_ones(number):
         every = clusters.truth_of(clusters.nothing, values, plain, chance)
         order = chance.permutation(len(every))
         for part in (every.work["nodes"] == 1, order < 5, order < 8):
-            seen = every.only(part)
+            seen = every.subset(part)
             scatter = np.exp(0.01 * chance.standard_normal(len(seen)))
             spared.append(not is_refused(seen))
             found.append(is_refused(worlds.unlike_the_model(seen, scatter)))
@@ -80,13 +80,13 @@ def of_study(a100):
 
 def split(seen, most):
     few = seen.work["devices"] <= most
-    return seen.only(few), seen.only(~few)
+    return seen.subset(few), seen.subset(~few)
 
 
 def test_a_slow_network_is_not_read_as_storage(of_study):
     """A link that reaches an eighth of what its file says, seen on two nodes."""
     few, many = split(of_study(efficiency=0.12), 8)
-    fit = fits.make(few)
+    fit = fits.fit_runs(few)
     assert not {"kappa_storage", "storage"} & {*fit.entered}
     assert off_percent(fit, many).max() < 5 and inside(fit, many).all()
 
@@ -101,12 +101,12 @@ def test_a_term_that_the_runs_ask_for_enters(of_study, term, size, most):
     A limit is a ceiling: 25,000 samples a second, for 64 GPUs as for 256.
     """
     few, many = split(of_study(**{term: size}), most)
-    fit = fits.make(few)
+    fit = fits.fit_runs(few)
     assert fit.entered == (term,)
     assert fit.values[term] == pytest.approx(size, rel=0.3)
     assert inside(fit, many).all()
     plain, _ = split(of_study(), most)
-    assert fits.make(plain).entered == ()
+    assert fits.fit_runs(plain).entered == ()
 
 
 @pytest.mark.parametrize("longer", [1.25, pytest.param(2.0, marks=pytest.mark.slow)])
@@ -115,16 +115,18 @@ def test_an_odd_run_is_named_by_the_others_and_no_other_is(published, longer):
         time_s = published.time_s.copy()
         time_s[at] *= longer
         seen = worlds.with_results(published, time_s, published.power_W)
-        table = fits.from_others(fits.make(seen))
+        table = fits.leave_one_out_errors(fits.fit_runs(seen))
         is_odd = table[table["quantity"] == "time_s"].set_index("run")["is_odd"]
         assert list(is_odd.index[is_odd]) == [at]
-    table = fits.from_others(fits.make(published))
+    table = fits.leave_one_out_errors(fits.fit_runs(published))
     assert not table["is_odd"].any() and table["is_inside"].mean() > 0.9
 
 
 def test_healthy_worlds_have_no_odd_run():
     tables = [
-        fits.from_others(fits.make(clusters.draw(clusters.nothing, seed, 1)["fitted"]))
+        fits.leave_one_out_errors(
+            fits.fit_runs(clusters.draw(clusters.nothing, seed, 1)["fitted"])
+        )
         for seed in range(8)
     ]
     assert np.mean([table["is_odd"].any() for table in tables]) <= 0.25
@@ -157,10 +159,11 @@ def test_powers_do_not_move_times(of_study):
     seen = of_study()
     strange = 300 * seen.power_W**2 / 260**2
     few, many = split(worlds.with_results(seen, seen.time_s, strange), 4)
-    blind = fits.make(worlds.with_results(few, few.time_s, [None] * len(few)))
+    blind = fits.fit_runs(worlds.with_results(few, few.time_s, [None] * len(few)))
     assert not blind.has_power
-    assert np.isnan(fits.forecast(blind, many.work)["energy_J"]).all()
+    assert np.isnan(fits.forecast_outcomes(blind, many.work)["energy_J"]).all()
     seeing_s, blind_s = (
-        fits.forecast(fit, many.work)["time_s"][:, 0] for fit in (fits.make(few), blind)
+        fits.forecast_outcomes(fit, many.work)["time_s"][:, 0]
+        for fit in (fits.fit_runs(few), blind)
     )
     assert seeing_s == pytest.approx(blind_s, rel=1e-6)

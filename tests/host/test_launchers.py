@@ -53,8 +53,8 @@ def test_a_launcher_s_variables_tell_rank_size_and_ranks_of_the_host(
 ):
     around(variables)
     assert launchers.rank_and_size() == (rank, size)
-    assert launchers.ranks_of_this_host() == ranks_of_host
-    assert launchers.launcher() in launchers.MPI_LAUNCHERS
+    assert launchers.count_ranks_of_this_host() == ranks_of_host
+    assert launchers.own_launcher() in launchers.MPI_LAUNCHERS
 
 
 def test_srun_calls_the_python_of_a_container_and_the_record_names_it(
@@ -92,12 +92,12 @@ def test_srun_calls_the_python_of_a_container_and_the_record_names_it(
     begin = ranks.index("--mpi=pmix") + 1
     assert ranks[begin:] == words + alone[alone.index(sys.executable) + 1 :]
     assert launchers.find_launcher(8) == "srun"  # perun is in there, if not here
-    assert machine.versions()["container"].endswith(" ".join(words[1:]))
+    assert machine.package_versions()["container"].endswith(" ".join(words[1:]))
 
 
 def test_a_rank_writes_each_line_by_one_call():
     """So that mpirun can label it, and none is torn."""
-    program = "import sys\nfrom energynn.host import launchers\nlaunchers.write_whole_lines()\n"
+    program = "import sys\nfrom energynn.host import launchers\nlaunchers.buffer_output_by_line()\n"
     program += "print('a', 1)\nprint('b', 2, file=sys.stderr)"
     reading, writing = os.pipe2(os.O_DIRECT)  # each read gives one write
     variables = os.environ | {"PYTHONUNBUFFERED": "1"}

@@ -27,12 +27,12 @@ def end(process):
 def test_one_holds_until_it_closes_or_dies(tmp_path):
     path = tmp_path / "run.json"
     path.write_text("{}")
-    assert not files.is_locked(path) and not records.is_running(tmp_path)
+    assert not files.is_locked(path) and not records.is_run_locked(tmp_path)
     other, has_it = holder(path)
-    assert has_it and files.is_locked(path) and records.is_running(tmp_path)
+    assert has_it and files.is_locked(path) and records.is_run_locked(tmp_path)
     assert files.lock(path) is None and files.lock(path, shared=True) is None
     end(other)
-    assert not files.is_locked(path) and not records.is_running(tmp_path)
+    assert not files.is_locked(path) and not records.is_run_locked(tmp_path)
     with files.lock(path, wait=True):
         other, has_it = holder(path)
         end(other)
@@ -60,6 +60,6 @@ def test_a_file_system_without_locks_is_refused_with_the_remedy(tmp_path, monkey
 
 
 def test_what_is_staged_is_hidden_and_removed(tmp_path):
-    with files.staged(tmp_path / "runs") as folder:
+    with files.staging_folder(tmp_path / "runs") as folder:
         assert folder.is_dir() and folder.name.startswith(".")
     assert list((tmp_path / "runs").iterdir()) == []

@@ -97,7 +97,7 @@ def test_a_file_that_crashes_its_reader_or_holds_it_for_ever_is_one_line(
 ):
     refused(
         "file: is damaged .*copy it again",
-        processes.require_an_end,
+        processes.require_readable_in_time,
         read,
         tmp_path / "file",
         5,
@@ -112,6 +112,6 @@ def test_all_that_works_for_a_folder_is_ended(tmp_path):
     mark = os.environ | {processes.MARK_VARIABLE: str(tmp_path)}
     started = subprocess.Popen(["sh", "-c", script], env=mark, stdout=subprocess.PIPE)
     started.stdout.readline()
-    assert len(processes.marked(tmp_path)) >= 2
+    assert len(processes.list_marked(tmp_path)) >= 2
     processes.end_marked(tmp_path)
-    assert not processes.marked(tmp_path) and started.wait() == -signal.SIGKILL
+    assert not processes.list_marked(tmp_path) and started.wait() == -signal.SIGKILL

@@ -27,7 +27,11 @@ class Cluster:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        hidden = ("PYTEST_CURRENT_TEST", "ENERGYNN_IMAGENET", supervise.HOST_LOCK)
+        hidden = (
+            "PYTEST_CURRENT_TEST",
+            "ENERGYNN_IMAGENET",
+            supervise.HOST_LOCK_VARIABLE,
+        )
         kept = {name: os.environ[name] for name in os.environ if name not in hidden}
         self.environment = kept | {
             "SLURM_CONF": str(folder / "etc" / "slurm.conf"),

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from energynn.launch import slurm
 
 
@@ -22,7 +22,7 @@ from energynn.launch import slurm
 def test_a_job_s_number_is_found_among_what_a_site_says(fake_slurm, answer):
     fake_slurm.answers["sbatch"] = answer
     assert "job 41: 1 run(s)" in fake_slurm.submit()
-    assert json_table(fake_slurm.submission())["job_id"] == "41_0"
+    assert read_json(fake_slurm.submission())["job_id"] == "41_0"
     queue = "** welcome | to | all **\n7_N/A|RUNNING|None\n41_0|PENDING|a|b\n"
     fake_slurm.answers["squeue"] = queue
     assert re.search(r"queued +a\|b; job 41_0", fake_slurm.energynn("status"))
@@ -67,7 +67,9 @@ def test_no_variable_changes_what_the_script_or_we_ask_for(fake_slurm, monkeypat
     fake_slurm.energynn("cancel", "--all")
     assert fake_slurm.variables.keys() == {"sbatch", "squeue", "scancel"}
     for variables in fake_slurm.variables.values():
-        passed_on = {name for name in variables if name.startswith(slurm.OPTIONS)}
+        passed_on = {
+            name for name in variables if name.startswith(slurm.SLURM_OPTION_PREFIXES)
+        }
         assert passed_on == {"SBATCH_QOS", "SBATCH_ACCOUNT"}
         assert variables["PATH"] == os.environ["PATH"]
     assert os.environ["SQUEUE_STATES"] == "1"  # of this shell

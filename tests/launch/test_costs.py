@@ -18,24 +18,24 @@ PUBLISHED = ("published runs", "published GPU hours", "published kWh")
     [("R1", "horeka-a100"), ("F1", "horeka-a100"), ("F5", "horeka-h100")],
 )
 def test_every_command_names_one_price(tmp_path, name, system):
-    (runs,) = studies.find([name], system).values()
+    (runs,) = studies.find_studies([name], system).values()
     fit = tmp_path / "fit.json"
-    fits.write(fit, fits.published(runs[0].workload, system))
+    fits.write_fit(fit, fits.published(runs[0].workload, system))
     rows = told("forecast", "predict", name, "--fit", fit)["rows"]
-    repeats, site = len(runs) // len(rows), systems.site(system)
-    table = costs.table(runs, site)
-    for field, unit in predict.PRICE.items():
+    repeats, site = len(runs) // len(rows), systems.read_site(system)
+    table = costs.cost_table(runs, site)
+    for field, unit in predict.PRICED_QUANTITIES.items():
         values = [repeats * row[field]["value"] for row in rows]
         assert table[unit].tolist() == pytest.approx([*values, sum(values)])
     whole = told("forecast", "predict", name, "--system", system)
-    for field, unit in predict.PRICE.items():
+    for field, unit in predict.PRICED_QUANTITIES.items():
         assert whole["total"][field] == pytest.approx(table[unit].iloc[-1])
     submitted = f"submit {name} --system {system} --dry-run --runs-dir {tmp_path}"
     for words in (submitted, f"study show {name}"):
-        assert costs.in_words(table) in answer(*words.split())
+        assert costs.cost_text(table) in answer(*words.split())
     for row, run in zip(rows, runs[::repeats], strict=True):
-        longest_h = submit.MARGIN * row["time_h"]["high"] + submit.SPARE_H
-        (job,) = submit.plan([run], site, tmp_path, set())
+        longest_h = submit.LIMIT_MARGIN * row["time_h"]["high"] + submit.SPARE_H
+        (job,) = submit.plan_jobs([run], site, tmp_path, set())
         assert job.minutes == math.ceil(60 * min(longest_h, site.max_hours))
 
 
@@ -67,7 +67,7 @@ def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_pat
 def test_whole_nodes_are_charged():
     for devices, charged in ((1, 4), (4, 4), (6, 8), (9, 12)):
         run = config.make("fourcastnet", preset="paper", devices=devices)
-        cost = costs.expect(run, "horeka-a100")
+        cost = costs.expected_cost(run, "horeka-a100")
         assert cost["charged hours"] / cost["GPU hours"] == pytest.approx(
             charged / devices
         )
@@ -82,13 +82,15 @@ def test_whole_nodes_are_charged():
     ],
 )
 def test_a_published_value_stands_beside_the_forecast(system, name, devices, published):
-    run = next(run for run in studies.find([name])[name] if run.devices == devices)
-    cost = costs.expect(run, system)
+    run = next(
+        run for run in studies.find_studies([name])[name] if run.devices == devices
+    )
+    cost = costs.expected_cost(run, system)
     found = [cost[heading] for heading in PUBLISHED]
     assert found == pytest.approx(published, abs=0.05)
     if name == "T1":
         tuned = config.replace(run, stage="finetune", initial_run="x")
-        two_steps = costs.expect(tuned, system)
+        two_steps = costs.expected_cost(tuned, system)
         assert 1.8 < two_steps["GPU hours"] / cost["GPU hours"] <= 2
 
 
@@ -102,16 +104,18 @@ def test_a_published_value_stands_beside_the_forecast(system, name, devices, pub
     ],
 )
 def test_no_other_price_stands_in_for_an_unknown_one(tmp_path, system, changed):
-    site = systems.site(system)
+    site = systems.read_site(system)
     known = config.make("resnet50", preset="paper", devices=4)
     run = config.replace(known, **changed)
-    (job,) = submit.plan([run], site, tmp_path, set())
+    (job,) = submit.plan_jobs([run], site, tmp_path, set())
     assert job.minutes == math.ceil(60 * site.default_hours)
-    assert "2 runs, of unknown cost" in costs.in_words(costs.table([run, run], site))
-    table = costs.table([run, known], systems.site("horeka-a100"))
+    assert "2 runs, of unknown cost" in costs.cost_text(
+        costs.cost_table([run, run], site)
+    )
+    table = costs.cost_table([run, known], systems.read_site("horeka-a100"))
     assert table["kWh"].isna().iloc[-1] == bool(changed)
 
 
 def test_the_list_of_studies_makes_no_fit(monkeypatch):
-    monkeypatch.delattr(fits, "make")
+    monkeypatch.delattr(fits, "fit_runs")
     assert "R1 " in answer("study", "list")

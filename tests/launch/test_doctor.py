@@ -16,8 +16,8 @@ MPI = doctor.Finding("MPI", doctor.GOOD, "taken as given")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(doctor, "_mpi_finding", lambda devices: MPI)
-    monkeypatch.setattr(doctor, "SAMPLING_S", 1.0)
+    monkeypatch.setattr(doctor, "_examine_mpi", lambda devices: MPI)
+    monkeypatch.setattr(doctor, "SAMPLING_TIME_S", 1.0)
 
 
 def of(findings, subject):
@@ -30,13 +30,13 @@ def test_a_machine_without_sensors_is_weak_and_says_why():
     findings = [doctor.Finding(**finding) for finding in found]
     assert "estimated from busy time" in of(findings, "CPU")
     assert "one CPU core" in of(findings, "GPU")
-    assert all(len(line) < 80 for line in doctor.report(findings).splitlines())
+    assert all(len(line) < 80 for line in doctor.findings_text(findings).splitlines())
 
 
 def test_dead_counters_and_devices_without_a_sensor_are_named(tmp_path):
     powercap_tree(tmp_path / "powercap")
     pci(tmp_path, "0000:03:00.0")
-    findings = doctor.examine()
+    findings = doctor.examine_machine()
     found = of(findings, "sensor")
     assert "cpu_0_package-0 does not move" in found and "0000:03:00.0" in found
     assert "no record would be valid" in found and doctor.exit_status(findings) == 1
@@ -48,7 +48,7 @@ def test_gpus_and_their_power(nvml, monkeypatch):  # noqa: F811
     nvml.nvmlDeviceGetName = lambda gpu: "NVIDIA A100" if gpu == 0 else "NVIDIA H100"
     nvml.nvmlDeviceGetMigMode = lambda gpu: [gpu, 0]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    findings = doctor.examine()
+    findings = doctor.examine_machine()
     found = of(findings, "GPU")
     assert "gpu_0_energy: energy, measured, counts" in found
     assert (
@@ -67,22 +67,22 @@ def test_a_run_on_a_gpu_that_is_split_is_refused(nvml, monkeypatch, tmp_path):  
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for device, devices in (("cpu", 1), ("gpu", 1)):
         made = config.make("fourcastnet", device=device, devices=devices)
-        start.prepare(made, tmp_path / "local" / "run")
+        start.prepare_intent(made, tmp_path / "local" / "run")
     made = config.make("fourcastnet", device="gpu", devices=2)
     refused(
         "^device: GPU 1 is split .*nvidia-smi -i 1 -mig 0",
-        start.prepare,
+        start.prepare_intent,
         made,
         tmp_path / "local" / "run",
     )
-    assert len(machine.gpus()) == 2
+    assert len(machine.list_gpus()) == 2
 
 
 def test_a_driver_that_never_answers_stops_no_doctor(nvml, monkeypatch):  # noqa: F811
     never = threading.Event()
     nvml.nvmlDeviceGetPowerUsage = lambda gpu: never.wait()
     monkeypatch.setattr(sensors.Sampler, "FIRST_S", 0.5)
-    findings = doctor.examine()
+    findings = doctor.examine_machine()
     assert doctor.exit_status(findings) == 2 and "does not answer" in of(
         findings, "sensor"
     )
@@ -94,15 +94,15 @@ def test_perun_has_the_version_that_was_tried(monkeypatch):
         monkeypatch.setattr(
             doctor.importlib.metadata, "version", lambda _, v=version: v
         )
-        perun = doctor._package_finding("perun", doctor.PERUN_VERSION)
+        perun = doctor._examine_package("perun", doctor.PERUN_VERSION)
         assert perun.state == state and bool(perun.remedy) == (state == doctor.BAD)
 
 
 @pytest.mark.slow
 def test_a_real_mpi_world_is_tried_and_a_wrong_one_is_refused(monkeypatch):
     monkeypatch.undo()
-    assert doctor._mpi_finding(2).state == doctor.GOOD
+    assert doctor._examine_mpi(2).state == doctor.GOOD
     # no pmi2
-    monkeypatch.setattr(launchers, "mpi_start", lambda ranks: [])
-    finding = doctor._mpi_finding(2)
+    monkeypatch.setattr(launchers, "mpirun_command", lambda ranks: [])
+    finding = doctor._examine_mpi(2)
     assert finding.state == doctor.BAD and "world of 1" in finding.found

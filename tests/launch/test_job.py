@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from energynn.host import files
-from energynn.host.launchers import CAN_GO_ON
+from energynn.host.launchers import RESUMABLE_STATUS
 from energynn.launch import job, local, slurm, status
 from tests.conftest import minimal_record
 
@@ -29,7 +29,7 @@ def start(tmp_path, monkeypatch, signals):
                 files.write_json(run_dir / "record.json", minimal_record(**record))
             return 1, "RuntimeError: out of memory"
 
-        status.write(run_dir, "submission", status.Submission(submitted_at))
+        status.write_job_file(run_dir, "submission", status.JobSubmission(submitted_at))
         monkeypatch.setattr(local, "execute", execute)
         return job.main(run_dir)
 
@@ -38,11 +38,11 @@ def start(tmp_path, monkeypatch, signals):
 
 
 def test_three_failures_in_a_row_end_a_run_and_a_new_submission_begins_anew(start):
-    assert [start(), start()] == [CAN_GO_ON, CAN_GO_ON]
+    assert [start(), start()] == [RESUMABLE_STATUS, RESUMABLE_STATUS]
     assert start() == 1
     why = "failed: 3 starts in a row came to no new checkpoint, the last with: "
     assert start.last() == f"{why}RuntimeError: out of memory"
-    assert start(submitted_at="later") == CAN_GO_ON
+    assert start(submitted_at="later") == RESUMABLE_STATUS
     assert start.last() == "failed: RuntimeError: out of memory"
 
 
@@ -50,20 +50,26 @@ def test_three_failures_in_a_row_end_a_run_and_a_new_submission_begins_anew(star
 def test_a_run_that_fails_or_is_longer_than_any_job_goes_on_while_it_comes_further(
     start, signalled
 ):
-    assert [start(signalled, checkpoint=n) for n in range(14)] == [CAN_GO_ON] * 14
+    assert [start(signalled, checkpoint=n) for n in range(14)] == [
+        RESUMABLE_STATUS
+    ] * 14
     assert (start.last() == "asked to stop") == bool(signalled)
-    assert [start(signalled) for _ in range(3)] == [CAN_GO_ON, CAN_GO_ON, 1]
+    assert [start(signalled) for _ in range(3)] == [
+        RESUMABLE_STATUS,
+        RESUMABLE_STATUS,
+        1,
+    ]
     assert "came to no new checkpoint" in start.last()
 
 
 def test_who_cancels_or_preempts_a_run_does_not_make_it_fail(start):
-    assert [start(signal.SIGTERM) for _ in range(5)] == [job.CANCELLED] * 5
-    assert start.last() == "asked to stop" and start() == CAN_GO_ON
+    assert [start(signal.SIGTERM) for _ in range(5)] == [job.CANCELLED_EXIT_STATUS] * 5
+    assert start.last() == "asked to stop" and start() == RESUMABLE_STATUS
 
 
 def test_a_run_that_finished_and_is_not_valid_is_not_made_again_by_itself(start):
     bad = dict(valid=False, invalid_reasons=["only 3 power samples"])
-    assert start(record=bad) == CAN_GO_ON  # it is of another start
+    assert start(record=bad) == RESUMABLE_STATUS  # it is of another start
     assert start(record=bad | dict(ended_at="2999-01-01T00:00:00Z")) == 1
     assert start.last() == "failed: not valid: only 3 power samples"
     assert start(record={"valid": True}) == 0 and start.last() == "finished"
@@ -77,7 +83,7 @@ def test_only_the_task_itself_is_queued_again_never_its_array(
         monkeypatch.setenv(f"SLURM_{name}", value)
     fake_slurm.answers["scontrol"] = None
     monkeypatch.setattr(slurm.time, "sleep", lambda _: None)
-    assert start() == CAN_GO_ON  # so that nothing that waits for this run begins
+    assert start() == RESUMABLE_STATUS  # so that nothing that waits for this run begins
     assert fake_slurm.given == {"scontrol": ["requeue", "9_3"]}
     said = capsys.readouterr().out
     assert "not queued again (scontrol requeue: no)" in said

@@ -21,7 +21,7 @@ from energynn.host import files, launchers
 from energynn.host.files import REPOSITORY
 from energynn.launch import start, supervise
 from energynn.measure import kernel, samples
-from energynn.measure.samples import pieces, read_events
+from energynn.measure.samples import read_events, read_pieces
 from tests import powercap
 from tests.processes import (
     ENERGYNN,
@@ -51,12 +51,12 @@ from energynn.experiment import config
 from energynn.host import launchers
 from energynn.launch import start, supervise
 """
-RUN = "start.run(made, runs_dir)"
+RUN = "start.make_run(made, runs_dir)"
 SUPERVISE = """
 run_dir = pathlib.Path(runs_dir) / 'local' / config.run_id(made)
 run_dir.mkdir(parents=True)
-start.begin(start.prepare(made, run_dir), run_dir)
-supervise.make(run_dir, os.getppid())
+start.begin_run(start.prepare_intent(made, run_dir), run_dir)
+supervise.supervise_run(run_dir, os.getppid())
 """
 
 
@@ -80,13 +80,13 @@ def only_run(runs_dir):
 
 
 def record_of(runs_dir):
-    return records.read(only_run(runs_dir))
+    return records.read_record_if_any(only_run(runs_dir))
 
 
 def begun(runs_dir, number=1, ranks=2):
     """Tell whether all ranks of the newest of so many segments train."""
     paths = list(Path(runs_dir).glob("local/*/run.json"))
-    folders = samples.segments(paths[0].parent) if paths else []
+    folders = samples.segment_dirs(paths[0].parent) if paths else []
     if len(folders) != number:
         return False
     events = read_events(folders[-1])
@@ -100,7 +100,7 @@ def process_of(runs_dir, module):
 
 
 def rank_of(runs_dir, rank):
-    events = read_events(samples.segments(only_run(runs_dir))[-1])
+    events = read_events(samples.segment_dirs(only_run(runs_dir))[-1])
     starts = samples.events_of_kind(events, "rank_start")
     return next(psutil.Process(each["pid"]) for each in starts if each["rank"] == rank)
 
@@ -131,7 +131,7 @@ def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_
     assert started.wait() == 0, "".join(lines)
     assert "s left" in "".join(live), "progress is to be seen while it trains"
     made = only_run(runs_dir)
-    record = records.read(made)
+    record = records.read_record_if_any(made)
     assert record.valid, record.invalid_reasons
     assert record.devices == 2 and record.samples_in_training >= 60
     assert 0 < record.cpu_time_s < 3 * record.training_time_s
@@ -151,7 +151,7 @@ def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_
     assert record.energy_perun_total_J == of_perun_J
     assert 0 < record.idle_power_cpu_before_W
     before = (made / "record.json").stat().st_mtime_ns
-    assert start.run(config.make(**LONGER), runs_dir) == made
+    assert start.make_run(config.make(**LONGER), runs_dir) == made
     assert (made / "record.json").stat().st_mtime_ns == before, "not made again"
     lines = (made / "log.txt").read_text().splitlines()
     assert all(line.startswith(("[0] ", "[1] ")) for line in lines), (
@@ -193,7 +193,7 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_it(
     record = record_of(runs_dir)
     assert record.status == status and words in record.status_reason
     assert not record.valid and records.check(runs_dir) == []
-    kept = next(pieces(next(only_run(runs_dir).glob("samples-*.jsonl"))))
+    kept = next(read_pieces(next(only_run(runs_dir).glob("samples-*.jsonl"))))
     assert kept.t_ns[-1] > killed_at - 0.3e9, "samples were lost"
     assert record.energy_cpu_J > 0
 
@@ -274,8 +274,8 @@ HANGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("program, status", HANGS.values(), ids=HANGS)
 def test_a_rank_that_hangs_is_ended(tmp_path, program, status):
-    changes = "supervise.POLL_S, supervise.SILENT_S = 0.2, 5.0\n"
-    changes += "supervise.SILENT_AT_END_S = 5.0\n"
+    changes = "supervise.POLL_PERIOD_S, supervise.MAX_SILENCE_S = 0.2, 5.0\n"
+    changes += "supervise.MAX_SILENCE_AT_END_S = 5.0\n"
     changes += f"words = [sys.executable, '-c', {program!r}]\n"
     changes += (
         "supervise.ranks_command = lambda folder, intent: [*words, str(folder)]\n"
@@ -326,7 +326,7 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(
     record = record_of(tmp_path)
     assert record.status == "failed" and words in record.status_reason
     assert record.energy_cpu_J > 0 and record.history[-1]["epoch"] == 4
-    kept = next(pieces(next(only_run(tmp_path).glob("samples-*.jsonl"))))
+    kept = next(read_pieces(next(only_run(tmp_path).glob("samples-*.jsonl"))))
     assert kept.t_ns[-1] > ended_at - 6e9 and records.check(tmp_path) == []
 
 
@@ -385,7 +385,7 @@ def test_a_run_that_failed_by_a_timeout_goes_on_with_a_longer_one(tmp_path):
     assert record.valid and "goes on after " in output, output
     assert record.run_id == failed.run_id and len(record.segments) == 2
     assert record.config["collective_timeout_s"] == 60
-    events = read_events(samples.segments(only_run(runs_dir))[-1])
+    events = read_events(samples.segment_dirs(only_run(runs_dir))[-1])
     starts = samples.events_of_kind(events, "training_start")
     assert all(start["samples_done"] > 0 for start in starts)
     assert records.check(runs_dir) == []
@@ -430,7 +430,7 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
     words = ["study", "run", tmp_path / "two.py", "--runs-dir", tmp_path / "runs"]
     done = energynn(*words, env=os.environ | {"PYTHONPATH": path})
     said = done.stdout[-3000:] + done.stderr[-3000:]
-    found = map(records.read, records.run_dirs(tmp_path / "runs"))
+    found = map(records.read_record_if_any, records.list_run_folders(tmp_path / "runs"))
     made = {record.launcher: record for record in found}
     assert done.returncode == 0 and made.keys() == {"alone", "torchrun"}, said
     assert all(record.valid for record in made.values()), said
@@ -479,36 +479,36 @@ def test_papermill_refuses_bad_parameters_in_one_line(tmp_path):
 
 
 def prepared(run_dir, **parameters):
-    return start.prepare(config.make("fourcastnet", **parameters), run_dir)
+    return start.prepare_intent(config.make("fourcastnet", **parameters), run_dir)
 
 
 def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path):
     intent = prepared(tmp_path / "mine" / "local" / "run")
-    with supervise.take_host():
-        refused("another measured run has this machine", start.warnings_of, intent)
+    with supervise.lock_host():
+        refused("another measured run has this machine", start.list_warnings, intent)
         said = answer("measure", "--out", tmp_path / "run", "--", "true", status=2)
         assert "another measured run has this machine" in said
-    assert not start.warnings_of(intent)
+    assert not start.list_warnings(intent)
 
 
 @pytest.mark.parametrize("name", ["", "a-machine" * 50, "with/slash and ä"])
 def test_a_host_is_one_across_network_namespaces(tmp_path, monkeypatch, name):
-    monkeypatch.setenv(supervise.HOST_LOCK, name and f"{name}{tmp_path}")
+    monkeypatch.setenv(supervise.HOST_LOCK_VARIABLE, name and f"{name}{tmp_path}")
     (tmp_path / "boot_id").write_text(f"{tmp_path}\n")
-    monkeypatch.setattr(kernel, "BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr(kernel, "BOOT_ID_FILE", tmp_path / "boot_id")
     locks = tmp_path / "locks"
     locks.mkdir()
-    monkeypatch.setattr(supervise, "LOCKS", locks)
-    with supervise.take_host():
+    monkeypatch.setattr(supervise, "LOCK_FOLDER", locks)
+    with supervise.lock_host():
         (path,) = locks.iterdir()
         assert path.stat().st_mode & 0o777 == 0o444  # of every user
         # the name of another network namespace is free
         monkeypatch.setattr(supervise.socket.socket, "bind", lambda *_: None)
-        refused("another measured run has this machine", supervise.take_host)
-    supervise.take_host().close()
+        refused("another measured run has this machine", supervise.lock_host)
+    supervise.lock_host().close()
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
-    supervise.take_host().close()
+    supervise.lock_host().close()
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -517,31 +517,33 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path):
     run_dir = tmp_path / "local" / "run"
     with pytest.raises(OSError, match="Not a directory"):
         prepared(tmp_path / "file" / "runs" / "local" / "run")
-    refused("runs_dir: is empty", start.run, config.make(), "")
-    refused("data describe era6", start.prepare, config.make(dataset="era6"), run_dir)
+    refused("runs_dir: is empty", start.make_run, config.make(), "")
+    refused(
+        "data describe era6", start.prepare_intent, config.make(dataset="era6"), run_dir
+    )
     intent = prepared(run_dir) | {"started_at": "earlier"}
     run_dir.mkdir()
-    start.begin(intent, run_dir)
+    start.begin_run(intent, run_dir)
     assert intent["data_root"] == "data_manifests/era5_ensemble"
     (run_dir / "checkpoint").mkdir()
     # without its checksum: killed while it was written
     (run_dir / "checkpoint" / "5.pt").touch()
-    start.begin(intent, run_dir)
+    start.begin_run(intent, run_dir)
     assert not list(run_dir.glob("segment-*"))
     assert list(tmp_path.glob("local/superseded/run.1/checkpoint/5.pt"))
     many = prepared(run_dir, devices=64)
-    assert "64 devices" in start.warnings_of(many)[0]
+    assert "64 devices" in start.list_warnings(many)[0]
     checksum = run_dir / "checkpoint/5.sha256"
     checksum.parent.mkdir()
     checksum.touch()
-    start.begin(many, run_dir)  # goes on, where its job and GPUs may be others
+    start.begin_run(many, run_dir)  # goes on, where its job and GPUs may be others
     assert records.read_intent(run_dir) == many | {"started_at": intent["started_at"]}
 
 
 def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch):
     gpu, seen = {"name": "a GPU", "driver": "1", "limit_W": 400.0}, [0, 1, 2, 3]
     monkeypatch.setattr(
-        start.machine, "gpus", lambda: [gpu | {"index": number} for number in seen]
+        start.machine, "list_gpus", lambda: [gpu | {"index": number} for number in seen]
     )
     run_dir = tmp_path / "local" / "run"
     run_dir.mkdir(parents=True)
@@ -569,22 +571,22 @@ def test_a_run_started_twice_in_an_instant_goes_on_once(tmp_path, monkeypatch):
     run_dir = tmp_path / "local" / config.run_id(made)
     run_dir.mkdir(parents=True)
     (run_dir / "run.json").write_text("of the first")
-    monkeypatch.setattr(start, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(start, "START_WAIT_S", 0.1)
     held = files.lock(run_dir / records.START_LOCK)
-    refused("is running", start.run, made, tmp_path)
+    refused("is running", start.make_run, made, tmp_path)
     assert (run_dir / "run.json").read_text() == "of the first"
-    monkeypatch.setattr(start, "PATIENCE_S", 60)
-    monkeypatch.setattr(records, "is_made", lambda _: held.closed)
+    monkeypatch.setattr(start, "START_WAIT_S", 60)
+    monkeypatch.setattr(records, "has_valid_record", lambda _: held.closed)
     threading.Timer(0.5, held.close).start()
-    assert start.run(made, tmp_path) == run_dir
+    assert start.make_run(made, tmp_path) == run_dir
 
 
 def test_an_attempt_whose_launcher_was_killed_has_a_record_before_it_is_moved_aside(
     run_dir,
 ):
     moved = run_dir.parent / "superseded" / f"{run_dir.name}.1"
-    start.begin({}, run_dir)
-    record = records.read(moved)
+    start.begin_run({}, run_dir)
+    record = records.read_record_if_any(moved)
     assert record.status == "killed" and record.energy_cpu_J > 0
     assert records.check(moved.parent) == []
 
@@ -592,7 +594,7 @@ def test_an_attempt_whose_launcher_was_killed_has_a_record_before_it_is_moved_as
 def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(launchers.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    refused("no MPI found: mpirun is not on PATH", launchers.find_mpi)
+    refused("no MPI found: mpirun is not on PATH", launchers.find_mpirun)
     write_program(tmp_path / "mpirun", "echo HYDRA")
     write_program(tmp_path / "python", "echo cannot load MPI library >&2; exit 1")
-    refused("no MPI library found by mpi4py .*cannot load MPI", launchers.find_mpi)
+    refused("no MPI library found by mpi4py .*cannot load MPI", launchers.find_mpirun)

@@ -15,7 +15,7 @@ from energynn import records
 from energynn.host import files
 from energynn.launch import perun_import
 from energynn.measure import perun_adapter
-from energynn.measure.samples import pieces
+from energynn.measure.samples import read_pieces
 from tests.perun_files import (
     PACKAGE,
     RANGE_UJ,
@@ -58,13 +58,13 @@ def written(tmp_path):
 
 def imported(path):
     """The records of a file's runs, the folder of the first, and its samples."""
-    folders = perun_import.import_file(path, path.parent / "runs", [])
+    folders = perun_import.import_perun_file(path, path.parent / "runs", [])
     assert records.check(path.parent / "runs") == []
-    found = [records.read(folder) for folder in folders]
+    found = [records.read_record_if_any(folder) for folder in folders]
     return (
         found,
         folders[0],
-        [next(pieces(one)) for one in sorted(folders[0].rglob("samples-*"))],
+        [next(read_pieces(one)) for one in sorted(folders[0].rglob("samples-*"))],
     )
 
 
@@ -153,7 +153,7 @@ def test_what_is_imported_is_told_nothing_that_would_not_help(written):
     counter = np.full(21, 7, "uint64")  # of DRAM that is not counted
     dead = ("ram", "dram_0", *CPU[0][2:4], counter)
     (record,), _, _ = imported(written([*CPU, dead]))
-    assert record.doubts and records.remarks(record) == []
+    assert record.doubts and records.remarks_on_record(record) == []
 
 
 def test_two_runs_are_two_folders_and_each_can_be_read_by_name(tmp_path):
@@ -165,10 +165,12 @@ def test_two_runs_are_two_folders_and_each_can_be_read_by_name(tmp_path):
     )
     with h5py.File(path, "a") as file:
         file["app/nodes/old/metrics/ENERGY"].attrs["sum"] = 1.0
-    assert perun_adapter.read_results(path, "new")["energy_perun_total_J"] == 107
-    assert perun_adapter.read_results(path, "old")["energy_perun_total_J"] == 1
-    refused("perun.hdf5: has 0 runs none", perun_adapter.read_results, path, "none")
-    refused("perun.hdf5: has 2 runs", perun_adapter.read_results, path)
+    assert perun_adapter.read_perun_results(path, "new")["energy_perun_total_J"] == 107
+    assert perun_adapter.read_perun_results(path, "old")["energy_perun_total_J"] == 1
+    refused(
+        "perun.hdf5: has 0 runs none", perun_adapter.read_perun_results, path, "none"
+    )
+    refused("perun.hdf5: has 2 runs", perun_adapter.read_perun_results, path)
 
 
 def test_a_failed_read_is_a_gap_and_no_zero(written):
@@ -195,11 +197,11 @@ def test_a_damaged_file_with_which_hdf5_never_ends_is_refused(
     """Each was found by damaging 14,000 copies; the HDF5 of h5py 3.16 goes round in them for
     ever.
     """
-    monkeypatch.setattr(perun_import, "READ_WITHIN_S", 3)
+    monkeypatch.setattr(perun_import, "READ_TIMEOUT_S", 3)
     damaged(tmp_path / "perun.hdf5", place, byte)
     refused(
         "perun.hdf5: ",
-        perun_import.import_file,
+        perun_import.import_perun_file,
         tmp_path / "perun.hdf5",
         tmp_path / "runs",
         [],
@@ -211,8 +213,8 @@ def test_a_damaged_file_with_which_hdf5_never_ends_is_refused(
     not HOREKA.exists(), reason="the study's file does not lie beside this checkout"
 )
 def test_the_studys_own_file(tmp_path):
-    (folder,) = perun_import.import_file(HOREKA, tmp_path, [])
-    record = records.read(folder)
+    (folder,) = perun_import.import_perun_file(HOREKA, tmp_path, [])
+    record = records.read_record_if_any(folder)
     assert record.energy_perun_total_J == pytest.approx(407_972, abs=1)
     assert record.energy_perun_gpu_J == pytest.approx(122_854.64)
     assert record.perun_time_s == pytest.approx(894.153, abs=1e-3)
@@ -261,6 +263,6 @@ def test_an_import_that_is_cut_off_leaves_no_folder(written, tmp_path, monkeypat
             "copyfile",
             Mock(side_effect=OSError("No space left")),
         )
-        perun_import.import_file(path, tmp_path / "runs", [])
+        perun_import.import_perun_file(path, tmp_path / "runs", [])
     assert list((tmp_path / "runs" / "imported").iterdir()) == []
     assert not imported(path)[1].name.startswith(".")

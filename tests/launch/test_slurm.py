@@ -14,7 +14,7 @@ from energynn import records
 from energynn.analysis import results
 from energynn.host import files
 from energynn.launch import status
-from energynn.measure.samples import read_events, segments
+from energynn.measure.samples import read_events, segment_dirs
 from tests.launch.conftest import NODE_W
 from tests.launch.test_guides import steps
 from tests.processes import processes_of, wait_until
@@ -44,7 +44,7 @@ class Study:
         with pytest.MonkeyPatch.context() as patched:
             for name, value in self.cluster.environment.items():
                 patched.setenv(name, value)
-            return status.rows(status.folders(self.runs_dir, []))[0]
+            return status.describe_runs(status.find_run_folders(self.runs_dir, []))[0]
 
     def started(self):
         return sorted(self.runs_dir.glob("two-nodes/*/run.json"))
@@ -56,7 +56,7 @@ class Study:
         """Wait until a run trains in its first, second, ... start."""
 
         def is_training():
-            parts = map(segments, (path.parent for path in self.started()))
+            parts = map(segment_dirs, (path.parent for path in self.started()))
             folders = [part[-1] for part in parts if len(part) == segment]
             events = chain.from_iterable(map(read_events, folders))
             return "epoch" in [event["event"] for event in events]
@@ -74,7 +74,7 @@ class Study:
         self.wait("finished")
         assert records.check(self.runs_dir) == []
         wait_until(lambda: not processes_of(self.runs_dir), 60)
-        found = [records.read(path) for path in self.run_dirs()]
+        found = [records.read_record_if_any(path) for path in self.run_dirs()]
         assert all(record.valid and record.launcher == "srun" for record in found)
         return found
 
@@ -127,7 +127,7 @@ def test_the_guides_commands_say_what_they_should(study):
         assert record.energy_perun_total_J > record.energy_total_J > 0
         expected = {"job_id", "job_nodelist", "job_partition", "is_exclusive"}
         assert expected <= record.job.keys()
-    assert set(results.load(study.runs_dir).nodes.values) == {2}
+    assert set(results.load_records(study.runs_dir).nodes.values) == {2}
 
 
 def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(
@@ -158,7 +158,7 @@ def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(
     assert "jobs cancelled: 1" in cancelled.stdout
     run.wait("stopped")
     wait_until(lambda: not processes_of(run.runs_dir), 60)
-    assert records.read(run.run_dirs()[0]).status == "interrupted"
+    assert records.read_record_if_any(run.run_dirs()[0]).status == "interrupted"
     assert records.check(run.runs_dir) == []
     assert "0 of 1 runs are made or queued; 1 to make" in run.submit()
 

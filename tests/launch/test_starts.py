@@ -49,20 +49,20 @@ def run(folder, devices, perun=True):
     return [
         sys.executable,
         "-c",
-        f"{program}start.run({made}, {str(folder / 'runs')!r})",
+        f"{program}start.make_run({made}, {str(folder / 'runs')!r})",
     ]
 
 
 def batch_job(folder, devices):
     """The job of one run, as Slurm starts it on one node, without Slurm."""
     made = config.make(**SHORT, devices=devices, device="cpu")
-    original, slurm.call = slurm.call, lambda *_: "1"
+    original, slurm.call_slurm = slurm.call_slurm, lambda *_: "1"
     try:
         run_dir = folder / "runs" / "local" / config.run_id(made)
-        site = replace(systems.site("local"), devices_per_node=devices)
-        submit.submit(submit.Job({run_dir: made}, 10), site, "x")
+        site = replace(systems.read_site("local"), devices_per_node=devices)
+        submit.submit_job_array(submit.JobArray({run_dir: made}, 10), site, "x")
     finally:
-        slurm.call = original
+        slurm.call_slurm = original
     script = folder / "runs" / "local" / config.run_id(made) / "job" / "job.sh"
     return ["bash", str(script), "0"]
 
@@ -189,7 +189,7 @@ def newest_start(folder):
         FileNotFoundError
     ):  # a start killed before its first checkpoint is moved aside right now
         for run_json in (folder / "runs").glob("local/*/run.json"):
-            segment = samples.segments(run_json.parent)[-1]
+            segment = samples.segment_dirs(run_json.parent)[-1]
             begun = samples.events_of_kind(
                 samples.read_events(segment), "training_start"
             )
@@ -237,7 +237,8 @@ def kill_one(folder, started, before, drawn):
         # it may have been one that is not missed, as a loader's worker at the end of an epoch
     )
     last_ns = max(
-        next(samples.pieces(path)).t_ns[-1] for path in segment.glob("samples-*.jsonl")
+        next(samples.read_pieces(path)).t_ns[-1]
+        for path in segment.glob("samples-*.jsonl")
     )
     ends = samples.events_of_kind(samples.read_events(segment), "rank_end")
     had_ended = [

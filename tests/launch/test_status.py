@@ -24,7 +24,7 @@ def submitted(runs_dir, name, job, contents=None):
 
 
 def states_of(runs_dir):
-    rows, notes = status.rows(status.folders(runs_dir, []))
+    rows, notes = status.describe_runs(status.find_run_folders(runs_dir, []))
     return {row["run_id"]: (row["state"], row["reason"]) for row in rows}, notes
 
 
@@ -64,7 +64,9 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeyp
             (folder / "events-rank0.jsonl").write_text(EPOCH)
     found, notes = states_of(tmp_path)
     assert found == {name: (state, why) for name, (*_, state, why) in RUNS.items()}
-    shown = status.text(*status.rows(status.folders(tmp_path, [])))
+    shown = status.status_text(
+        *status.describe_runs(status.find_run_folders(tmp_path, []))
+    )
     assert re.search(r"running +running +3 of 9 epochs done; job 69_0\n", shown)
     *table, last = shown.splitlines()
     assert all(len(line) <= 100 for line in table) and last.startswith("runs: 10; ")

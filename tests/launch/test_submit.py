@@ -24,13 +24,13 @@ from tests.processes import ENERGYNN, answer, printed, refused
 from tests.run_files import text_of
 
 GUIDE = text_of("docs/cluster.md")
-FIELDS = msgspec.structs.asdict(systems.site(TWO_NODES))
+FIELDS = msgspec.structs.asdict(systems.read_site(TWO_NODES))
 COUNTS = {"R1": 45, "R2": 25, "R3": 20, "R4": 45, "R5": 25, "R6": 20, "F1": 7, "F2": 5}
 COUNTS |= {"F3": 3, "F4": 3, "F5": 3, "T1": 3, "fluctuation": 3}
 
 
 def test_every_series_of_the_paper_is_there():
-    found = studies.find(list(COUNTS), "horeka-a100")
+    found = studies.find_studies(list(COUNTS), "horeka-a100")
     assert {name: len(set(runs)) for name, runs in found.items()} == COUNTS
     assert {run.training_samples for run in found["R4"] if run.devices == 2} == {10_009}
     assert {run.validation_samples for run in found["R5"] if run.devices == 1} == {3125}
@@ -38,9 +38,9 @@ def test_every_series_of_the_paper_is_there():
     assert all(before[run.initial_run].devices == run.devices for run in found["F2"])
 
 
-@pytest.mark.parametrize("name", studies.PAPER)
+@pytest.mark.parametrize("name", studies.PAPER_STUDIES)
 def test_a_series_tells_its_figure_hardware_and_expected_result(name):
-    text = inspect.getdoc(studies.PAPER[name])
+    text = inspect.getdoc(studies.PAPER_STUDIES[name])
     assert re.search(r"^(Figures|Table|Text): ", text, re.M) and "Expected: " in text
     gpu = "H100" if name in ("F4", "F5") else "A100"
     assert gpu in re.search(r"Hardware: (.*)\.", text)[1]
@@ -58,7 +58,7 @@ def test_a_series_tells_its_figure_hardware_and_expected_result(name):
 def test_a_study_of_ones_own_that_is_none_is_refused(tmp_path, text, words):
     path = tmp_path / "mine.py"
     path.write_text(text)
-    refused(words, studies.find, [str(path)])
+    refused(words, studies.find_studies, [str(path)])
 
 
 # ------------------------------ plans
@@ -80,7 +80,7 @@ def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch):
     shown = answer("submit", *told.split(), "--dry-run", "--runs-dir", runs_dir)
     assert "missing: --max-gpu-hours" not in shown, "the guide's second command"
     scripts = answer(*words, runs_dir, "--scripts")
-    refused("not found; submit from a login node", slurm.call, "sbatch")
+    refused("not found; submit from a login node", slurm.call_slurm, "sbatch")
     most = "--nodes=64\n#SBATCH --ntasks=256\n#SBATCH --ntasks-per-node=4\n"
     assert most in scripts and not runs_dir.exists()
     assert "#SBATCH --job-name=paper-a100-4n\n" in scripts
@@ -88,9 +88,9 @@ def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch):
 
 def test_what_no_run_can_read_is_said_before_sbatch(tmp_path, fake_slurm, monkeypatch):
     given, setup = {"max_gpu_hours": 9999}, ["export ENERGYNN_ERA5=$TMPDIR"]
-    site = systems.site("horeka-h100")
+    site = systems.read_site("horeka-h100")
     brought = msgspec.structs.replace(site, setup=setup)
-    runs = studies.find(["F4"], site.name)["F4"]
+    runs = studies.find_studies(["F4"], site.name)["F4"]
     monkeypatch.setenv("ENERGYNN_ERA5", str(tmp_path / "nothing"))
     refused(
         "era5: ENERGYNN_ERA5: .*nothing is no folder",
@@ -116,38 +116,43 @@ def fine_tuning():
 
 
 def test_fine_tuning_waits_for_its_pre_training(tmp_path, fake_slurm):
-    site, (first, tuned) = systems.site(TWO_NODES), fine_tuning()
+    site, (first, tuned) = systems.read_site(TWO_NODES), fine_tuning()
     folder = tmp_path / config.run_id(first)
-    before, after = submit.plan([tuned, first], site, tmp_path, set())
+    before, after = submit.plan_jobs([tuned, first], site, tmp_path, set())
     assert [*before.runs.values(), before.after] == [first, None]
     assert [*after.runs.values(), after.after] == [tuned, folder]
     waits = {"--dependency=afterok:41_0", "--kill-on-invalid-dep=yes"}
     for job, options in ((before, set()), (after, waits)):
-        submit.submit(job, site, "mine")
+        submit.submit_job_array(job, site, "mine")
         assert waits & {*fake_slurm.given["sbatch"]} == options
     refused(
-        "initial_run: .* is not made yet", submit.plan, [tuned], site, tmp_path, set()
+        "initial_run: .* is not made yet",
+        submit.plan_jobs,
+        [tuned],
+        site,
+        tmp_path,
+        set(),
     )
     files.write_json(folder / "record.json", minimal_record(valid=True))
-    (job,) = submit.plan([tuned, first], site, tmp_path, set())
+    (job,) = submit.plan_jobs([tuned, first], site, tmp_path, set())
     assert job.after is None
 
 
 def test_nodes_follow_the_devices(tmp_path):
-    site = systems.site("horeka-a100")
+    site = systems.read_site("horeka-a100")
     for devices, nodes in ((1, 1), (4, 1), (6, 2), (9, 3), (256, 64)):
         run = config.make(
             "fourcastnet", preset="paper", devices=devices, system=site.name
         )
-        (job,) = submit.plan([run], site, tmp_path, set())
-        assert f"#SBATCH --nodes={nodes}\n" in submit.script(job, site, "x")
+        (job,) = submit.plan_jobs([run], site, tmp_path, set())
+        assert f"#SBATCH --nodes={nodes}\n" in submit.render_job_script(job, site, "x")
 
 
 def render(runs=1, minutes=60, system_dir="/runs/two-nodes", **fields):
     run, _ = fine_tuning()
     folders = {Path(system_dir) / f"run-{number}": run for number in range(runs)}
     site = msgspec.convert(FIELDS | fields, systems.Site)
-    return submit.script(submit.Job(folders, minutes), site, "mine")
+    return submit.render_job_script(submit.JobArray(folders, minutes), site, "mine")
 
 
 def test_a_warning_comes_five_minutes_before_the_end_and_later_in_short_jobs():
@@ -185,7 +190,7 @@ def test_a_text_comes_back_from_the_shell_or_is_refused(text):
         assert {f"MINE={text}", f"ENERGYNN_PYTHON=python {text}"} <= set(words)
 
 
-@given(text=st.text() | st.from_regex(systems.OPTION))
+@given(text=st.text() | st.from_regex(systems.OPTION_REGEX))
 @example("--exclude=cn[1-2]")
 def test_an_option_stays_on_its_line_or_is_refused(text):
     try:
@@ -234,28 +239,28 @@ def test_a_fault_in_a_systems_file_is_one_clear_line(tmp_path, line, words):
     kept = [each for each in base if each.split()[0] != line.split()[0]]
     path.write_text("\n".join([*kept, line]))
     with pytest.raises(ValueError, match=words) as error:
-        systems.site(str(path))
+        systems.read_site(str(path))
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_systems_that_ship_can_be_read_and_a_slip_is_told():
     for path in (REPOSITORY / "systems").glob("*.toml"):
-        site = systems.site(path.stem)
+        site = systems.read_site(path.stem)
         assert msgspec.convert(msgspec.structs.asdict(site), systems.Site) == site
-    refused("did you mean horeka-a100.*choose one of", systems.site, "horeka-a10")
+    refused("did you mean horeka-a100.*choose one of", systems.read_site, "horeka-a10")
 
 
 def test_a_machines_own_file_goes_before_that_of_its_system(tmp_path, monkeypatch):
     monkeypatch.setenv("ENERGYNN_RUNS", str(tmp_path))
-    shipped = systems.site("horeka-a100")
+    shipped = systems.read_site("horeka-a100")
     own = tmp_path / "horeka-a100" / "system.toml"
     own.parent.mkdir()
     own.write_text("max_hours = 2\n[thresholds]\nleast_cpu_W = 0.1")
     assert machine.system_file(system="horeka-a100") == own
     changed = {"max_hours": 2.0, "thresholds": {"least_cpu_W": 0.1}}
     fields = msgspec.structs.asdict(shipped) | changed
-    assert msgspec.structs.asdict(systems.site("horeka-a100")) == fields
-    assert machine.load(own)["thresholds"] == changed["thresholds"]
+    assert msgspec.structs.asdict(systems.read_site("horeka-a100")) == fields
+    assert machine.load_system(own)["thresholds"] == changed["thresholds"]
     for wrong, words in (
         ("max_hour = 2", "max_hour"),
         ("max_hours = -1", "max_hours"),
@@ -265,7 +270,7 @@ def test_a_machines_own_file_goes_before_that_of_its_system(tmp_path, monkeypatc
         ("environment = {PATH = '.'}", "environment would become a command"),
     ):
         own.write_text(wrong)
-        refused(f"{own}: .*{words}", systems.site, "horeka-a100")
+        refused(f"{own}: .*{words}", systems.read_site, "horeka-a100")
 
 
 @pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no git here")
@@ -301,7 +306,7 @@ def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_left_alone(fake
     fake_slurm.room = 1
     said = fake_slurm.submit(*TWO, status=2)
     assert "job 41: 1 run(s), the first " in said and "sbatch --parsable: no" in said
-    rows, _ = status.rows(status.folders(fake_slurm.runs_dir, []))
+    rows, _ = status.describe_runs(status.find_run_folders(fake_slurm.runs_dir, []))
     assert sorted(row["state"] for row in rows) == ["not submitted", "queued"]
     fake_slurm.room = 99
     for told in ("1 of 2 runs are made or queued; 1 to make", "0 to make"):
@@ -324,7 +329,7 @@ def test_a_sweep_is_every_combination_and_each_value_is_checked_before(fake_slur
     two = ["-p", "local_batch_size", "8,16,32", "-p", "devices", "1, 2"]
     for told in ("job 44: 3 run(s)", "0 to make"):
         assert told in fake_slurm.energynn(*words, *two)
-    folders = status.folders(fake_slurm.runs_dir, [])
+    folders = status.find_run_folders(fake_slurm.runs_dir, [])
     sizes = [re.search(r"-n(\d)-lbs(\d+)", each.name).groups() for each in folders]
     assert sorted(sizes) == [(n, b) for n in "12" for b in ("16", "32", "8")]
     many = ",".join(map(str, range(100)))
@@ -345,7 +350,7 @@ def test_a_sweep_is_every_combination_and_each_value_is_checked_before(fake_slur
 
 def test_a_value_that_holds_a_comma_is_one():
     years = dict(workload="fourcastnet", test_years="2016,2018", devices="1,2")
-    runs = studies.sweep(years)
+    runs = studies.make_sweep(years)
     assert [(run.test_years, run.devices) for run in runs] == [
         ("2016,2018", 1),
         ("2016,2018", 2),

@@ -5,8 +5,8 @@ segments, hosts.
 import numpy as np
 import pytest
 
-from energynn.measure.account import Host, power_trace
-from energynn.measure.devices import differences
+from energynn.measure.account import HostAccount, read_power_trace
+from energynn.measure.devices import device_differences
 from energynn.measure.energy import SensorEnergy
 from tests.measure.worlds import Load, sensor
 from tests.run_files import (
@@ -218,7 +218,7 @@ def test_hosts_add_up_each_on_its_own_clock(two_gpus):
     total_J = 2 * 10 * (HOST_W + sum(GPU_W))
     assert found["doubts"] == []
     assert found["energy_total_J"] == pytest.approx(total_J, rel=1e-4)
-    traces = power_trace(two_gpus)
+    traces = read_power_trace(two_gpus)
     assert len(traces) == 2 * 3
     for t_s, power_W in (traces["h:gpu_1"], traces["g:gpu_1"]):
         assert power_W[(t_s > 0) & (t_s < 10)] == pytest.approx(300.0)
@@ -312,10 +312,10 @@ def test_a_start_has_the_sockets_of_another_or_an_estimate(kinds, lacks):
             SensorEnergy(f"cpu_{number}", "cpu", str(number), kind, "measured")
             for number, kind in enumerate(of_start)
         ]
-        starts.append([Host("h", segment, sensors=own)])
-    assert [text.partition(": ")[2][: len(lacks)] for text in differences(starts)] == [
-        each for each in [lacks] if each
-    ]
+        starts.append([HostAccount("h", segment, sensors=own)])
+    assert [
+        text.partition(": ")[2][: len(lacks)] for text in device_differences(starts)
+    ] == [each for each in [lacks] if each]
 
 
 @pytest.mark.parametrize(

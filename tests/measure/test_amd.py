@@ -6,7 +6,7 @@ import pytest
 
 from energynn.host.files import REPOSITORY
 from energynn.measure import amd
-from energynn.measure.sensors import Inventory
+from energynn.measure.sensors import SensorInventory
 from tests.processes import printed
 
 # The power of each GPU is `watts[gpu]`, by the names that its generation has.
@@ -32,7 +32,7 @@ def amdsmi_get_power_info(handle):
 @pytest.fixture
 def amdsmi(tmp_path, monkeypatch):
     (tmp_path / "amdsmi.py").write_text(AMDSMI)
-    monkeypatch.setattr(amd, "AMD_DRIVER", tmp_path)
+    monkeypatch.setattr(amd, "AMD_DRIVER_FOLDER", tmp_path)
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     import amdsmi
@@ -41,9 +41,9 @@ def amdsmi(tmp_path, monkeypatch):
     sys.modules.pop("amdsmi")
 
 
-def found() -> Inventory:
-    inventory = Inventory()
-    amd.add_amd(inventory)
+def found() -> SensorInventory:
+    inventory = SensorInventory()
+    amd.add_amd_sensors(inventory)
     return inventory
 
 
@@ -51,7 +51,7 @@ def test_a_host_without_them_starts_nothing():
     """In a process of its own: no library of theirs is loaded."""
     program = (
         "import sys; from energynn.measure import amd, sensors\n"
-        "inventory = sensors.Inventory(); amd.add_amd(inventory)\n"
+        "inventory = sensors.SensorInventory(); amd.add_amd_sensors(inventory)\n"
         "assert inventory.sensors == inventory.unaccounted == []\n"
         "assert not {'perun', 'cpuinfo', 'amdsmi'} & set(sys.modules)"
     )

@@ -13,7 +13,7 @@ import pytest
 
 import energynn
 from energynn import records
-from energynn.host.reading import json_table
+from energynn.host.reading import read_json
 from energynn.launch import status
 from energynn.measure import samples
 from tests.conftest import read_as_record
@@ -59,7 +59,7 @@ def test_output_input_and_exit_status_are_passed_on(tmp_path):
     said = " ".join(output.split())
     assert "the command ended with status 3" in said and "estimated" in said
     assert errors.startswith("energynn measures 1 s of idle power, then: ")
-    record = records.read(tmp_path / "run")
+    record = records.read_record_if_any(tmp_path / "run")
     assert record.exit_status == 3 and record.status == "failed"
     assert records.check(tmp_path) == []
 
@@ -71,7 +71,7 @@ def test_a_command_without_gpus_says_so(tmp_path):
     assert (
         status == 0 and record.energy_gpu_J is None and record.device_kind == "cpu core"
     )
-    assert json_table(tmp_path / "run" / "run.json")["uses_gpus"] is False
+    assert read_json(tmp_path / "run" / "run.json")["uses_gpus"] is False
 
 
 NETWORK = """
@@ -143,7 +143,7 @@ def test_ranks_of_one_host_share_its_lock_and_its_sampler(tmp_path, starts):
     assert record.energy_gpu_provenance == "simulated"
     parts_J = [segment.energy_total_J for segment in record.segments]
     assert record.energy_total_J == pytest.approx(sum(parts_J))
-    folder = samples.segments(tmp_path / "run")[-1]
+    folder = samples.segment_dirs(tmp_path / "run")[-1]
     assert len(list(folder.glob("samples-*.jsonl"))) == 1
     assert len(list(folder.glob("events-rank*"))) == 2 and records.check(tmp_path) == []
 
@@ -153,14 +153,14 @@ def test_one_rank_that_fails_is_named(tmp_path):
     words = [sys.executable, "-c", RANKS, "fail"]
     started = start(tmp_path / "run", *words, before=[MPIRUN, "-n", "2"])
     started.communicate(timeout=300)
-    record = records.read(tmp_path / "run")
+    record = records.read_record_if_any(tmp_path / "run")
     assert started.returncode != 0
     assert (
         record is None
         or record.status_reason == "rank 1: the command ended with status 4"
     )
     records.recover(tmp_path)  # mpirun may end rank 0 before it has written the record
-    assert records.read(tmp_path / "run").status in ("failed", "killed")
+    assert records.read_record_if_any(tmp_path / "run").status in ("failed", "killed")
 
 
 @pytest.mark.parametrize(
@@ -196,11 +196,13 @@ def test_a_kill_leaves_nothing_of_what_the_command_has_started(
     wait_until(lambda: not processes_of(tmp_path), 5)
     records.recover(tmp_path)
     assert (
-        records.read(tmp_path / "run").status == status
+        records.read_record_if_any(tmp_path / "run").status == status
         and records.check(tmp_path) == []
     )
     (path,) = (tmp_path / "run").glob("samples-*.jsonl")
-    assert next(samples.pieces(path)).t_ns[-1] > killed_at - 0.2e9, "samples were lost"
+    assert next(samples.read_pieces(path)).t_ns[-1] > killed_at - 0.2e9, (
+        "samples were lost"
+    )
 
 
 @pytest.mark.slow
@@ -216,7 +218,7 @@ def test_ctrl_c_interrupts_before_and_after_the_command_has_begun(tmp_path):
         os.killpg(started.pid, signal.SIGINT)  # as a terminal does
         _, errors = started.communicate(timeout=300)
         assert started.returncode == 130, errors
-        record = records.read(tmp_path / name)
+        record = records.read_record_if_any(tmp_path / name)
         assert record.status == "interrupted" and "SIGINT" in record.status_reason
     wait_until(lambda: not processes_of(tmp_path), 5)
 
@@ -237,7 +239,7 @@ def test_a_measurement_that_goes_on_is_not_recovered_and_not_started_twice(tmp_p
 
 
 def together(look):
-    """Power in W and energy in J, as ``status.look`` tells them."""
+    """Power in W and energy in J, as ``status.device_status_text`` tells them."""
     words = look.partition("together")[2].split()
     return float(words[0]), float(words[2])
 
@@ -256,13 +258,15 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir):
     lines = file.read_text().splitlines(keepends=True)
     # a line that is just being written
     file.write_text("".join(lines[:112]) + lines[112][:7])
-    power_W, energy_J = together(status.look(run_dir))
+    power_W, energy_J = together(status.device_status_text(run_dir))
     assert energy_J == pytest.approx(120 * 10, rel=0.02)
     assert power_W == pytest.approx(120, rel=0.01)
-    assert ": training\n" in status.look(run_dir)
-    assert status.look(run_dir).endswith("\n  320 of 640 samples, 10 s left")
+    assert ": training\n" in status.device_status_text(run_dir)
+    assert status.device_status_text(run_dir).endswith(
+        "\n  320 of 640 samples, 10 s left"
+    )
     answer("status", "--watch", run_dir.parent, status=2)
     write_lines(path, events)
     file.write_text("".join(lines))
-    _, after = together(status.look(run_dir))
+    _, after = together(status.device_status_text(run_dir))
     assert after == pytest.approx(120 * 20, rel=0.02), "what comes after is no training"

@@ -19,7 +19,7 @@ WRAPS = 262_143_328_850.0
 def curve_of(kind, values, t_s=T, period_s=0.1, **more):
     about = {"component": "cpu", "provenance": "simulated"} | more
     name = about.pop("id", "s")
-    return energy.curve(
+    return energy.energy_curve(
         Channel(**sensor(name, kind, **about)), t_s, np.asarray(values, float), period_s
     )
 
@@ -37,7 +37,7 @@ def test_a_wrap_around_while_the_load_changes_loses_nothing():
     )
     assert found([rapl], 1.0, 1.9)[0].energy_J == pytest.approx(120.0, rel=1e-3)
     assert found([rapl], 0.0, 30.0)[0].energy_J == pytest.approx(3030.0, rel=1e-6)
-    assert not energy.judge(found([rapl], 0.0, 30.0))
+    assert not energy.judge_sensors(found([rapl], 0.0, 30.0))
 
 
 def test_failed_and_late_readings_are_gaps_not_zeros():
@@ -57,7 +57,7 @@ def test_one_short_gap_is_no_reason_against_a_long_window():
     is_lost = (t_s > 50) & (t_s < 50.3)
     watts = 100 + np.sin(t_s)
     one = curve_of("power", np.where(is_lost, np.nan, watts), t_s, 0.04)
-    assert energy.judge(found([one], 0.5, 99.0)) == []
+    assert energy.judge_sensors(found([one], 0.5, 99.0)) == []
     is_late = (t_s > 50) & (t_s < 50.1)  # a reading 0.14 s after the one before it
     late = curve_of("power", watts[~is_late], t_s[~is_late], 0.04)
     assert found([late], 1.0, 99.0)[0].coverage == 1
@@ -68,7 +68,7 @@ def test_a_window_beyond_the_readings_is_not_covered():
     assert found([power], 25.0, 35.0)[0].coverage == pytest.approx(0.5)
     nothing = curve_of("power", np.full(len(T), np.nan))
     assert np.isnan(found([nothing], 0.0, 10.0)[0].energy_J)
-    assert energy.judge(found([nothing], 0.0, 10.0))[0].startswith("G: ")
+    assert energy.judge_sensors(found([nothing], 0.0, 10.0))[0].startswith("G: ")
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -91,7 +91,7 @@ def test_the_bound_holds_and_nothing_is_doubted(
     true_J = load.energy_J(end_s) - load.energy_J(begin_s)
     each = found(curves, begin_s, end_s)
     assert abs(each[0].energy_J - true_J) <= each[0].bound_J + 0.0005 * true_J
-    assert energy.judge(each) == []
+    assert energy.judge_sensors(each) == []
 
 
 def test_the_bound_is_that_of_the_edges():
@@ -113,13 +113,13 @@ def test_every_device_is_accounted_for_and_none_twice():
         curve_of("energy", COUNTER, id="a"),
         curve_of("energy", COUNTER, id="b"),
     )
-    (reason,) = energy.judge(found([one, other], 5.0, 25.0))
+    (reason,) = energy.judge_sensors(found([one, other], 5.0, 25.0))
     assert reason.startswith("D: a and b")
     shifted = curve_of("energy", COUNTER + 1, id="b")
-    assert energy.judge(found([one, shifted], 5.0, 25.0)) == []
+    assert energy.judge_sensors(found([one, shifted], 5.0, 25.0)) == []
     notes = {"uuid": "GPU-1"}
     gpus = [curve_of("power", POWER + n, id=str(n), notes=notes) for n in range(2)]
-    assert energy.judge(found(gpus, 5.0, 25.0))[0].startswith("D: 0 and 1")
+    assert energy.judge_sensors(found(gpus, 5.0, 25.0))[0].startswith("D: 0 and 1")
 
 
 def test_a_sum_is_no_better_than_its_weakest_part_and_absent_where_a_part_is():
@@ -135,7 +135,7 @@ def test_a_sum_is_no_better_than_its_weakest_part_and_absent_where_a_part_is():
         )
         for name, provenance in (("gpu", "measured"), ("cpu", "estimated"))
     ]
-    found = energy.totals(parts, 10.0)
+    found = energy.total_energies(parts, 10.0)
     assert (
         found["energy_total_provenance"] == "estimated"
         and found["energy_total_J"] == 200.0
@@ -147,5 +147,6 @@ def test_a_sum_is_no_better_than_its_weakest_part_and_absent_where_a_part_is():
     assert found["mean_power_gpu_W"] == 10.0 and "energy_ram_J" not in found
     parts[0].energy_J = None
     assert (
-        energy.totals(parts, 10.0).keys() & {"energy_gpu_J", "energy_total_J"} == set()
+        energy.total_energies(parts, 10.0).keys() & {"energy_gpu_J", "energy_total_J"}
+        == set()
     )

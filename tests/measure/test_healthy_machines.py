@@ -39,14 +39,14 @@ def test_what_looks_like_a_liar_is_valid_with_the_thresholds_that_are_told(
 ):
     path, defended = tmp_path / "system.toml", DEFENDED[name]
     found, _ = judge(tmp_path, defended)
-    (said,) = machine.remedy(found["doubts"], path)
+    (said,) = machine.system_file_remedy(found["doubts"], path)
     told = [name for name in energy.THRESHOLDS if name in said.split("[")[0]]
     lines = [f"{name} = {defended['thresholds'][name]}" for name in told]
     path.write_text("\n".join(["[thresholds]", *lines]))
     assert ("left_out" in said) == ("left_out" in defended)
     assert defended.get("left_out", "") in said
     found, true_J = judge(
-        tmp_path, defended, thresholds=machine.load(path)["thresholds"]
+        tmp_path, defended, thresholds=machine.load_system(path)["thresholds"]
     )
     assert found["doubts"] == [] and is_right(found, true_J)
 
@@ -64,11 +64,11 @@ def test_a_device_on_the_bus_is_missed_only_if_it_could_train(
     bus = BUSES[name]
     pci(tmp_path, *bus["device"])
     (tmp_path / "cpuinfo").write_text(f"model name\t: {bus['cpu']}\n")
-    monkeypatch.setattr(kernel, "CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(doctor, "_mpi_finding", lambda devices: MPI)
-    monkeypatch.setattr(doctor, "SAMPLING_S", 0.3)
-    monkeypatch.setattr(sensors, "WATCH_S", 0.1)
-    findings = doctor.examine()
+    monkeypatch.setattr(kernel, "CPU_INFO_FILE", tmp_path / "cpuinfo")
+    monkeypatch.setattr(doctor, "_examine_mpi", lambda devices: MPI)
+    monkeypatch.setattr(doctor, "SAMPLING_TIME_S", 0.3)
+    monkeypatch.setattr(sensors, "SENSOR_WATCH_TIME_S", 0.1)
+    findings = doctor.examine_machine()
     said = of(findings, "sensor")
     if bus["is_read"]:
         states = [each.state for each in findings if each.subject == "GPU"]

@@ -9,7 +9,7 @@ import pytest
 
 from energynn.launch import command
 from energynn.measure import kernel, samples, stream
-from energynn.measure.account import power_trace
+from energynn.measure.account import read_power_trace
 from energynn.measure.energy import THRESHOLDS
 from tests.conftest import minimal_record, read_as_record
 from tests.measure import healthy_machines, worlds
@@ -74,10 +74,10 @@ def test_a_file_read_in_pieces_gives_what_it_gives_at_once(
     tmp_path, monkeypatch, piece, liar, fault
 ):
     healthy_machines.write(tmp_path, LONG, liar, fault)
-    whole, traces = judged(tmp_path), power_trace(tmp_path)
-    monkeypatch.setattr(samples, "PIECE", piece)
-    monkeypatch.setattr(stream, "PIECE", piece)
-    monkeypatch.setattr(stream, "MARGIN", 100)
+    whole, traces = judged(tmp_path), read_power_trace(tmp_path)
+    monkeypatch.setattr(samples, "PIECE_SAMPLES", piece)
+    monkeypatch.setattr(stream, "PIECE_SAMPLES", piece)
+    monkeypatch.setattr(stream, "MARGIN_READINGS", 100)
     parts = judged(tmp_path)
     assert parts["doubts"] == whole["doubts"] and parts["coverage"] < 1
     for one, other in zip(parts["sensors"], whole["sensors"], strict=True):
@@ -85,7 +85,7 @@ def test_a_file_read_in_pieces_gives_what_it_gives_at_once(
         assert one.coverage == pytest.approx(other.coverage, rel=1e-9)
         assert one.energy_J == pytest.approx(other.energy_J, rel=1e-9)
         assert one.bound_J == pytest.approx(other.bound_J, rel=1e-6)
-    for name, (t, watts) in power_trace(tmp_path).items():
+    for name, (t, watts) in read_power_trace(tmp_path).items():
         assert t == pytest.approx(traces[name][0])
         assert watts == pytest.approx(traces[name][1], rel=1e-6)
 
@@ -95,7 +95,7 @@ def test_a_gap_of_years_costs_nothing(tmp_path):
     columns = (gpu("power"), np.full(2, 100.5)), beside(t_s)
     tracemalloc.start()
     found = judge(tmp_path, *columns, t_s=t_s, span_s=(1, 1e8 - 1))
-    traces = power_trace(tmp_path)
+    traces = read_power_trace(tmp_path)
     peak_B = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert letters(found) == {"G"}
@@ -107,9 +107,9 @@ PEAK = """
 import re, sys
 from pathlib import Path
 import energynn.cli, energynn.records
-from energynn.measure.account import account
-from energynn.measure.samples import events_of_segments
-found = account(events_of_segments(Path(sys.argv[1])), {})
+from energynn.measure.account import account_for_run
+from energynn.measure.samples import read_events_of_segments
+found = account_for_run(read_events_of_segments(Path(sys.argv[1])), {})
 peak_kB = re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]
 print(int(peak_kB) / 1024, found["energy_total_J"])
 """
@@ -315,7 +315,7 @@ def test_a_sampler_that_stood_still_is_told_no_period(tmp_path, until_s):
 def test_too_few_samples_are_told_what_gives_more(time_s, samples, period_s, says):
     fields = {"training_time_s": time_s, "sampling_period_s": period_s}
     record = read_as_record(minimal_record(**fields))
-    assert says in command._more_samples(record, samples)
+    assert says in command._more_samples_remedy(record, samples)
 
 
 @pytest.mark.parametrize(
@@ -334,8 +334,8 @@ def test_a_quota_is_named_where_readings_are_missing(
     (tmp_path / "cpu").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(kernel, "CGROUP", tmp_path)
-    assert kernel.quota_cpus() == cpus
+    monkeypatch.setattr(kernel, "CGROUP_FOLDER", tmp_path)
+    assert kernel.cpu_quota() == cpus
     t_s = late(0.5, 2.0, 24.0)
     power = gpu("power"), 300.5 + np.sin(t_s)
     (reason,) = judge(tmp_path, power, t_s=t_s, quota_cpus=cpus)["doubts"]

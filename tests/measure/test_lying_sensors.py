@@ -138,10 +138,10 @@ def judge(machine, fault, shape, period_s=0.04):
     t = worlds.instants_s(random, 0.0, UNTIL_S, period_s)
     lie = faults_of(machine).get(fault, lambda v, t: v)
     curves = worlds.curves(machine, LOADS[shape], t, random, period_s, fault=lie)
-    entries = energy.entries(worlds.found(curves, BEGIN_S, END_S))
+    entries = energy.sensor_entries(worlds.found(curves, BEGIN_S, END_S))
     true_J = LOADS[shape].energy_J(END_S) - LOADS[shape].energy_J(BEGIN_S)
-    doubts = energy.judge(worlds.found(curves, BEGIN_S, END_S))
-    return energy.totals(entries, END_S - BEGIN_S), doubts, true_J
+    doubts = energy.judge_sensors(worlds.found(curves, BEGIN_S, END_S))
+    return energy.total_energies(entries, END_S - BEGIN_S), doubts, true_J
 
 
 def is_right(totals, true_J):

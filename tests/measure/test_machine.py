@@ -23,13 +23,13 @@ def test_the_job_says_whether_others_may_use_its_nodes(
     )
     write_program(tmp_path / "scontrol", f"echo JobId=7 {words} Contiguous=0")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert machine.batch_job() == {}
+    assert machine.describe_batch_job() == {}
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_PARTITION", "main")
     expected = {"job_id": "7", "job_partition": "main"}
     if is_exclusive is not None:
         expected["is_exclusive"] = is_exclusive
-    assert machine.batch_job() == expected
+    assert machine.describe_batch_job() == expected
 
 
 def test_energy_of_shared_nodes_is_no_evidence():
@@ -41,4 +41,4 @@ def test_energy_of_shared_nodes_is_no_evidence():
     ):
         fields = {"status": "finished", "workload": "command", "job": job}
         record = read_as_record(minimal_record(**fields))
-        assert (words in records.reasons_against(record)) == is_told
+        assert (words in records.reasons_not_valid(record)) == is_told

@@ -11,7 +11,7 @@ from energynn.measure import perun_adapter
 def test_perun_learns_of_the_processor_what_py_cpuinfo_would_say_after_a_second():
     import cpuinfo
 
-    assert perun_adapter.processor().items() <= cpuinfo.get_cpu_info().items()
+    assert perun_adapter.processor_facts().items() <= cpuinfo.get_cpu_info().items()
 
 
 def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(
@@ -31,7 +31,7 @@ def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(
         ini["output"]["format"] == "hdf5"
         and str(tmp_path) not in (tmp_path / "perun.ini").read_text()
     )
-    command = perun_adapter.command(
+    command = perun_adapter.command_under_perun(
         ["python"], Path("train.py"), tmp_path / "100%", tmp_path / "perun.ini"
     )
     assert command[command.index("--data_out") + 1] == os.path.relpath(

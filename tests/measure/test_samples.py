@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energynn.measure.samples import pieces, read_events
+from energynn.measure.samples import read_events, read_pieces
 from tests.measure.worlds import sensor
 from tests.run_files import write_lines
 
@@ -33,7 +33,7 @@ def write(path, lines):
 
 def test_samples_are_read_and_a_failed_reading_is_no_number(tmp_path):
     lines = [*LINES, b'{"problem":"a cannot be read"}', b'{"t":4,"perun":{}}']
-    found = next(pieces(write(tmp_path / "s", lines)))
+    found = next(read_pieces(write(tmp_path / "s", lines)))
     assert found.t_ns.tolist() == [1, 2, 3]
     assert np.array_equal(
         found.readings[:2], [[1.5, 2], [np.nan, -300]], equal_nan=True
@@ -41,7 +41,7 @@ def test_samples_are_read_and_a_failed_reading_is_no_number(tmp_path):
     assert found.readings[2].tolist() == [1764000000123456789.0, 9007199254740992.0]
     assert found.problems == ["a cannot be read"]
     (tmp_path / "s").write_text("")
-    assert not list(pieces(tmp_path / "s"))
+    assert not list(read_pieces(tmp_path / "s"))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -56,7 +56,7 @@ def test_samples_are_read_and_a_failed_reading_is_no_number(tmp_path):
 def test_a_damaged_line_is_counted_and_costs_no_other(tmp_path_factory, damaged, place):
     folder = tmp_path_factory.mktemp("s")
     lines = [*LINES[:place], damaged.replace(b"\n", b""), *LINES[place:]]
-    found = next(pieces(write(folder / "s", lines)))
+    found = next(read_pieces(write(folder / "s", lines)))
     assert set(found.t_ns.tolist()) >= {1, 2, 3} and found.readings.shape == (
         len(found.t_ns),
         2,
@@ -73,7 +73,7 @@ def test_a_damaged_line_is_counted_and_costs_no_other(tmp_path_factory, damaged,
     ],
 )
 def test_readings_of_other_sensors_or_types_are_no_samples(tmp_path, line):
-    found = next(pieces(write(tmp_path / "s", [*LINES, line.encode()])))
+    found = next(read_pieces(write(tmp_path / "s", [*LINES, line.encode()])))
     assert len(found.t_ns) == 3
 
 
@@ -81,9 +81,9 @@ def test_the_end_of_a_file_that_is_being_written_is_read(tmp_path):
     path = write(tmp_path / "s", LINES)
     text = path.read_bytes()
     path.write_bytes(text[:-9])
-    assert next(pieces(path)).t_ns.tolist() == [1, 2]
+    assert next(read_pieces(path)).t_ns.tolist() == [1, 2]
     path.write_bytes(text)
-    assert next(pieces(path, len(text) - 90)).t_ns.tolist() == [3]
+    assert next(read_pieces(path, len(text) - 90)).t_ns.tolist() == [3]
 
 
 def test_events_follow_the_monotonic_clock_and_infinity_is_none(tmp_path):

@@ -25,26 +25,26 @@ from energynn.measure import (
     sampler_process,
     sensors,
 )
-from energynn.measure.samples import pieces
-from energynn.measure.sensors import Inventory, Sensor
-from energynn.measure.stream import read_streams
+from energynn.measure.samples import read_pieces
+from energynn.measure.sensors import Sensor, SensorInventory
+from energynn.measure.stream import read_sensor_streams
 from tests import powercap
 from tests.measure.test_amd import amdsmi  # noqa: F401
 from tests.processes import refused
 
-MODEL = machine.CPU_MODEL
+MODEL = machine.DEFAULT_CPU_MODEL
 FAKES = Path(__file__).with_name("fake_sensors")
 
 
 @pytest.fixture(autouse=True)
 def no_gpu(tmp_path, monkeypatch):
     """A machine without a GPU, whatever runs these tests, and a short look at sensors."""
-    monkeypatch.setattr(kernel, "NVIDIA_DRIVER", tmp_path / "driver")
-    monkeypatch.setattr(kernel, "PCI_DEVICES", tmp_path / "pci")
-    monkeypatch.setattr(sensors, "HWMON", tmp_path / "hwmon")
-    monkeypatch.setattr(amd, "AMD_DRIVER", tmp_path / "amdgpu")
-    monkeypatch.setattr(sensors, "WATCH_S", 0.3)
-    monkeypatch.setattr(kernel, "POWERCAP", tmp_path / "powercap")
+    monkeypatch.setattr(kernel, "NVIDIA_DRIVER_FOLDER", tmp_path / "driver")
+    monkeypatch.setattr(kernel, "PCI_DEVICES_FOLDER", tmp_path / "pci")
+    monkeypatch.setattr(sensors, "HWMON_FOLDER", tmp_path / "hwmon")
+    monkeypatch.setattr(amd, "AMD_DRIVER_FOLDER", tmp_path / "amdgpu")
+    monkeypatch.setattr(sensors, "SENSOR_WATCH_TIME_S", 0.3)
+    monkeypatch.setattr(kernel, "POWERCAP_FOLDER", tmp_path / "powercap")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
@@ -71,7 +71,7 @@ def nvml(monkeypatch):
 def look(visible=None, gpus=True, left_out=()):
     """What counts on this machine, found by its sampler."""
     intent = {"cpu_model": MODEL, "uses_gpus": gpus, "left_out": left_out}
-    inventory = sampler_process.find(intent, visible)
+    inventory = sampler_process.find_sensors(intent, visible)
     sampler = sensors.Sampler(Path("samples"), inventory, 0.05)
     sampler.start()
     sampler.stop()
@@ -91,7 +91,7 @@ def test_the_cpu_is_estimated_only_where_no_counter_moves(tmp_path, monkeypatch)
     dead = look()
     assert primary(dead) == ["cpu_estimate"] and dead.unaccounted == []
     assert "does not move" in dead.problems[0]
-    monkeypatch.setattr(kernel, "POWERCAP", tmp_path / "alive")
+    monkeypatch.setattr(kernel, "POWERCAP_FOLDER", tmp_path / "alive")
     # The same counters by another way, which count once; and a limit.
     copy = tmp_path / "alive" / "intel-rapl-mmio:0"
     with powercap.constant_power(tmp_path / "alive", 100.0):
@@ -133,8 +133,10 @@ def test_a_foreign_value_is_the_fault_of_its_zone_alone(
         (zone / file).unlink()
     else:
         (zone / file).write_bytes(content)
-    counts, read = itertools.count(), sensors._read_file
-    monkeypatch.setattr(sensors, "_read_file", lambda path: read(path) + next(counts))
+    counts, read = itertools.count(), sensors._read_number_file
+    monkeypatch.setattr(
+        sensors, "_read_number_file", lambda path: read(path) + next(counts)
+    )
     (fault,) = look().unaccounted
     assert "cannot be read: " in fault and "chmod" not in fault
     without = look(left_out=[re.search(r'left_out = \["(.+)"\]', fault)[1]])
@@ -146,7 +148,8 @@ def test_a_zone_that_does_not_count_may_be_broken(tmp_path, name):
     powercap.zone(tmp_path / "powercap" / "intel-rapl:1", name)
     (tmp_path / "powercap" / "intel-rapl:1" / "max_energy_range_uj").unlink()
     assert [
-        one.id for one in sampler_process.find({"cpu_model": MODEL}, None).sensors
+        one.id
+        for one in sampler_process.find_sensors({"cpu_model": MODEL}, None).sensors
     ] == ["cpu_estimate"]
 
 
@@ -159,7 +162,7 @@ def test_a_counter_that_only_root_may_read_names_the_command(tmp_path, monkeypat
     monkeypatch.setattr(Path, "read_text", forbid)
     refused(
         r"^Permission denied; sudo chmod a\+r .*uj$",
-        sensors._read_file,
+        sensors._read_number_file,
         tmp_path / "powercap" / "intel-rapl:0" / "energy_uj",
     )
 
@@ -168,7 +171,7 @@ def test_a_counter_that_only_root_may_read_names_the_command(tmp_path, monkeypat
     "info, way", [("", "modprobe"), ("flags : fpu hypervisor", "host")]
 )
 def test_an_estimate_says_what_would_make_it_measured(tmp_path, monkeypatch, info, way):
-    monkeypatch.setattr(kernel, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(kernel, "CPU_INFO_FILE", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(info)
     (estimate,) = look().sensors
     assert way in estimate.notes["measured_by"]
@@ -215,10 +218,12 @@ def test_grace_that_cannot_be_read_is_unaccounted(grace, text):
 def test_grace_that_shows_no_power_is_doubted(grace, tmp_path):
     grace["CPU"].write_text("0\n")
     look()
-    samples = next(pieces(tmp_path / "samples"))
+    samples = next(read_pieces(tmp_path / "samples"))
     window_s = samples.t_ns[[0, -1]] / 1e9
-    streams, _ = read_streams(tmp_path / "samples", samples.header, {"look": window_s})
-    (fault,) = energy.judge([stream.found["look"] for stream in streams])
+    streams, _ = read_sensor_streams(
+        tmp_path / "samples", samples.header, {"look": window_s}
+    )
+    (fault,) = energy.judge_sensors([stream.found["look"] for stream in streams])
     assert fault.startswith("S: CPU Power Socket 0 showed 0 W")
 
 
@@ -311,7 +316,7 @@ def test_a_gpu_in_parts_has_one_verdict(nvml, visible, split, refused, monkeypat
     assert bool(inventory.unaccounted) == refused
     assert all("nvidia-smi" in text for text in inventory.unaccounted)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "0,1")
-    states = [finding.state for finding in doctor._gpu_findings()]
+    states = [finding.state for finding in doctor._examine_gpus()]
     assert visible == "MIG-77" or (doctor.BAD in states) == refused
 
 
@@ -393,12 +398,12 @@ def test_gpus_on_the_bus_are_held_against_nvml_s_one_by_one(
 def test_a_cpu_s_own_graphics_is_no_device(
     tmp_path, monkeypatch, name, functions, cards, counted
 ):
-    monkeypatch.setattr(kernel, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(kernel, "CPU_INFO_FILE", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(f"model name : {name}\n")
     for card in cards:
         pci(tmp_path, f"0000:{card}:00.0", vendor="0x1002")
     pci(tmp_path, "0000:06:00.2", vendor=functions, kind="0x108000")
-    found = kernel.training_devices()
+    found = kernel.list_training_devices()
     assert [address[5:7] for address in found] == counted
 
 
@@ -421,7 +426,7 @@ GPUS = [{"uuid": "GPU-AA11"}, {"uuid": "GPU-AB22"}, {"uuid": "GPU-CC33"}]
     ],
 )
 def test_visible_devices_are_those_of_the_runtime(value, chosen, unknown):
-    assert sensors.visible_devices(GPUS, value) == (chosen, unknown)
+    assert sensors.parse_visible_devices(GPUS, value) == (chosen, unknown)
 
 
 def test_a_variable_that_names_no_gpu_makes_it_unaccounted(nvml):
@@ -446,18 +451,18 @@ def test_a_rank_tells_what_its_command_may_see(monkeypatch, nvml, value, intent,
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert devices.visible(intent) == told
+    assert devices.visible_gpus(intent) == told
 
 
 def test_a_rank_tells_nothing_where_there_is_no_nvml():
-    assert devices.visible({}) == {}
+    assert devices.visible_gpus({}) == {}
 
 
 def test_samples_tell_limits_and_whether_a_gpu_is_busy(nvml):
     nvml.nvmlDeviceGetEnforcedPowerLimit = lambda gpu: 300_000
     nvml.nvmlDeviceGetUtilizationRates = lambda gpu: types.SimpleNamespace(gpu=90 * gpu)
     look()
-    samples = next(pieces(Path("samples")))
+    samples = next(read_pieces(Path("samples")))
     assert samples.header.boot_id
     gpus = [one for one in samples.header.sensors if one.kind == "energy"]
     for is_busy, one in enumerate(gpus):
@@ -474,11 +479,11 @@ def simulated(read, kind="power", **facts):
 
 
 def sample(path, *found, seconds=0.5, period_s=0.02):
-    sampler = sensors.Sampler(path, Inventory(list(found)), period_s)
+    sampler = sensors.Sampler(path, SensorInventory(list(found)), period_s)
     sampler.start()
     time.sleep(seconds)
     sampler.stop()
-    return next(pieces(path))
+    return next(read_pieces(path))
 
 
 def test_the_sampler_writes_as_it_reads(tmp_path):
@@ -514,5 +519,5 @@ def test_a_sensor_that_never_answers_is_named(tmp_path, monkeypatch):
     never = threading.Event()
     mute = simulated(never.wait)
     with pytest.raises(TimeoutError, match="s does not answer"):
-        sensors.Sampler(tmp_path / "t", Inventory([mute]), 0.02).start()
+        sensors.Sampler(tmp_path / "t", SensorInventory([mute]), 0.02).start()
     never.set()

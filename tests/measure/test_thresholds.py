@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from energynn.measure import energy, machine
-from energynn.measure.sensors import Inventory, Sensor, leave_out
+from energynn.measure.sensors import Sensor, SensorInventory, drop_left_out_sensors
 from tests import powercap
 from tests.processes import ENERGYNN, ended, refused
 
@@ -92,13 +92,13 @@ def test_what_is_left_out_is_named_by_device_or_sensor(name, gone):
         facts = component, device, kind, "measured"
         found.append(Sensor(one, *facts, read=lambda: 1.0, notes=notes))
     unread = ["GPU 0000:03:00.0: unread", "0 of 0000:03:00.0 0001:04:00.0"]
-    inventory = Inventory(found, unaccounted=unread)
-    leave_out(inventory, [name])
+    inventory = SensorInventory(found, unaccounted=unread)
+    drop_left_out_sensors(inventory, [name])
     kept = [sensor.id for sensor in inventory.sensors]
     assert kept == [one for one in ids if one not in gone]
     assert len(inventory.unaccounted) == 2 - (name == "0000:03:00.0")
     (said,) = inventory.problems
-    leave_out(inventory, ["0001:04:00.0"])
+    drop_left_out_sensors(inventory, ["0001:04:00.0"])
     assert len(inventory.unaccounted) == 2 - (name == "0000:03:00.0")
     assert said == f"{name} is left out by system.toml"
 
@@ -106,10 +106,10 @@ def test_what_is_left_out_is_named_by_device_or_sensor(name, gone):
 def test_a_remedy_keeps_what_was_left_out_before(tmp_path):
     path = tmp_path / "system.toml"
     path.write_text('left_out = ["b"]')
-    reasons = [f"D: {energy.may_leave_out(name)}" for name in ("cpu1", "a", "a")]
-    (said,) = machine.remedy([*reasons, "M: cpu1 fell"], path)
+    reasons = [f"D: {energy.left_out_remedy(name)}" for name in ("cpu1", "a", "a")]
+    (said,) = machine.system_file_remedy([*reasons, "M: cpu1 fell"], path)
     assert f"left_out = {json.dumps(['b', 'cpu1', 'a'])} above" in said
-    assert machine.remedy(["M: cpu1 fell"], path) == []
+    assert machine.system_file_remedy(["M: cpu1 fell"], path) == []
 
 
 @pytest.mark.parametrize(
@@ -125,5 +125,7 @@ def test_a_remedy_keeps_what_was_left_out_before(tmp_path):
 def test_what_would_be_overlooked_is_refused(tmp_path, text):
     (tmp_path / "system.toml").write_text(text)
     refused(
-        "cannot be read .*; mend or delete it", machine.load, tmp_path / "system.toml"
+        "cannot be read .*; mend or delete it",
+        machine.load_system,
+        tmp_path / "system.toml",
     )

@@ -49,7 +49,7 @@ def test_two_hosts_count_twice_each_on_its_own_clock(tmp_path, monkeypatch, powe
     tiny = config.make("fourcastnet", **tiny)
     run_dir = tmp_path / "runs" / "local" / config.run_id(tiny)
     run_dir.mkdir(parents=True)
-    start.begin(start.prepare(tiny, run_dir), run_dir)
+    start.begin_run(start.prepare_intent(tiny, run_dir), run_dir)
     intent = json.loads((run_dir / "run.json").read_text())
     words = supervise.ranks_command(run_dir, intent)
     count = words.index("-n")
@@ -62,7 +62,7 @@ def test_two_hosts_count_twice_each_on_its_own_clock(tmp_path, monkeypatch, powe
         processes.MARK_VARIABLE: str(run_dir),
     }
     printed(*command[:-1], env=environment, timeout=300)
-    record = records.build(run_dir, "finished", "")
+    record = records.save_record(run_dir, "finished", "")
     assert record.nodes == 2 and record.valid, record.invalid_reasons
     assert record.mean_power_cpu_W == pytest.approx(2 * HOST_W, rel=0.01)
     names = {path.name for path in run_dir.glob("samples-*")}

@@ -170,10 +170,12 @@ def sampled(tmp_path, monkeypatch):
     write_samples(tmp_path, t_s, [(one, joules)], unaccounted=unread)
     file = tmp_path / "samples-h.jsonl"
     path = tmp_path / "system.toml"
-    header = samples.read_header(file)
-    sampler = window.Sampler(file, header, psutil.Process(), path, machine.load(path))
-    monkeypatch.setattr(window, "_start_sampler", lambda no_gpu: sampler)
-    monkeypatch.setattr(window, "_samplers", {})
+    header = samples.read_samples_header(file)
+    sampler = window.SamplerProcess(
+        file, header, psutil.Process(), path, machine.load_system(path)
+    )
+    monkeypatch.setattr(window, "_start_window_sampler", lambda no_gpu: sampler)
+    monkeypatch.setattr(window, "_running_samplers", {})
 
 
 def test_what_speaks_against_a_window_names_the_remedy_of_a_window(sampled):
@@ -191,8 +193,8 @@ def test_a_window_and_phases_say_how_busy_others_were(
 ):
     """Where processes were not read again since the block began, nothing is said."""
     used = [dict(cpu_own_s=1.0, cpu_host_s=9.0)]
-    monkeypatch.setattr(window, "_used", {"at_s": -60.0})
-    monkeypatch.setattr(window, "EVERY_S", every_s)
+    monkeypatch.setattr(window, "_latest_cpu_times", {"at_s": -60.0})
+    monkeypatch.setattr(window, "CPU_TIMES_PERIOD_S", every_s)
     monkeypatch.setattr(window, "cpu_times", lambda: used[-1])
     phases = energynn.phases()
     with energynn.window("block") as block, phases("a phase"):
@@ -207,9 +209,9 @@ def test_a_long_block_is_read_in_pieces_and_has_the_same_energy(sampled, monkeyp
     with energynn.window("block") as block:
         time.sleep(0.2)
     whole_J = block.energy_J
-    monkeypatch.setattr(samples, "PIECE", 60)
-    monkeypatch.setattr(stream, "PIECE", 60)
-    monkeypatch.setattr(stream, "MARGIN", 25)
+    monkeypatch.setattr(samples, "PIECE_SAMPLES", 60)
+    monkeypatch.setattr(stream, "PIECE_SAMPLES", 60)
+    monkeypatch.setattr(stream, "MARGIN_READINGS", 25)
     del block._block.energies
     assert block.energy_J == pytest.approx(whole_J, rel=1e-9)
     assert whole_J == pytest.approx(100 * block.time_s, rel=0.02)
@@ -276,10 +278,12 @@ def errors(length_s, beat_s, jitter_s):
         def shown_J(t_s, load=load, beats=beats):
             return load.energy_J(beats[np.searchsorted(beats, t_s, side="right") - 1])
 
-        t_s = worlds.instants_s(random, begin_s - 5, length_s + 10, window.PERIOD_S)
+        t_s = worlds.instants_s(
+            random, begin_s - 5, length_s + 10, window.SAMPLING_PERIOD_S
+        )
         one = worlds.sensor("counter", "energy", update_s=beat_s)
-        read = Channel(**one), t_s, shown_J(t_s), window.PERIOD_S
-        plain, ours = energy.curve(*read), window._curve_on_beat(edges_s, *read)
+        read = Channel(**one), t_s, shown_J(t_s), window.SAMPLING_PERIOD_S
+        plain, ours = energy.energy_curve(*read), window._renewal_curve(edges_s, *read)
         assert (np.diff(ours.energy_J) >= 0).all()
         shown = [each(edges_s) for each in (shown_J, plain.at, ours.at)]
         found.append(np.diff(shown)[:, 0] / np.diff(load.energy_J(edges_s)) - 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from energynn.measure import energy
-from energynn.measure.evidence import Evidence
+from energynn.measure.evidence import SensorEvidence
 from energynn.measure.samples import Channel
 
 GOLDEN = 0.6180339887
@@ -166,14 +166,14 @@ def curves(
         else:
             values = fault(values, t)
         made.append(
-            energy.curve(Channel(**about), t, values / about["to_SI"], period_s)
+            energy.energy_curve(Channel(**about), t, values / about["to_SI"], period_s)
         )
     return made
 
 
 def found(curves, begin_s, end_s):
     """Collect what curves say about a window."""
-    made = [Evidence(one.sensor, begin_s, end_s, one.period_s) for one in curves]
+    made = [SensorEvidence(one.sensor, begin_s, end_s, one.period_s) for one in curves]
     for one, curve in zip(made, curves, strict=True):
         one.add(curve)
     return made

@@ -5,10 +5,10 @@ import runpy
 import signal
 from pathlib import Path
 
-from energynn.train.distributed import Agreement
+from energynn.train.distributed import RankAgreement
 
 LAST_STEP = 5  # of this start, which writes a checkpoint after every step
-agree, fsync, replace = Agreement.__call__, os.fsync, os.replace
+agree, fsync, replace = RankAgreement.__call__, os.fsync, os.replace
 point = os.environ["DIES_AT"]
 is_dying = os.environ.get("RANK", "0") == os.environ["DYING_RANK"]
 steps = 0
@@ -58,6 +58,6 @@ def replace_or_end(source, target):
         end()
 
 
-Agreement.__call__, Agreement.PERIOD_S = agree_or_end, 0.0
+RankAgreement.__call__, RankAgreement.PERIOD_S = agree_or_end, 0.0
 os.fsync, os.replace = fsync_or_end, replace_or_end
 runpy.run_path(str(Path(__file__).with_name("rank_main.py")), run_name="__main__")

@@ -21,7 +21,7 @@ ranks = launchers.rank_and_size()[1]
 config = configuration.make(
     "fourcastnet", devices=ranks, patch_size=4, embed_dim=32, depth=2, num_blocks=4
 )
-world = distributed.join(config)
+world = distributed.join_ranks(config)
 generator = torch.Generator().manual_seed(3)
 found = {}
 
@@ -63,7 +63,9 @@ torch.manual_seed(0)
 # A new one: batch norm's statistics of the one above depend on the ranks.
 model = resnet50.make_model(10, configuration.make("resnet50"), world)
 loader = [(images[world.rank :: ranks], labels[world.rank :: ranks])]
-metrics, count = resnet50.evaluate(model, loader, configuration.make("resnet50"), world)
+metrics, count = resnet50.evaluate_images(
+    model, loader, configuration.make("resnet50"), world
+)
 found |= {
     "count/samples": np.array(count),
     "count/wrong": np.array(metrics["top1_error"] * count),
@@ -71,4 +73,4 @@ found |= {
 if world.rank == 0:
     np.savez(sys.argv[1], **found)
 del model  # nothing of torch may still work when the interpreter ends
-distributed.leave()
+distributed.leave_ranks()

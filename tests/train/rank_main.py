@@ -11,9 +11,9 @@ import torch
 
 from energynn.experiment import config as configuration
 from energynn.host import launchers
-from energynn.train.distributed import Interrupted, LostRank, end_the_world
+from energynn.train.distributed import Interrupted, LostRank, end_all_ranks
 
-config = configuration.from_dict(json.loads(sys.argv[2]))
+config = configuration.config_from_dict(json.loads(sys.argv[2]))
 run_dir = Path(sys.argv[1])
 torch.set_default_dtype(getattr(torch, sys.argv[3]))
 try:
@@ -30,6 +30,6 @@ except ValueError as error:
     sys.exit(f"ValueError: {error}")
 except LostRank as error:
     print(f"LostRank: {error}", flush=True)
-    end_the_world()
+    end_all_ranks()
 said = f"losses of rank {launchers.rank_and_size()[0]} {json.dumps(losses)}\n"
 print(said, end="", flush=True)  # at once: ranks share a pipe

@@ -203,7 +203,7 @@ def test_a_compiled_network_does_not_make_its_transforms_in_each_step():
 
 def test_a_network_that_forecast_first_can_be_trained_later():
     network, x = small_afno(), torch.randn(1, 2, 12, 24)
-    afno._make_transforms.cache_clear()
+    afno._make_fourier_matrices.cache_clear()
     with torch.inference_mode():
         network(x)
     network(x).sum().backward()

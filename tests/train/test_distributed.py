@@ -11,7 +11,7 @@ from torch.distributed import HashStore
 from energynn.experiment import config
 from energynn.measure import machine
 from energynn.train import distributed
-from energynn.train.distributed import Request
+from energynn.train.distributed import RankRequest
 
 
 @pytest.mark.parametrize("visible, device", [(1, "cuda:0"), (4, "cuda:2")])
@@ -32,15 +32,15 @@ def test_a_rank_takes_its_gpu_and_stays_beside_it(monkeypatch, visible, device):
             "init_process_group",
             lambda backend, **_: did.update(backend=backend),
         ),
-        (machine, "pin_to_gpu", lambda uuid: did.update(beside=uuid)),
-        (distributed, "be_deterministic", lambda *_, **__: None),
-        (distributed, "_find", lambda timeout: found),
+        (machine, "pin_to_cores_of_gpu", lambda uuid: did.update(beside=uuid)),
+        (distributed, "seed_generators", lambda *_, **__: None),
+        (distributed, "_find_ranks", lambda timeout: found),
     ]
     for owner, name, function in stands_in:
         monkeypatch.setattr(owner, name, function)
     threads = torch.get_num_threads()
     about = dict(device="gpu", devices=2, threads_per_device=threads)
-    distributed.join(config.make("resnet50", **about))
+    distributed.join_ranks(config.make("resnet50", **about))
     assert did == dict(device=device, backend="nccl", beside="aaaa")
 
 
@@ -74,24 +74,25 @@ def test_ranks_agree_about_once_a_second_by_the_clock_of_rank_0(
     """
     now = [100.0]
     monkeypatch.setattr(distributed.time, "monotonic", lambda: now[0])
-    agreement, asked = distributed.Agreement(alone, tmp_path), []
+    agreement, asked = distributed.RankAgreement(alone, tmp_path), []
     for step in range(1, 38):
         now[0] += 0.1001
         if agreement.is_due():
             asked.append(step)
-            assert agreement() == Request.NOTHING
+            assert agreement() == RankRequest.NOTHING
     assert asked == [1, 3, 7, 15, 24, 33]
 
 
 def test_the_greatest_request_counts_and_a_file_asks_all_ranks_to_stop(alone, tmp_path):
-    agreement = distributed.Agreement(alone, tmp_path)
+    agreement = distributed.RankAgreement(alone, tmp_path)
     assert (
-        agreement.is_due() and agreement(checkpoint_is_due=True) == Request.CHECKPOINT
+        agreement.is_due()
+        and agreement(checkpoint_is_due=True) == RankRequest.CHECKPOINT
     )
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert agreement(checkpoint_is_due=True) == Request.STOP
+    assert agreement(checkpoint_is_due=True) == RankRequest.STOP
     (tmp_path / ".stop").touch()
-    assert distributed.Agreement(alone, tmp_path)() == Request.STOP
+    assert distributed.RankAgreement(alone, tmp_path)() == RankRequest.STOP
 
 
 @pytest.mark.parametrize("is_on, number", [(False, 2), (True, 1)])
@@ -129,5 +130,5 @@ def test_a_rank_has_the_cores_of_its_place_on_its_host(monkeypatch):
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: pinned.extend(cores))
     world = SimpleNamespace(rank=2, size=3, local_rank=0, host="b")
     made = config.make("resnet50", threads_per_device=1, loader_workers=1)
-    distributed.pin_to_cores(world, made)
+    distributed.pin_rank_to_cores(world, made)
     assert pinned == [4, 5]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from energynn import records
-from energynn.experiment.config import FAST, FAST_IMAGES
+from energynn.experiment.config import FAST_IMAGE_PRESET, FAST_PRESET
 from energynn.host.files import REPOSITORY
 from tests.processes import energynn, with_gpus
 from tests.train.conftest import AFNO, HERE, IMAGES
@@ -13,13 +13,13 @@ RESNET50 = IMAGES | dict(epochs=2)
 RECIPES = {
     "resnet50-fast": (
         "resnet50",
-        RESNET50 | FAST | FAST_IMAGES | dict(synchronous_phases=True),
+        RESNET50 | FAST_PRESET | FAST_IMAGE_PRESET | dict(synchronous_phases=True),
     ),
     "resnet50-device": ("resnet50", RESNET50 | dict(image_loading="device")),
     "fourcastnet-fast": (
         "fourcastnet",
         AFNO
-        | FAST
+        | FAST_PRESET
         | dict(
             epochs=2,
             activation_checkpointing=True,
@@ -65,10 +65,14 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
     """
     sizes = dict(sampling_period_s=0.02, idle_ready_s=0.5)
     (tmp_path / "limits").write_text("[0, 0, 200000]\n")
-    done = start(tmp_path, RESNET50 | FAST | FAST_IMAGES | sizes, [HERE / "imagined"])
+    done = start(
+        tmp_path,
+        RESNET50 | FAST_PRESET | FAST_IMAGE_PRESET | sizes,
+        [HERE / "imagined"],
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = records.run_dirs(tmp_path / "runs")
-    record = records.read(folder)
+    (folder,) = records.list_run_folders(tmp_path / "runs")
+    record = records.read_record_if_any(folder)
     assert record.valid, record.invalid_reasons
     assert (record.device_kind, record.device_name) == ("gpu", "a fake H100")
     assert (

@@ -6,7 +6,7 @@ import torch
 from energynn.experiment import config
 from energynn.measure.samples import Events, read_phases
 from energynn.train import phases
-from energynn.train.phases import PhaseTimer, Progress
+from energynn.train.phases import PhaseTimer, TrainingProgress
 from tests.run_files import read_lines
 from tests.train.conftest import phase_times
 
@@ -94,7 +94,7 @@ def test_every_phase_is_on_disk_with_its_instants(tmp_path):
         marks.append((phase, begun, time.monotonic_ns()))
         timer.write()
     kinds, begin_ns, end_ns, names = read_phases(tmp_path)[3]
-    assert names == list(phases.PHASES)
+    assert names == list(phases.PHASE_NAMES)
     found = zip(kinds, begin_ns, end_ns, marks, strict=True)
     for kind, begin, end, (phase, earliest, latest) in found:
         assert names[kind] == phase
@@ -108,7 +108,9 @@ def test_progress_prints_at_most_every_two_seconds(monkeypatch, capsys, tmp_path
     monkeypatch.setattr(time, "monotonic", lambda: now)
     made = config.make("resnet50", epochs=3, local_batch_size=8)
     # The second of three epochs, and on; the first was in an earlier segment and does not count.
-    progress = Progress(made, steps=50, first_step=50, events=Events(tmp_path, 0))
+    progress = TrainingProgress(
+        made, steps=50, first_step=50, events=Events(tmp_path, 0)
+    )
     for step in range(50, 150):
         now = (step - 49) * 0.1
         progress.step(step // 50, step % 50, torch.tensor(0.5))

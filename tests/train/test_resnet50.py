@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from energynn.data import manifests
-from energynn.data.images import normalized
+from energynn.data.images import normalize_images
 from energynn.experiment import config as configuration
 from energynn.train import resnet50
 from tests.jpegs import as_jpegs, usual_images
@@ -19,7 +19,7 @@ MEAN, STD = resnet50.CHANNEL_MEAN, resnet50.CHANNEL_STD
 
 def crops_of(data, seed=3, crop="random", **fields):
     torch.manual_seed(seed)
-    return resnet50.make_transform(
+    return resnet50.make_image_transform(
         configuration.make("resnet50", image_size=224, **fields), crop
     )(data)
 
@@ -46,12 +46,14 @@ def test_every_way_of_loading_gives_the_same_crop(crop, name):
     assert expected.shape == (3, 224, 224) and expected.dtype == torch.float32
     pixels = crops_of(data, crop=crop, uint8_to_device=True)
     assert pixels.shape == (224, 224, 3) and pixels.dtype == torch.uint8
-    assert torch.allclose(normalized(pixels[None], MEAN, STD)[0], expected, atol=1e-5)
+    assert torch.allclose(
+        normalize_images(pixels[None], MEAN, STD)[0], expected, atol=1e-5
+    )
     fast = crops_of(data, crop=crop, image_loading="fast")
     assert 0 < (fast - expected).abs().mean() * 255 * sum(STD) / 3 < 1
     fast_pixels = crops_of(data, crop=crop, image_loading="fast", uint8_to_device=True)
     assert (fast_pixels.float() - pixels.float()).abs().mean() < 1
-    assert torch.equal(normalized(fast_pixels[None], MEAN, STD)[0], fast)
+    assert torch.equal(normalize_images(fast_pixels[None], MEAN, STD)[0], fast)
 
 
 def test_a_batch_that_stays_on_the_device_stands_for_all(alone):
@@ -113,7 +115,7 @@ def test_top_5_errors_are_the_same_counted_by_sample_and_by_batch(alone):
         (torch.randn(count, 3, 32, 32), torch.arange(count) % 10) for count in (30, 7)
     ]
     slow, fast = (
-        resnet50.evaluate(
+        resnet50.evaluate_images(
             model, batches, configuration.make("resnet50", top5_per_sample=one), alone
         )
         for one in (True, False)

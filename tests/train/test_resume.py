@@ -40,11 +40,11 @@ CASES = {  # parameters, and where which rank ends
 STOPPED_IN_EVALUATION = """
 import pathlib, runpy, sys
 from energynn.train import resnet50
-original = resnet50.evaluate
+original = resnet50.evaluate_images
 def evaluate(*given):
     (pathlib.Path(sys.argv[1]) / "evaluating").touch()
     return original(*given)
-resnet50.evaluate = evaluate
+resnet50.evaluate_images = evaluate
 runpy.run_path(%r)
 """
 
