@@ -2,7 +2,6 @@
 
 import math
 import re
-import reprlib
 import signal
 import time
 from collections import Counter
@@ -605,7 +604,7 @@ def check_record(run_dir: Path) -> list[str]:
         new = derived.get(name)
         if not are_equal_values(old, new):
             faults.append(
-                f"{name}: is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}"
+                f"{name}: is {texts.short_repr(old)}, the raw files give {texts.short_repr(new)}"
             )
     return faults
 

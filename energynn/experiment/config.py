@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import reprlib
 import symtable
 import sys
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict, fields, replace
 
+from energynn.host import texts
 from energynn.host.files import DATA_MANIFESTS, sha256
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
@@ -563,7 +563,7 @@ def _validate_parameters(config_class: type[RunConfig], given: dict) -> dict:
             )
         except msgspec.ValidationError as error:
             raise ValueError(
-                f"{name}: must have {limits_of_type(known[name])}, got {reprlib.repr(value)}"
+                f"{name}: must have {limits_of_type(known[name])}, got {texts.short_repr(value)}"
             ) from error
     return values
 
@@ -597,7 +597,7 @@ def _config_class(workload: str, is_named: bool = True) -> type[RunConfig]:
         return CONFIGS[workload]
     if not is_named and workload not in sys.modules:
         raise ValueError(
-            f"workload: {reprlib.repr(workload)} is a module that only a file names; where you "
+            f"workload: {texts.short_repr(workload)} is a module that only a file names; where you "
             "trust it, give it with --workload"
         )
     try:
@@ -607,7 +607,7 @@ def _config_class(workload: str, is_named: bool = True) -> type[RunConfig]:
         return config_class
     except (Exception, SystemExit) as error:
         raise ValueError(
-            f"workload: {reprlib.repr(workload)} is not known ({error})"
+            f"workload: {texts.short_repr(workload)} is not known ({error})"
             f"{suggestion(workload, CONFIGS)}; choose one of {', '.join(CONFIGS)}, or a module on "
             "PYTHONPATH with a class Config(RunConfig) and a main"
         ) from error
@@ -717,7 +717,7 @@ def notebook_parameters(namespace: dict) -> dict:
             isinstance(value, str | os.PathLike) or is_default or is_year
         ):
             raise ValueError(
-                f"{name}: papermill made {reprlib.repr(value)} of it; give it with -r {name} "
+                f"{name}: papermill made {texts.short_repr(value)} of it; give it with -r {name} "
                 "WORD, or in quotes"
             )
     return given

@@ -2,6 +2,7 @@
 
 import json
 import re
+import reprlib
 from collections.abc import Callable
 
 # half characters that stand for no byte
@@ -61,3 +62,9 @@ def spreadsheet_cell(value):
     except ValueError:
         return f"'{shown}" if shown.startswith(FORMULA_STARTS) else shown
     return shown
+
+
+def short_repr(value) -> str:
+    """Write any value in at most 80 characters, for a message."""
+    text = reprlib.repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -73,6 +73,13 @@ def test_any_value_of_any_parameter_is_within_its_limits_or_refused_by_name(
     assert config.config_from_dict(config.asdict(made)) == made
 
 
+def test_a_message_shortens_what_it_repeats():
+    for value in ("x" * 999, [[["x" * 99] * 9] * 9] * 9, {"a": {"b": ["y" * 99] * 9}}):
+        with pytest.raises(ValueError) as refusal:
+            config.make(devices=value)
+        assert len(str(refusal.value)) < 200 and "..." in str(refusal.value)
+
+
 def test_batch_sizes_follow_from_each_other():
     assert config.make(devices=4, global_batch_size=64).local_batch_size == 16
     assert config.make(devices=4, local_batch_size=16).global_batch_size == 64
