@@ -226,7 +226,7 @@ def fit(
         raise ValueError("-p: chooses runs of your own; give --runs-dir")
     else:
         seen = runs.published_runs(workload, system)
-    fits.require_varied_runs(seen)
+    fits.require_usable_runs(seen)
     made = fits.fit_runs(seen)
     words = wording.fit_text(made, details)
     table = fits.write_fit(out, made)

@@ -1,7 +1,7 @@
 """The fit: parameters of the model from runs, times first and powers then, and what they forecast.
 
-The most probable parameters under weak normal priors, their covariance by Laplace's approximation,
-and an error of the model that the residuals tell, with Student's t for the few that there are.
+The most probable parameters under normal priors, some chosen knowing R4 to R6, their covariance by
+Laplace's approximation, and an error of the model by the residuals; Student's t, as these are few.
 """
 
 import dataclasses
@@ -42,11 +42,13 @@ MIN_LOG_EVIDENCE = 2.0
 HINT_RATIO = 1.5  # runs hint at a term that is so many times its own error
 ODD = 2.0  # half-widths by which the others' forecast is off where a run is odd
 # logarithm of how much longer an exchange of unknown size may make a time
-LOG_SPREAD_OF_UNKNOWN_EXCHANGE = 1.0
+LOG_HALF_WIDTH_OF_UNKNOWN_EXCHANGE = 1.0
 # steps of the search for the end of an interval, as parts of the quantile
 INTERVAL_SEARCH_STEPS = 0.3, 0.6, 0.8, 1.0, 1.0
-DOUBLING_ERROR = 0.01  # of a time, for each doubling of nodes beyond the fitted ones
-# on a core, of the gradients, which it is_free through memory a dozen times
+HALF_WIDTH_PER_DOUBLING = (
+    0.01  # of a time, for each doubling of nodes beyond the fitted ones
+)
+# on a core, of the gradients, which it moves through memory a dozen times
 CPU_UPDATE_TIME_S_PER_B = 2e-9
 # What another machine changes: relative spreads that are added where its fit gives the priors. Link
 # and full node stay: widened by 0.5, FourCastNet's errors grow from 3 to 11 % (median, A100).
@@ -62,9 +64,9 @@ class Fit:
     Arrays are (parameters,) in the order of ``names``. errors: relative ones of the model, of
     times and of powers; freedom: degrees of freedom that these were learnt with. entered: terms
     that the runs ask for; the others are 0. neg_log_evidence: of the times, by
-    Laplace's approximation, up to a constant. rivals: how the
-    parameters differ in fits with one term more, by the chance that this is right, (fits,
-    parameters).
+    Laplace's approximation, up to a constant. rivals: by how much the
+    parameters differ in fits with one term more, times the square root of the chance that this fit
+    is right, (fits, parameters).
     """
 
     runs: ObservedRuns
@@ -205,7 +207,7 @@ def default_priors(
 ) -> dict[str, tuple[float, float]]:
     """Centre and spread of each parameter, of any loader and of this system.
 
-    Spreads are relative for what is fitted as a logarithm; 1 and more is any order of magnitude.
+    Of what is fitted as a logarithm, spreads are of the natural logarithm: 1 is a factor of 2.7.
     entered: terms that may be of any size.
     """
     work, run = seen.work, seen.configs[0]
@@ -331,8 +333,8 @@ def fit_runs(seen: ObservedRuns) -> Fit:
 def _candidate_terms(fit: Fit) -> list[str]:
     """Name the terms of time that a fit lacks and its runs hint at.
 
-    By the slope of the misfit: one step of Newton's would make the term more than its error. Of a
-    limit there is no slope; it is tried where the times are missed by more than was expected.
+    A term is hinted at if one Newton step makes it larger than HINT_RATIO times its error. Storage
+    has no slope; it is tried where the times are missed by more than was expected.
     """
     seen, names = fit.runs, []
     residuals = functools.partial(time_residuals, fit, seen=seen)
@@ -352,7 +354,7 @@ def _candidate_terms(fit: Fit) -> list[str]:
 
 
 def _fit_times_and_powers(seen: ObservedRuns, entered: tuple[str, ...]) -> Fit:
-    """Fit times first and powers then: these do not move the parameters of time."""
+    """Fit times, then powers: they leave the values of the parameters of time, but narrow them."""
     fit = prior_fit(seen, entered)
     parts = (TIME_PARAMETERS, time_residuals), (POWER_PARAMETERS, power_residuals)
     for row, (names, misses) in enumerate(parts):
@@ -439,11 +441,11 @@ def has_varied_runs(seen: ObservedRuns) -> bool:
     return seen.like is not None or len(np.unique(work)) > 1
 
 
-def require_varied_runs(seen: ObservedRuns) -> None:
+def require_usable_runs(seen: ObservedRuns) -> None:
     """Raise ValueError for runs of one configuration, and where a plain sum fits times better.
 
-    Better: it misses at most half as much as the model does, also by the 90 % limit of its error.
-    Where the model misses no more than was expected before, it is right.
+    Better: the upper 90 % limit of the sum's error is below half the model's. A model that misses
+    no more than its prior error passes.
     """
     subject = f"{seen.workload} on {seen.site.name}"
     if not has_varied_runs(seen):
@@ -489,8 +491,8 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     # What follows is of times alone: nodes beyond the fitted ones, an exchange of unknown size, and
     # between nodes an all-reduce that may hide wholly, where no run was on several.
     most = fit.runs.work["nodes"].max()
-    beyond = DOUBLING_ERROR * np.log2(work["nodes"] / most).clip(min=0)
-    unknown = LOG_SPREAD_OF_UNKNOWN_EXCHANGE * has_unknown_exchange(fit, work)
+    beyond = HALF_WIDTH_PER_DOUBLING * np.log2(work["nodes"] / most).clip(min=0)
+    unknown = LOG_HALF_WIDTH_OF_UNKNOWN_EXCHANGE * has_unknown_exchange(fit, work)
     times = model.times_by_cause_s(fit.values, work)
     is_new = (work["nodes"] > 1) & (most == 1)
     hidden = np.log(1 - is_new * times["allreduce"] / sum(times.values()))
@@ -528,8 +530,8 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
 def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.ndarray:
     """Half-widths of the logarithm of a time, upward and downward, (2, configurations).
 
-    By the profile likelihood: as far as parameters can go while the squares of the runs' residuals
-    and of the distances from the priors grow by no more than that of the quantile. A linear
+    By the profile likelihood, with priors: as far as parameters can go while the sum of squares, of
+    residuals and distances from the priors, grows by at most the quantile squared. A linear
     approximation misses that a start of 0.5 s may well take 10 s, and is never negative.
     """
     seen, is_free = fit.runs, np.isin(fit.names, [*TIME_PARAMETERS, *fit.entered])
@@ -581,9 +583,9 @@ def has_unknown_exchange(fit: Fit, work: np.ndarray) -> np.ndarray:
 
 
 def steps_of_open_terms(fit: Fit) -> np.ndarray:
-    """How parameters move where a term that is 0 is as large as may well be, (terms, parameters).
+    """How parameters move where a term left out is one standard deviation above 0.
 
-    The others move with it, as the runs ask. A power may be larger or smaller.
+    The others move with it, as the runs ask, (steps, parameters). A power may be larger or smaller.
     """
     steps = []
     for at in np.flatnonzero(fit.open_terms):

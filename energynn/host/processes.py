@@ -1,4 +1,4 @@
-"""How processes end with the one that they work for, and how a foreign file is read by another."""
+"""Start, find, count and end processes of ours; read a stranger's file in one of its own."""
 
 import contextlib
 import ctypes
@@ -23,9 +23,9 @@ STARTER_VARIABLE = "ENERGYNN_STARTER"
 # the folder for which a process and all that it starts work
 MARK_VARIABLE = "ENERGYNN_MARK"
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # numbers of Linux's prctl
-# Of the CPU time that was used, and of the CPUs of a host: others below have nearly none.
-MIN_PART, MIN_CPUS = 0.1, 0.1
-TERMINATION_GRACE_S = 2.0  # between asking processes to end and killing them
+MIN_OTHERS_SHARE = 0.1  # of the busy CPU time; what is less is not told
+MIN_OTHERS_CORES = 0.1  # busy cores of a host; likewise
+TERMINATION_GRACE_S = 2.0  # in which processes may end before they are killed
 STUCK_LIMIT_S = 30.0  # for one that even SIGKILL does not end, as it waits for a disk
 
 # loaded before a fork: a fork should load nothing
@@ -87,7 +87,7 @@ def _end_with_forking_process() -> None:
 
 
 def list_marked(folder: Path) -> list[psutil.Process]:
-    """List the living processes but this that work for a folder, whoever their parent is now."""
+    """List the other processes that work for a folder, whoever their parent is now."""
     mark = (MARK_VARIABLE, str(folder))
     return [
         process
@@ -117,13 +117,13 @@ def wait_for_child(child: subprocess.Popen, known: set[int]) -> int:
 
 
 def descendants(known: set[int]) -> list[psutil.Process]:
-    """List the living processes below this one, but those that it knows."""
+    """List the living processes below this one, but for those of known numbers (PIDs)."""
     children = psutil.Process().children(recursive=True)
     return [each for each in children if each.pid not in known and is_alive(each)]
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Tell whether a process goes on; a zombie, or another of its number, does not."""
+    """Tell whether a process goes on; False for a zombie, and if its PID has a new owner."""
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -149,7 +149,7 @@ def busy_core_seconds() -> float:
 def work_of_others(own_s: float, others_s: float, time_s: float, hosts: int = 1) -> str:
     """Say which part of the busy CPU time was not one's own; "" where that is little."""
     part = others_s / (own_s + others_s or 1)
-    if part < MIN_PART or others_s < MIN_CPUS * time_s * hosts:
+    if part < MIN_OTHERS_SHARE or others_s < MIN_OTHERS_CORES * time_s * hosts:
         return ""
     return f"others used {part:.0%} of the CPU time; what they drew is counted"
 
@@ -160,8 +160,9 @@ def end_marked(folder: Path) -> None:
 
 
 def end_all(find: Callable[[], list[psutil.Process]]) -> None:
-    """Wait until all processes that ``find`` lists have ended; kill them after
-    ``TERMINATION_GRACE_S``.
+    """Give the processes that ``find`` lists ``TERMINATION_GRACE_S`` to end, then kill them.
+
+    Give up after ``STUCK_LIMIT_S``.
     """
     begun_s = time.monotonic()
     # A process that is forked while they are listed is seen by the second look.

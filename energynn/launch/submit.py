@@ -72,10 +72,10 @@ def submit_runs(
     if left_out:
         print_lines(left_out)
     system_dir = runs_dir.absolute() / site.name
-    # running, or with a job that is queued
     folders = [path.parent for path in system_dir.glob("*/job")]
     jobs_of = {folder: status.read_submission(folder).job_id for folder in folders}
     queue = slurm.read_queue(jobs_of.values())
+    # running, or with a job that is queued
     queued = {
         path
         for path in folders
@@ -93,7 +93,8 @@ def submit_runs(
     limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
     if hours > limit:
         faults.append(
-            f"--max-gpu-hours {math.ceil(hours)}: the jobs may be charged more than {limit:g} hours"
+            f"--max-gpu-hours {math.ceil(hours)}: the jobs may be charged more than {limit:g} "
+            "GPU hours"
         )
     if jobs:
         print_lines(costs.cost_text(costs.cost_table(missing, site)))
@@ -103,7 +104,7 @@ def submit_runs(
                 f"from your environment, where the script has none: {', '.join(kept)}"
             )
         if "account" not in f"{site.sbatch} {kept}".lower():
-            faults.append("account: --account NAME, or sbatch takes your default")
+            print_lines("no --account NAME: sbatch takes your default")
         for fault in faults:
             print_lines(f"missing: {fault}")
         for job in jobs if scripts else ():
@@ -308,7 +309,7 @@ def check_system(system: str) -> int:
         if value != right:
             wrong.append(f"{name} is {value}, not {right}")
     if not wrong:
-        print(f"as {site.file} says")
+        print(f"the test run passed: it is as {site.file} says")
         return 0
     print("WRONG:", "; ".join(filter(None, [*wrong, row["reason"]])))
     return 1

@@ -31,7 +31,7 @@ from energynn.measure.stream import read_sensor_streams
 SAMPLING_PERIOD_S = 0.04
 # of the samples file before a window: some seconds, with dozens of sensors
 MARGIN_BEFORE_WINDOW_B = 2**18
-# When a counter is renewed follows from its renewals around a window's edges.
+# When a sensor renews its counter follows from the renewals around a window's edges.
 RENEWAL_SEARCH_MARGIN_S = 3.0  # at each edge, whose renewals are used
 MIN_EDGE_RENEWALS = 5
 MIN_RENEWAL = 1.5  # sampling periods from one renewal to the next
@@ -45,8 +45,8 @@ SIZE_FILE = "gradient_bytes"  # of an empty file in a run's folder; bytes end it
 # what torch's FSDP, its weights today, and those of DeepSpeed's ZeRO have
 SHARDED_MODEL_ATTRIBUTES = ("sharding_strategy", "placements", "ds_numel")
 INCOMPLETE_MODEL_TEXT = (
-    "model: is no torch.nn.Module, or sharded, so that weights travel, too; leave it out; give "
-    "`energynn measure --local-batch-size N --weights N`, and of what is sharded "
+    "model: must be a torch.nn.Module that is not sharded; leave it out, and give "
+    "`energynn measure --local-batch-size N --weights N`, of a sharded one also "
     "--gradient-bytes-per-weight 6"
 )
 
@@ -58,13 +58,13 @@ class Window:
     window of a process starts a sampler, which takes about two seconds and goes on until the
     process ends; it costs about 1 % of one core. no_gpu: the GPUs of this host do not matter.
     synchronize: where torch uses CUDA, a block begins and ends when the GPUs have done their work.
-    model: the network of PyTorch that is trained: forecasts of a measured command use the bytes of
-    its gradients, the sum over several networks.
+    model: the network of PyTorch that is trained: `energynn measure` notes the bytes of its
+    gradients for forecasts, the sum over networks of different sizes.
 
     GPUs, CPU sockets and RAM count for all that ran on this host in that time. Of several ranks on
     one host each sees the same energy: take one of them. Windows may lie within each other, and in
-    several threads. One may be entered again after its block: it then tells of the last block, and
-    what each ``as`` names of its own.
+    several threads. A window may be entered again after its block: it then tells of the last block;
+    what an ``as`` names keeps the block that it was bound to.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Window:
 
         ``doubts`` are reasons not to believe them, ``remedy`` what in system.toml overrules them. A
         component without a sensor is absent, and all are if the sampler has died. While the block
-        goes on they are those so far. The first time it waits until the sensors have shown the end,
-        about 0.04 s. Raises ValueError before the block.
+        goes on they are those so far. The first time this waits until the sensors have shown the
+        end, about 0.04 s. Raises ValueError if the block was not entered.
         """
         if not self._block:
             raise ValueError(f"window {self.name}: enter its block first")
@@ -151,8 +151,8 @@ class Phases:
     after it ``print(phases)``.
 
     A block is measured as a window is, and may be entered any number of times, but not within
-    another. Energies are read when they are asked for, once until a further block ends. no_gpu,
-    synchronize: as of a window.
+    another. Samples are read when rows or energies are asked for. no_gpu, synchronize: as of a
+    window.
     """
 
     def __init__(self, no_gpu: bool = False, synchronize: bool = True):
@@ -160,11 +160,20 @@ class Phases:
         self._names: list[str] = []
         self._blocks: list[MeasuredBlock] = []
         self._all: MeasuredBlock | None = None
+        self._open_name = ""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        with self._window(name) as one:
-            yield
+        if self._open_name:
+            raise ValueError(
+                f"phases: {self._open_name} goes on; measure what lies within it by a window"
+            )
+        self._open_name = name
+        try:
+            with self._window(name) as one:
+                yield
+        finally:
+            self._open_name = ""
         assert one._block  # it was entered
         self._names.append(name)
         self._blocks.append(one._block)
@@ -181,7 +190,7 @@ class Phases:
 
     @property
     def energies(self) -> dict:
-        """Those from the first block to the end of the last, as a window has them."""
+        """Those of the whole, with what lies between blocks, as a window has them."""
         return self._whole.energies
 
     @property

@@ -185,7 +185,7 @@ def test_choices_filter_points_and_statements(opened):
 def test_a_click_in_the_plan_gives_its_command_to_copy(opened):
     field = "#choices-plan input[type=text]"
     click_on(opened, opened.query_selector("#figure-plan g.mark-symbol.role-mark path"))
-    assert opened.input_value(field).startswith("energynn run ")
+    assert opened.input_value(field).startswith("energynn submit ")
     opened.fill("#choices-plan input[name=deadline_h]", "0.001")
     opened.wait_for_timeout(300)
     assert any("Nothing keeps" in text for text in texts(opened, "#figure-plan"))

@@ -94,7 +94,7 @@ def test_fourcastnet_takes_the_same_path(a100):
 def test_runs_of_one_configuration_are_refused(published):
     refused(
         "one configuration; tau and t_start cannot be told apart",
-        fits.require_varied_runs,
+        fits.require_usable_runs,
         published.subset(np.arange(len(published)) == 0),
     )
 
@@ -102,10 +102,10 @@ def test_runs_of_one_configuration_are_refused(published):
 def test_times_that_a_plain_sum_fits_better_are_refused(published):
     refused(
         "a sum of four terms by less than half of it",
-        fits.require_varied_runs,
+        fits.require_usable_runs,
         worlds.unlike_the_model(published),
     )
-    fits.require_varied_runs(published)
+    fits.require_usable_runs(published)
 
 
 def test_nothing_published_says_so():

@@ -24,7 +24,7 @@ def test_intervals_hold_the_truth(kind, number):
 
 def is_refused(seen) -> bool:
     try:
-        fits.require_varied_runs(seen)
+        fits.require_usable_runs(seen)
     except ValueError as error:
         return "a sum of four terms" in str(error)
     return False

@@ -75,7 +75,8 @@ def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch):
     assert re.search(total, shown), shown[:500]
     assert len(shown.splitlines()) <= 40 and "#SBATCH" not in shown
     missing = re.findall("^missing: (.*?):", shown, re.M)
-    assert missing == ["era5", "imagenet", "--max-gpu-hours 30496", "account"]
+    assert missing == ["era5", "imagenet", "--max-gpu-hours 30496"]
+    assert "no --account NAME: sbatch takes your default" in shown
     told = re.search(r"submit (paper-a100 .*--max-gpu-hours \d+)$", GUIDE, re.M)[1]
     shown = answer("submit", *told.split(), "--dry-run", "--runs-dir", runs_dir)
     assert "missing: --max-gpu-hours" not in shown, "the guide's second command"

@@ -351,6 +351,6 @@ def test_a_run_is_told_what_a_network_exchanges_and_a_sharded_one_is_refused(
         for each in (net, parallel):
             energynn.window(model=each)
     assert [path.suffix for path in tmp_path.glob("gradient_bytes*")] == [".200"]
-    words = "no torch.nn.Module, or sharded, .*; leave it out; give .*-per-weight 6"
+    words = "must be a torch.nn.Module that is not sharded; .*-per-weight 6"
     for each in (sharded, np.zeros(3)):
         refused(words, energynn.window, model=each)
