@@ -6,7 +6,7 @@ import sys
 
 
 class GivesRanksAGPU(importlib.abc.MetaPathFinder):
-    """Finds energynn.train.rank as usual, and has its ``run`` done on the imagined GPU."""
+    """Finds energynn.train.rank as usual, and has its ``run_rank`` done on the imagined GPU."""
 
     def find_spec(self, name, path, target=None):
         if name != "energynn.train.rank":
@@ -16,7 +16,7 @@ class GivesRanksAGPU(importlib.abc.MetaPathFinder):
 
         def load_and_wrap(module):
             load(module)
-            module.run = on_the_gpu(module.run)
+            module.run_rank = on_the_gpu(module.run_rank)
 
         spec.loader.exec_module = load_and_wrap
         return spec
