@@ -29,9 +29,8 @@ from energynn.measure.account import SegmentAccount, account_for_run
 from energynn.measure.perun_adapter import read_perun_results
 from energynn.measure.samples import events_of_kind, read_events_of_segments
 
-RECORD_SCHEMA_VERSION = (
-    "energynn-record/3"  # of the earlier one no number is derived again
-)
+# of the earlier one no number is derived again
+RECORD_SCHEMA_VERSION = "energynn-record/3"
 # MLPerf's power rules ask for as many before a result counts as measured
 MIN_POWER_SAMPLES = 60
 
@@ -299,9 +298,8 @@ def save_record(run_dir: Path, status: str, reason: str) -> Record:
         files=hash_raw_files(run_dir),
     )
     for name in record.files:
-        sync_to_disk(
-            run_dir / name
-        )  # a record never promises what the disk has not got
+        # a record never promises what the disk has not got
+        sync_to_disk(run_dir / name)
     record.record_sha256 = configuration.json_digest(to_builtins(record))
     write_json(run_dir / "record.json", to_builtins(record))
     return record

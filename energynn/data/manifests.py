@@ -9,11 +9,12 @@ from energynn.data.folders import list_files, verify_tree
 from energynn.experiment.config import NAME_PATTERN, ResNet50Config, RunConfig
 from energynn.host.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
 
+# their files lie beside their manifests
 EMBEDDED_SETS = (
     "era5_ensemble",
     "others",
     "synthetic",
-)  # their files lie beside their manifests
+)
 VERIFIABLE_DATASETS = ("era5_ensemble", "photographs", "others")
 PHOTOGRAPH_DATASETS = ("photographs", photographs.LARGE_SET)
 # The variable with the folder of data that do not ship; it is no part of a run's configuration.

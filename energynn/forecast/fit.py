@@ -29,11 +29,10 @@ PRIOR_ERROR_OF_SINGLE_RUNS = 0.03  # of times, where each configuration ran once
 PRIOR_MODEL_ERROR_ON_CPU = 0.08  # where others use the machine, too
 ERROR_WEIGHT = 4.0  # as many observations that counts
 MAX_ERROR_ITERATIONS = 4  # until a fit's error and its parameters agree
-MOST_STEPS, DAMPING, LEAST_GAIN = (
-    200,
-    1e-3,
-    1e-12,
-)  # of Levenberg and Marquardt's method
+# of Levenberg and Marquardt's method
+MAX_STEPS = 200
+DAMPING = 1e-3  # of the first step
+MIN_GAIN = 1e-12  # of the sum of squares, less ends it
 SCATTER = 0.06  # of single jobs, as the study prints it: the least error of an interval
 CONFIDENCE_LEVEL = 0.9
 UPPER_QUANTILE = (1 + CONFIDENCE_LEVEL) / 2  # quantile at the high end of an interval
@@ -45,9 +44,8 @@ ODD = 2.0  # half-widths by which the others' forecast is off where a run is odd
 LOG_HALF_WIDTH_OF_UNKNOWN_EXCHANGE = 1.0
 # steps of the search for the end of an interval, as parts of the quantile
 INTERVAL_SEARCH_STEPS = 0.3, 0.6, 0.8, 1.0, 1.0
-HALF_WIDTH_PER_DOUBLING = (
-    0.01  # of a time, for each doubling of nodes beyond the fitted ones
-)
+# of a time, for each doubling of nodes beyond the fitted ones
+HALF_WIDTH_PER_DOUBLING = 0.01
 # on a core, of the gradients, which it moves through memory a dozen times
 CPU_UPDATE_TIME_S_PER_B = 2e-9
 # What another machine changes: relative spreads that are added where its fit gives the priors. Link
@@ -107,9 +105,8 @@ def parameter_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, flo
     Of several points, (points, parameters), each is (points,).
     """
     values = dict.fromkeys(TIME_PARAMETERS, 0.0) | {"evaluation": 1.0}
-    values |= dict.fromkeys(POWER_PARAMETERS, np.nan) | {
-        "host": 0.0
-    }  # none: GPUs alone
+    values |= dict.fromkeys(POWER_PARAMETERS, np.nan)
+    values["host"] = 0.0  # none: GPUs alone
     values |= dict.fromkeys(TERMS, 0.0)
     for name, at in zip(names, np.moveaxis(point, -1, 0), strict=True):
         values[name] = at if name in LINEAR else np.exp(at)
@@ -262,10 +259,8 @@ def default_priors(
 
 # Which terms more devices may have; the power of an all-reduce stays open.
 TIME_TERMS = [name for name in TERMS if name != "exchange"]
-MOVE_TIMES, MOVE_POWERS = (
-    [*TIME_PARAMETERS, *TIME_TERMS],
-    [*POWER_PARAMETERS, "exchange"],
-)
+MOVE_TIMES = [*TIME_PARAMETERS, *TIME_TERMS]
+MOVE_POWERS = [*POWER_PARAMETERS, "exchange"]
 
 
 def lacks_repeats(seen: ObservedRuns) -> bool:
@@ -418,7 +413,7 @@ def least_squares(
     By the method of Levenberg and Marquardt. scipy's takes more time to be imported than this fit.
     """
     (residual, slopes), damping = value_and_jacobian(residuals, point), DAMPING
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         normal = slopes.T @ slopes
         damped = normal + damping * np.diag(np.diag(normal))
         step = np.linalg.solve(damped, -slopes.T @ residual)
@@ -430,7 +425,7 @@ def least_squares(
             damping /= 10
         else:
             damping *= 10
-        if abs(gain) < LEAST_GAIN:
+        if abs(gain) < MIN_GAIN:
             break
     return point, slopes
 
@@ -555,10 +550,8 @@ def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.
     value, least = log_time_at(free), (residuals(free) ** 2).sum(axis=1)
     for part in INTERVAL_SEARCH_STEPS:
         residual, slope = value_and_jacobian(residuals, free)
-        uphill, gradient = (
-            (residual[:, None] @ slope)[:, 0],
-            jacobian(log_time_at, free),
-        )
+        uphill = (residual[:, None] @ slope)[:, 0]
+        gradient = jacobian(log_time_at, free)
         turned = np.swapaxes(slope, 1, 2)
         sides = np.stack([uphill, gradient], axis=2)
         to_best, direction = np.moveaxis(np.linalg.solve(turned @ slope, sides), 2, 0)

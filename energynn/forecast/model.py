@@ -67,11 +67,12 @@ TERMS = {
     "latency": ("us", "more of an update for each further device", 10.0, 1000.0),
     "exchange": ("1", "part of fed - idle that an all-reduce draws more", 0.2, 0.2),
 }
+# of the others the logarithm is fitted
 LINEAR = [
     "kappa_nodes",
     *POWER_PARAMETERS,
     *TERMS,
-]  # of the others the logarithm is fitted
+]
 
 
 def times_by_cause_s(

@@ -63,9 +63,8 @@ class LauncherVariables(NamedTuple):
         return f"`unset {self.rank} {self.size}` where no launcher has started this"
 
 
-MPICH_VARIABLES = LauncherVariables(
-    "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"
-)  # and Slurm's pmi2
+# and Slurm's pmi2
+MPICH_VARIABLES = LauncherVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
 PMIX_VARIABLES = LauncherVariables(
     "PMIX_RANK", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE"
 )

@@ -20,9 +20,8 @@ KEPT_VARS = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVA
 SBATCH_ANSWER_PATTERN = re.compile(
     r"(?:Submitted batch job )?([1-9]\d{0,9})(?:;[\w.-]+| on cluster [\w.-]+)?"
 )
-SQUEUE_LINE_PATTERN = re.compile(
-    r"(\d+_(?:\d+|N/A))\|([A-Z_]+)\|(.*)"
-)  # as SQUEUE_FORMAT asks for
+# as SQUEUE_FORMAT asks for
+SQUEUE_LINE_PATTERN = re.compile(r"(\d+_(?:\d+|N/A))\|([A-Z_]+)\|(.*)")
 SQUEUE_FORMAT = "%F_%K|%T|%r"
 
 

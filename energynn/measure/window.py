@@ -35,9 +35,8 @@ MARGIN_BEFORE_WINDOW_B = 2**18
 RENEWAL_SEARCH_MARGIN_S = 3.0  # at each edge, whose renewals are used
 MIN_EDGE_RENEWALS = 5
 MIN_RENEWAL = 1.5  # sampling periods from one renewal to the next
-RENEWAL_PERIOD_FACTORS = np.linspace(
-    0.97, 1.03, 601
-)  # that are tried, relative to what the sampler saw
+# that are tried, relative to what the sampler saw
+RENEWAL_PERIOD_FACTORS = np.linspace(0.97, 1.03, 601)
 SAMPLING_LEAD_TIME_S = 0.5  # of samples before the first window
 # Times of processes are read between blocks, and not more often: a busy host has thousands.
 CPU_TIMES_PERIOD_S = 2.0

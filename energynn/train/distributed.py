@@ -85,9 +85,8 @@ def join_ranks(config: RunConfig) -> World:
     launchers.use_loopback_on_one_host(size)
     world = World(rank, size, local_rank, device, socket.gethostname())
     if device.type == "cuda":
-        machine.pin_to_cores_of_gpu(
-            world.describe()["gpu_uuid"]
-        )  # before any worker is forked
+        # before any worker is forked
+        machine.pin_to_cores_of_gpu(world.describe()["gpu_uuid"])
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=timeout

@@ -169,9 +169,8 @@ def test_host_bound_is_what_neither_batch_nor_limit_makes_slower(left):
     assert count(steps(0.1, 0.001, 0.0, 5.0), 10) == 3
     # small kernels take as long for any batch, and nothing waits for the host
     assert count(steps(0.0, 0.001, 0.1, 1.3), 10) == 0
-    assert (
-        count(steps(0.0, 0.001, 0.1, 1.05), 10) == 4
-    )  # below the limit it is not told
+    # below the limit it is not told
+    assert count(steps(0.0, 0.001, 0.1, 1.05), 10) == 4
     assert count(steps(0.0, 0.001, 0.0, 1.0), 10) == 0
 
 

@@ -44,10 +44,11 @@ def test_every_value_says_what_it_is_and_where_it_stands():
     known = table[table["kind"] != "picture"]
     assert (known["value"].notna() | known["low"].notna() | known["high"].notna()).all()
     pictures = published.select_values("picture")
+    # no invented point
     assert (
         pictures[["value", "low", "high", "spread"]].isna().all(axis=None)
         and len(pictures) > 50
-    )  # no invented point
+    )
     spreads = table[table["spread"].notna()]
     assert len(spreads) == 17 * 2 + 3 + 2 * 8 and spreads["spread_ddof"].notna().all()
     assert not table.duplicated([name for name in table if name != "note"]).any()

@@ -47,9 +47,8 @@ def test_split_is_by_time_and_the_last_time_is_never_trained_on(
     steps, training_samples
 ):
     training, test = era5.load_ensemble(FILE, steps)
-    states = era5.read_ensemble_states(FILE)[0][
-        :, :, :, :-1
-    ]  # without the last row of latitude
+    # without the last row of latitude
+    states = era5.read_ensemble_states(FILE)[0][:, :, :, :-1]
     parts = [states[:, start : start + steps + 1] for start in range(4 - steps)]
     for split, expected in ((training, np.concatenate(parts[:-1])), (test, parts[-1])):
         values = split.sequences * split.std[:, None, None] + split.mean[:, None, None]

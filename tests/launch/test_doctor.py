@@ -57,9 +57,8 @@ def test_gpus_and_their_power(nvml, monkeypatch):  # noqa: F811
     )
     assert "gpu_1_power" in found and "average over 1 s" in found
     assert "power limit 400.0 W" in found
-    assert (
-        "GPU 1 is split into parts" in found and doctor.exit_status(findings) == 1
-    )  # a whole one is beside it
+    # a whole one is beside it
+    assert "GPU 1 is split into parts" in found and doctor.exit_status(findings) == 1
 
 
 def test_a_run_on_a_gpu_that_is_split_is_refused(nvml, monkeypatch, tmp_path):  # noqa: F811

@@ -241,9 +241,8 @@ def kill_one(folder, started, before, drawn):
         for path in segment.glob("samples-*.jsonl")
     )
     ends = samples.events_of_kind(samples.read_events(segment), "rank_end")
-    had_ended = [
-        end for end in ends if end["t_mono_ns"] < killed_at
-    ]  # when all had, only the record was left to write
+    # when all had, only the record was left to write
+    had_ended = [end for end in ends if end["t_mono_ns"] < killed_at]
     assert len(had_ended) == 2 or last_ns > killed_at - 0.3e9, (
         f"{words}: samples were lost"
     )
