@@ -23,7 +23,7 @@ from energynn.host.files import (
     write_json,
 )
 from energynn.host.launchers import LAUNCHERS_WITHOUT_PERUN
-from energynn.host.reading import join_faults, read_json
+from energynn.host.reading import join_faults, read_checksums, read_json
 from energynn.measure import energy, machine
 from energynn.measure.account import SegmentAccount, account_for_run
 from energynn.measure.perun_adapter import read_perun_results
@@ -551,8 +551,8 @@ def is_run_locked(run_dir: Path) -> bool:
 
 
 def check(runs_dir: Path) -> list[str]:
-    """Say every fault in the records below a folder, a line each."""
-    faults = []
+    """Say every fault in the records below a folder, and in its published values, a line each."""
+    faults = _check_published_values(runs_dir / "published")
     for folder in list_run_folders(runs_dir):
         name = folder.name
         if is_abandoned_run(folder):
@@ -565,6 +565,18 @@ def check(runs_dir: Path) -> list[str]:
                 faults += [f"{name}: {fault}" for fault in check_record(folder)]
     for copy, other in find_copies(read_records_by_folder(runs_dir)).items():
         faults.append(f"{copy}: has the samples of {other}; keep one of the two")
+    return faults
+
+
+def _check_published_values(folder: Path) -> list[str]:
+    """Say which of the study's values differ from their list of SHA-256; [] without a list."""
+    faults, path = [], folder / "SHA256SUMS"
+    with join_faults("published", faults):
+        for name, digest in read_checksums(path).items() if path.exists() else ():
+            if not (folder / name).is_file() or sha256(folder / name) != digest:
+                faults.append(
+                    f"{folder / name}: differs from SHA256SUMS; `git checkout {folder}` restores it"
+                )
     return faults
 
 

@@ -144,6 +144,21 @@ def test_a_tampered_record_a_trace_or_a_missing_file_is_one_line_each(
     assert "not derived again" in faults
 
 
+def test_a_changed_published_value_is_a_fault(tmp_path):
+    folder = tmp_path / "published"
+    shutil.copytree(REPOSITORY / "runs" / "published", folder)
+    assert records.check(tmp_path) == []
+    values = (folder / "values.csv").read_text()
+    (folder / "values.csv").write_text(values.replace("10.25", "99.25", 1))
+    (folder / "series.toml").unlink()
+    faults = " ".join(records.check(tmp_path))
+    for name in ("values.csv", "series.toml"):
+        assert faults.count(f"{name}: differs from SHA256SUMS") == 1, faults
+    (folder / "SHA256SUMS").write_text("no checksum\n")
+    (fault,) = records.check(tmp_path)
+    assert "SHA256SUMS is damaged" in fault and "\n" not in fault
+
+
 def test_what_another_machines_sums_round_to_is_no_fault(run_dir):
     phases = built(run_dir).energy_phases
     rest = phases[-1]

@@ -115,8 +115,10 @@ def evaluate_claims(runs_dir: str | Path) -> dict:
         if "elsewhere" in claim:
             entry["elsewhere"] = judge_others_runs(claim, outside)
         claims.append(entry)
-    parts = {"claims": claims, "restated": read_claims("restated"), "errata": errata}
-    return {"counts": count_verdicts(claims), **parts}
+    counts, restated = count_verdicts(claims), read_claims("restated")
+    counts["published"][RESTATED] += len(restated)
+    parts = {"claims": claims, "restated": restated, "errata": errata}
+    return {"counts": counts, **parts}
 
 
 def read_claims(kind: str) -> list[dict]:

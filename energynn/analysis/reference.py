@@ -10,6 +10,16 @@ from energynn.analysis.paper import PAPER_FOLDER, require_files
 from energynn.experiment import config, studies
 from energynn.host.reading import read_json
 
+LEAST_OF_ANY_RUN = {
+    "samples_in_training_fewest": "samples_in_training",
+    "coverage_least": "coverage",
+}
+# of a run that a busy machine has kept from being sampled
+REMEDY_TEXT = (
+    "        of {0}, as on a busy machine; move it away (mv {0} /tmp), then "
+    "`make reproduce` makes it anew"
+)
+
 
 def compare_with_reference(runs_dir: Path, build_dir: Path) -> tuple[list[str], bool]:
     """One line for each band of paper/reference.json; the second value is whether all passed.
@@ -21,7 +31,8 @@ def compare_with_reference(runs_dir: Path, build_dir: Path) -> tuple[list[str], 
     require_files(build_dir, ["numbers.json"])
     slopes = read_json(build_dir / "numbers.json").get("slope", {})
     values = {f"slope_{row}": slope["value"] for row, slope in slopes.items()}
-    values |= study_quantities(runs_dir)
+    of_study, run_of = study_quantities(runs_dir)
+    values |= of_study
     lines = ["", "Compared with the committed reference (paper/reference.json):"]
     passed = 0
     bands = json.loads((PAPER_FOLDER / "reference.json").read_text())
@@ -35,6 +46,8 @@ def compare_with_reference(runs_dir: Path, build_dir: Path) -> tuple[list[str], 
             f"[{band['low']:g}, {band['high']:g}]"
         )
         lines.append(f"        {band['why']}")
+        if not is_good and band["quantity"] in run_of:
+            lines.append(REMEDY_TEXT.format(run_of[band["quantity"]]))
     lines.append(f"{passed} of {len(bands)} bands passed.")
     if missing := len(studies.smoke("local")) - values["study_runs"]:
         lines.append(
@@ -43,19 +56,20 @@ def compare_with_reference(runs_dir: Path, build_dir: Path) -> tuple[list[str], 
     return lines, passed == len(bands)
 
 
-def study_quantities(runs_dir: Path) -> dict[str, float]:
-    """Compute what a default study gives, by name; NaN where its runs are missing."""
+def study_quantities(runs_dir: Path) -> tuple[dict[str, float], dict[str, str]]:
+    """Compute what a default study gives, by name; NaN where its runs are missing.
+
+    Then the folder of the run that was measured worst, by the same names.
+    """
     ids = [config.run_id(run) for run in studies.smoke("local")]
     table = results.load_records(runs_dir)
-    table = table[table["run_id"].isin(ids)]
+    table = table[table["run_id"].isin(ids)].set_index("run_dir")
     image = table[table["workload"] == "resnet50"]
     on_one = image[image["devices"] == 1]["top1_error"]
     expected = table["optimizer_steps"] * table["global_batch_size"]
     found = {
         "study_runs": len(table),
         "study_faults": len(records.check(Path(runs_dir))),
-        "samples_in_training_fewest": table["samples_in_training"].min(),
-        "coverage_least": table["coverage"].min(),
         "samples_per_step_mismatch": (table["samples_trained"] - expected).abs().max(),
         "resnet50_top1_error_highest": image["top1_error"].max(),
         "resnet50_repeats_differ_in_error": on_one.max() - on_one.min(),
@@ -64,4 +78,9 @@ def study_quantities(runs_dir: Path) -> dict[str, float]:
     for stage in ("pretrain", "finetune"):
         highest = ratio[table["stage"] == stage].max()
         found[f"fourcastnet_{stage}_rmse_over_persistence"] = highest
-    return found
+    worst = {}
+    for name, column in LEAST_OF_ANY_RUN.items():
+        found[name] = table[column].min()
+        if len(table):
+            worst[name] = table[column].idxmin()
+    return found, worst

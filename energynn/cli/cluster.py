@@ -1,6 +1,5 @@
 """Commands for batch jobs: submit, status, cancel."""
 
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -62,9 +61,8 @@ def submit(
         runs = known.make_sweep(parse_parameters(p) | {"system": site.name})
         name = runs[0].workload
     else:
-        runs = list(chain.from_iterable(known.find_studies(names, site.name).values()))
+        runs = known.list_runs_of_studies(names, site.name)
         name = "-".join(Path(name).stem for name in names)
-    runs = list(dict.fromkeys(runs))
     submit.submit_runs(
         runs, name, site, runs_dir, dry_run or scripts, scripts, max_gpu_hours
     )

@@ -73,8 +73,10 @@ def compare(
             return f"{value:.4g}".replace("nan", "")
         return str(value)[:width]
 
-    side_by_side = table.rename(columns=numbers).map(format_cell).to_string()
-    print_json_or_text(as_json, {"rows": rows}, "\n".join([*lines, side_by_side]))
+    lines.append(table.rename(columns=numbers).map(format_cell).to_string())
+    if "energy_total_spread_percent" not in table.index:
+        lines.append("one run each: repeats, of one --name, tell how far runs scatter")
+    print_json_or_text(as_json, {"rows": rows}, "\n".join(lines))
 
 
 def export(

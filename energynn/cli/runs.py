@@ -90,7 +90,7 @@ def study_run(
     from energynn.experiment import studies
     from energynn.launch import local
 
-    runs = [run for runs in studies.find_studies([name]).values() for run in runs]
+    runs = studies.list_runs_of_studies([name], "local")
     return _report_failed_runs(
         local.make_missing_runs(runs, runs_dir.absolute(), minutes, warm_up)
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from energynn.data import imagenet, photographs
 from energynn.data.folders import list_files, verify_tree
 from energynn.experiment.config import NAME_PATTERN, ResNet50Config, RunConfig
+from energynn.host import reading
 from energynn.host.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
 
 # their files lie beside their manifests
@@ -39,13 +40,10 @@ def read_checksums(dataset: str) -> dict[str, str]:
             f"`energynn data describe {dataset}` makes them; of a workload that makes its own data "
             "the dataset is synthetic"
         )
-    digests = {}
-    for line in path.read_bytes().splitlines():
-        digest, _, name = os.fsdecode(line).partition("  ")
-        if not name or len(digest) != 64:
-            raise ValueError(f"{dataset}: {path} is damaged; {RESTORE_REMEDY}")
-        digests[name] = digest
-    return digests
+    try:
+        return reading.read_checksums(path)
+    except ValueError as error:
+        raise ValueError(f"{dataset}: {error}; {RESTORE_REMEDY}") from error
 
 
 def root(dataset: str, given: Path | None = None) -> Path:

@@ -26,8 +26,9 @@ def printed_runs(name: str = "values") -> list[dict]:
 
     Units stand in names. ``<quantity>_std`` is over ``repeats`` (divisor repeats - 1), ``_half``
     half a unit of the last printed digit (0 for full precision), ``_place`` where the value
-    stands. ``series`` names all series of the run, separated by spaces. A size that is not printed
-    is 0; the local batch size follows from the others.
+    stands. ``components``: of which the energies are. ``series`` names all series of the run,
+    separated by spaces. A size that is not printed is 0; the local batch size follows from the
+    others.
     """
     found = {}
     for row in read_rows(name):
@@ -54,7 +55,7 @@ def printed_costs() -> list[dict]:
 
 
 def _value_with_spread(row: dict[str, str]) -> dict[str, float | str]:
-    """Read the value of a row, its spread, its rounding and its place."""
+    """Read the value of a row, its spread, its rounding, its place and components."""
     quantity = row["quantity"]
     if quantity != "gpu_hours":
         quantity += "_" + row["unit"].replace("%", "percent")
@@ -64,7 +65,8 @@ def _value_with_spread(row: dict[str, str]) -> dict[str, float | str]:
     half = (float(row["high"] or 0) - float(row["low"] or 0)) / 2
     if row["decimals"]:
         half = 0.5 * 10.0 ** -int(row["decimals"])
-    return {
+    told = {"components": row["components"]} if row.get("components") else {}
+    return told | {
         quantity: float(row["value"]),
         f"{quantity}_std": std,
         f"{quantity}_half": half,

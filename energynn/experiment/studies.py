@@ -553,6 +553,12 @@ def find_studies(names: list[str], system: str = "local") -> dict[str, RunConfig
     return found
 
 
+def list_runs_of_studies(names: list[str], system: str) -> list[RunConfig]:
+    """List the runs of ``find_studies``, each once: some belong to several studies."""
+    found = find_studies(names, system).values()
+    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+
+
 def _runs_of_own_file(path: str, system: str) -> RunConfigs:
     try:
         require_file(Path(path), MAX_FILE_SIZE_B)

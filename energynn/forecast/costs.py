@@ -18,7 +18,7 @@ FORECAST_ORIGIN_TEXT = (
 )
 UNKNOWN_COST_TEXT = (
     "{:.0f} runs, of unknown cost: nothing is published of such runs on this system; a job has its "
-    "default_hours"
+    "default_hours, and goes on in the next until its run has ended"
 )
 
 
@@ -68,7 +68,9 @@ def cost_table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
         )
     costs = pd.DataFrame(rows).groupby(["training", "devices"]).sum(skipna=False)
     costs.loc[("total", ""), :] = costs.sum(skipna=False)
-    costs.attrs["published_as"] = site.published_as
+    scopes = {runs.printed_runs(run.workload, site.file).scope for run in asked}
+    without = "".join(runs.SCOPES[scope] for scope in scopes)
+    costs.attrs["published_as"] = f"{site.published_as}{without}"
     return costs.drop(columns="longest_h", errors="ignore")
 
 

@@ -248,7 +248,7 @@ def default_priors(
         image_J = 0.2 * power_W * np.median(trained_s)
         node_W = power_W * np.median(work["devices_of_node"][known])
         host_W = seen.site.cpu_W + seen.site.ram_W
-        if seen.scope == "total":
+        if seen.scope != "gpu":
             found["host"] = (host_W, 60.0) if host_W else (0.4 * node_W, 0.4 * node_W)
         found["fed"] = 0.7 * power_W, 0.4 * power_W
         idle_W = seen.site.gpu_idle_W

@@ -1,6 +1,5 @@
 """Forecast configurations with 90 % intervals and causes, and mark what lies outside the fit."""
 
-import itertools
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -106,12 +105,13 @@ def requested_runs(
         )
     found = longest and [config.replace(longest, devices=1, accumulation_steps=1)]
     if names:
-        found = itertools.chain(*studies.find_studies(names, site.name).values())
+        found = studies.list_runs_of_studies(names, site.name)
     # The sizes that are given, and the number of devices, make the global batch anew.
     anew = {"global_batch_size": None} if parameters else {}
     if "global_batch_size" in parameters:
         anew = {"local_batch_size": None, "accumulation_steps": None}
     made = [config.make(**config.asdict(run) | anew | parameters) for run in found]
+    made = list(dict.fromkeys(made))  # parameters may have made some alike
     return systems.select_runs_that_fit(site, made) if names else (made, "")
 
 
@@ -142,6 +142,15 @@ def unknown_exchange_text(fit: Fit, run: RunConfig) -> str:
     work = fit.runs.work_of([run])
     if not fits.has_unknown_exchange(fit, work)[0]:
         return ""
+    return (
+        f"what devices exchange is not known {_missing_exchange_text(fit, run, work)}"
+    )
+
+
+def _missing_exchange_text(fit: Fit, run: RunConfig, work: np.ndarray) -> str:
+    """Say without which values the model has no time of an all-reduce; "" where it has one."""
+    if work["allreduce_s"][0] * run.local_batch_size or run.devices == 1:
+        return ""
     site = fit.runs.site
     link = "link_GB_per_s" if work["nodes"][0] > 1 else "gpu_link_GB_per_s"
     parts = {
@@ -151,7 +160,7 @@ def unknown_exchange_text(fit: Fit, run: RunConfig) -> str:
         f"{link} of the system (in {site.file})": getattr(site, link),
     }
     missing = [words for words, value in parts.items() if not value]
-    return f"what devices exchange is not known without {' and '.join(missing)}"
+    return f"without {' and '.join(missing)}"
 
 
 # ------------------------------------------------------------------------------------ the answer
@@ -196,10 +205,10 @@ def forecasts(
             f"workload: the fit is of {fit.runs.workload}; fit {others.pop()}"
         )
     same = {"seed": 0, "repeat": 0, "system": fit.runs.site.name}
-    made = f"{len(fit.runs)} {fit.runs.provenance} runs{runs.SCOPES[fit.runs.scope]}"
-    provenance = f"estimated by a model fitted to {made}"
+    made = f"{len(fit.runs)} {fit.runs.provenance} runs"
     if fit.runs.provenance == "published":
-        provenance += f" on {fit.runs.site.published_as}"
+        made += f" on {fit.runs.site.published_as}"
+    provenance = f"estimated by a model fitted to {made}{runs.SCOPES[fit.runs.scope]}"
     if power_share != 1:
         changes = power_limit.limit_factors(power_share).ravel()
         provenance += power_limit.LIMIT_EFFECT_TEXT.format(power_share, *changes)
@@ -252,6 +261,8 @@ def extrapolation_remarks(fit: Fit, run: RunConfig, work: np.ndarray) -> list[st
             )
     if unknown := unknown_exchange_text(fit, run):
         lines.append(f"the all-reduce is left out: {unknown}")
+    elif missing := _missing_exchange_text(fit, run, work):
+        lines.append(f"causes: the all-reduce counts among the others, {missing}")
     thresholds = studies.large_batch_thresholds(run)
     batches = {one.global_batch_size for one in fit.runs.configs}
     if not thresholds and run.global_batch_size not in batches:

@@ -23,7 +23,12 @@ from energynn.measure.energy import SECOND_PER_HOUR
 BYTES_PER_GB = 1e9
 CPU_LINK_GB_PER_S = 8.0  # between processes on cores, before their runs have told
 # Of what energies are, where all of them were measured.
-SCOPES = {"total": "", "gpu": ", energies of the GPUs alone", "": ""}
+SCOPES = {
+    "total": "",
+    "gpu": ", energies of the GPUs alone",
+    "gpu+cpu": ", energies without memory",
+    "": "",
+}
 # Of a recipe, what runs of one fit may differ in: a forecast takes account of it, or it changes
 # neither time nor power of a step.
 PARAMETERS_THAT_MAY_DIFFER = {
@@ -202,8 +207,8 @@ def published_runs(workload: str, system: str) -> ObservedRuns:
     if not len(seen):
         raise ValueError(
             f"{workload} on {seen.site.name}: nothing is published of it; fit runs of your own "
-            "(`energynn forecast fit --runs-dir`) and give --fit, or choose resnet50 or "
-            "fourcastnet on horeka-a100, or fourcastnet on horeka-h100"
+            "(`energynn forecast fit --runs-dir`) and give --fit; what other GPUs take: resnet50 "
+            "and fourcastnet by --system horeka-a100, fourcastnet by horeka-h100"
         )
     others = [name for name in PUBLISHED_SYSTEMS if name != seen.site.name]
     likes = [_full_length_runs(printed_runs(workload, name)) for name in others]
@@ -214,16 +219,15 @@ def published_runs(workload: str, system: str) -> ObservedRuns:
 def printed_runs(workload: str, system: str) -> ObservedRuns:
     """Read the published runs on a system; there may be none."""
     site = systems.read_site(system)
-    return ObservedRuns(
-        workload,
-        site,
-        [
-            _observation_of_printed_run(row, site)
-            for row in published_values.printed_costs()
-            if row["workload"] == workload and row["device_name"] == site.published_as
-        ],
-        provenance="published",
-    )
+    rows = [
+        row
+        for row in published_values.printed_costs()
+        if row["workload"] == workload and row["device_name"] == site.published_as
+    ]
+    taken = [_observation_of_printed_run(row, site) for row in rows]
+    has_ram = all("ram" in row["components"] for row in rows)
+    scope = "total" if has_ram else "gpu+cpu"
+    return ObservedRuns(workload, site, taken, provenance="published", scope=scope)
 
 
 def _full_length_runs(seen: ObservedRuns) -> ObservedRuns:

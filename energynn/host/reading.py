@@ -34,6 +34,17 @@ def read_toml(path: Path) -> dict:
     return _read_table(path, msgspec.toml.decode, "not TOML")
 
 
+def read_checksums(path: Path) -> dict[str, str]:
+    """Read file name -> SHA-256 from a list that ``sha256sum -c`` reads, too. Raises ValueError."""
+    digests = {}
+    for line in path.read_bytes().splitlines():
+        digest, _, name = os.fsdecode(line).partition("  ")
+        if not name or len(digest) != 64:
+            raise ValueError(f"{path} is damaged")
+        digests[name] = digest
+    return digests
+
+
 def _read_table(path: Path, decode: Callable, fault: str) -> dict:
     require_file(path, MAX_FILE_SIZE_B)
     try:

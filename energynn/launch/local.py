@@ -16,8 +16,11 @@ from energynn.experiment.config import RunConfig
 from energynn.host.files import REPOSITORY, shipped_path, write_json
 from energynn.host.processes import OWN_PYTHON, end_with_parent, own_environment
 from energynn.host.progress import print_lines, summarize_record
-from energynn.launch import start
+from energynn.launch import start, supervise
 
+PATIENCE_WITH_OTHERS_S = (
+    600.0  # for the end of a measured run that is not of this study
+)
 # What papermill and the kernel say at every start.
 IGNORED_LINE_STARTS = ("[IPKernelApp]", "Passed unknown parameter")
 LAUNCH_NOTEBOOK = shipped_path("notebooks") / "run_training.ipynb"
@@ -61,6 +64,8 @@ def make_missing_runs(
             failed.append(f"{run_dir.name}: left out for lack of time")
             continue
         print_lines(f"\n--- run {number} of {len(missing)}: {run_dir.name}")
+        # a measured run of somebody else may have begun
+        supervise.lock_host(PATIENCE_WITH_OTHERS_S).close()
         status, last_line = execute(configuration.asdict(run) | (labels or {}), run_dir)
         made.append(time.monotonic() - begun - elapsed_s)
         record = records.read_record_if_any(run_dir)

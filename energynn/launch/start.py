@@ -101,8 +101,9 @@ def _start_supervisor(run_dir: Path, lock_file: int) -> None:
                 if text := lines.read():
                     print(text, end="", flush=True)
                 time.sleep(0.2)
-            except KeyboardInterrupt:  # the record will say so
-                supervisor.send_signal(signal.SIGINT)
+            except KeyboardInterrupt as stop:  # the record will say so
+                # of the command line's a SIGTERM has its number
+                supervisor.send_signal((*stop.args, signal.SIGINT)[0])
 
 
 # ------------------------------------------------------------------------------ before it starts

@@ -47,13 +47,15 @@ DETACHED_PROCESS_OPTIONS = {"stdin": subprocess.DEVNULL, "start_new_session": Tr
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def lock_host() -> ExitStack:
+def lock_host(patience_s: float = 0.0) -> ExitStack:
     """Take what the one measured run of this host holds; ValueError while another one goes on.
 
-    It is free when its process ends, however it does. A batch job waits a minute for the end of the
-    one before.
+    It is free when its process ends, however it does. patience_s: to wait for that; a batch job
+    waits a minute for the end of the one before.
     """
-    until_s = time.monotonic() + (60 if "SLURM_JOB_ID" in os.environ else 0)
+    if "SLURM_JOB_ID" in os.environ:
+        patience_s = max(patience_s, 60.0)
+    until_s = time.monotonic() + patience_s
     # containers of one machine share its boot id, whatever they call themselves
     name = os.environ.get(HOST_LOCK_VARIABLE) or kernel.boot_id() or platform.node()
     mark = hashlib.sha256(name.encode()).hexdigest()[:32]

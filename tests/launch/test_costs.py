@@ -39,6 +39,33 @@ def test_every_command_names_one_price(tmp_path, name, system):
         assert job.minutes == math.ceil(60 * min(longest_h, site.max_hours))
 
 
+def test_a_run_of_several_studies_counts_once(tmp_path):
+    names, system = ["R1", "R2", "R3"], "horeka-a100"
+    runs = studies.list_runs_of_studies(names, system)
+    of_each = studies.find_studies(names, system).values()
+    assert len(set(map(config.run_id, runs))) == len(runs) < sum(map(len, of_each))
+    whole = told("forecast", "predict", *names, "--system", system)
+    assert sum(row["runs"] for row in whole["rows"]) == len(runs)
+    table = costs.cost_table(runs, systems.read_site(system))
+    for field, unit in predict.PRICED_QUANTITIES.items():
+        assert whole["total"][field] == pytest.approx(table[unit].iloc[-1])
+    submitted = ["--system", system, "--dry-run", "--runs-dir", tmp_path]
+    assert costs.cost_text(table) in answer("submit", *names, *submitted)
+    # parameters make the runs of a study alike, but for their repeats
+    alike = ["R1", "--system", system, "-p", "devices=64"]
+    repeats = {run.repeat for run in runs}
+    (row,) = told("forecast", "predict", *alike)["rows"]
+    assert row["runs"] == len(repeats)
+
+
+def test_energies_without_memory_say_so(tmp_path):
+    for system, without in (("horeka-h100", True), ("horeka-a100", False)):
+        words = ["F5", "--system", system]
+        dry = ["submit", *words, "--dry-run", "--runs-dir", tmp_path]
+        for text in (answer("forecast", "predict", *words), answer(*dry)):
+            assert (", energies without memory" in text) == without
+
+
 def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_path):
     own = tmp_path / "five.toml"
     is_like = 'published_as = "NVIDIA A100-40GB"'
@@ -48,6 +75,10 @@ def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_pat
     answered = told(*words)
     rows, total = answered["rows"], answered["total"]
     assert {row["devices"] for row in rows} == {1, 2, 4, 8, 16}
+    for row in rows:  # no share of an all-reduce whose bandwidth nobody told
+        link = "gpu_link_GB_per_s" if row["devices"] <= 4 else "link_GB_per_s"
+        mixed = f"the all-reduce counts among the others, without {link} of"
+        assert any(mixed in said for said in row["outside"]) == (row["devices"] > 1)
     for name, added in total.items():
         values = [row["runs"] * row[name]["value"] for row in rows]
         assert added == pytest.approx(sum(values))
@@ -59,7 +90,7 @@ def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_pat
     for text in (answer(*words), answer(*submitted, "R1")):
         assert "left out: 20 run(s) on 32, 64, 128, 256 devices; five has 20" in text
         assert "published runs on NVIDIA A100-40GB" in text
-        assert "all 50 runs: " in text or "25 to make" in text
+        assert "all 45 runs: " in text or "25 to make" in text
     refused = answer(*submitted, "-p", "devices=24", status=2)
     assert "left out: 1 run(s) on 24 devices" in refused
 

@@ -19,7 +19,7 @@ from energynn.data import manifests
 from energynn.experiment import config
 from energynn.host import files, launchers
 from energynn.host.files import REPOSITORY
-from energynn.launch import start, supervise
+from energynn.launch import local, start, supervise
 from energynn.measure import kernel, samples
 from energynn.measure.samples import read_events, read_pieces
 from tests import powercap
@@ -489,6 +489,21 @@ def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path):
         said = answer("measure", "--out", tmp_path / "run", "--", "true", status=2)
         assert "another measured run has this machine" in said
     assert not start.list_warnings(intent)
+
+
+def test_a_study_waits_for_the_measured_run_of_somebody_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "execute", lambda *_: (0, ""))
+    monkeypatch.setattr(start, "prepare_intent", lambda *_: {})
+    monkeypatch.setattr(start, "list_warnings", lambda _: [])
+    runs = [config.make("fourcastnet")]
+    others = supervise.lock_host()
+    with monkeypatch.context() as patient:
+        patient.setattr(local, "PATIENCE_WITH_OTHERS_S", 0.5)
+        refused("another measured run", local.make_missing_runs, runs, tmp_path)
+    timer = threading.Timer(1.0, others.close)
+    timer.start()
+    assert local.make_missing_runs(runs, tmp_path) == []
+    timer.join()
 
 
 @pytest.mark.parametrize("name", ["", "a-machine" * 50, "with/slash and ä"])
