@@ -514,6 +514,9 @@ def remarks_on_record(record: Record, runs_dir: Path | None = None) -> list[str]
     lines += [f"left out by system.toml: {name}" for name in record.left_out]
     if len(record.segments) > 1:
         lines.append(f"{len(record.segments)} starts, which add up")
+    aside = runs_dir / record.system / "superseded" if runs_dir else Path()
+    if before := len(list(aside.glob(f"{record.run_id}.[0-9]*"))):
+        lines.append(f"begun anew: {before} before, in {aside}, do not count")
     lines += filter(None, [work_of_others(record)])
     used = [sensor.notes for sensor in record.sensors if sensor.primary]
     ways = {notes["measured_by"] for notes in used if "measured_by" in notes}
@@ -570,7 +573,8 @@ def check(runs_dir: Path) -> list[str]:
 
 def _check_published_values(folder: Path) -> list[str]:
     """Say which of the study's values differ from their list of SHA-256; [] without a list."""
-    faults, path = [], folder / "SHA256SUMS"
+    faults: list[str] = []
+    path = folder / "SHA256SUMS"
     with join_faults("published", faults):
         for name, digest in read_checksums(path).items() if path.exists() else ():
             if not (folder / name).is_file() or sha256(folder / name) != digest:

@@ -1,6 +1,6 @@
 """The energy of each epoch in a Trainer of transformers, or of Lightning: one callback for either.
 
-Trainer(..., callbacks=[for_transformers()]); lightning.Trainer(callbacks=[for_lightning()])
+trainer.add_callback(for_transformers(trainer)); lightning.Trainer(callbacks=[for_lightning()])
 """
 
 import energynn
@@ -25,8 +25,11 @@ class Epochs:
         }
 
 
-def for_transformers():
-    """Its values stand in ``trainer.state.log_history``; of several ranks the first has them."""
+def for_transformers(trainer):
+    """Its values go where the Trainer's go: ``report_to``, and ``trainer.state.log_history``.
+
+    Of several ranks the first has them.
+    """
     from transformers import TrainerCallback
 
     class EnergyOfEpochs(TrainerCallback, Epochs):
@@ -36,7 +39,7 @@ def for_transformers():
 
         def on_epoch_end(self, args, state, control, **more):
             if state.is_world_process_zero:
-                state.log_history.append({"epoch": state.epoch} | self.end())
+                trainer.log(self.end())
 
     return EnergyOfEpochs()
 

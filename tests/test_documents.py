@@ -127,7 +127,9 @@ def test_commands_are_parsed(path, monkeypatch):
             assert studies.make_sweep(parse_parameters(given))
         if words[0] in ("study", "submit"):
             names = (
-                [options["name"]] if "name" in options else options.get("studies") or []
+                [options["name"]]
+                if words[0] == "study" and "name" in options
+                else options.get("studies") or []
             )
             studies.find_studies(
                 [name for name in names if name not in OWN and name[0] != "-"]

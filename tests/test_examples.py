@@ -49,7 +49,7 @@ def test_a_trainer_s_epochs_have_their_energy(tmp_path, monkeypatch, library):
     """examples/callbacks.py, where these are installed."""
     monkeypatch.syspath_prepend(EXAMPLES)
     torch, made = pytest.importorskip("torch"), pytest.importorskip(library)
-    callback = getattr(importlib.import_module("callbacks"), f"for_{library}")()
+    for_library = getattr(importlib.import_module("callbacks"), f"for_{library}")
     rows = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 8
     network = torch.nn.Linear(2, 1)
 
@@ -60,9 +60,12 @@ def test_a_trainer_s_epochs_have_their_energy(tmp_path, monkeypatch, library):
         model = type("Model", (torch.nn.Module,), {"forward": loss_of})()
         model.network = network
         given = made.TrainingArguments(tmp_path, num_train_epochs=2, report_to=[])
-        trainer = made.Trainer(model, given, train_dataset=rows, callbacks=[callback])
+        told, logger = [], made.TrainerCallback()
+        logger.on_log = lambda *_, logs, **more: told.append(logs)
+        trainer = made.Trainer(model, given, train_dataset=rows, callbacks=[logger])
+        trainer.add_callback(for_library(trainer))
         trainer.train()
-        told = trainer.state.log_history
+        assert [each for each in trainer.state.log_history if "epoch_time_s" in each]
     else:
         logger, told = Mock(spec=made.pytorch.loggers.CSVLogger), []
         logger.log_metrics = lambda values, step: told.append(values)
@@ -76,7 +79,7 @@ def test_a_trainer_s_epochs_have_their_energy(tmp_path, monkeypatch, library):
         trainer = made.Trainer(
             max_epochs=2,
             logger=logger,
-            callbacks=[callback],
+            callbacks=[for_library()],
             accelerator="cpu",
             **quiet,
         )

@@ -190,6 +190,6 @@ def test_one_sentence_says_energy_how_good_time_and_accuracy():
     assert "good to within 50 %, 0.05 Wh of it measured (GPU), in 22 s" in told
     record |= dict(config={"command": ["train"], "epochs": 4})
     told = summarize_record(read_as_record(minimal_record(**record)))
-    assert told.startswith("0.1 Wh, 0.025 Wh an epoch, estimated, ")
+    assert told.startswith("0.1 Wh, 0.025 Wh an epoch with start and end, estimated, ")
     other = minimal_record(training_time_s=3.0, metrics={"rmse": 1 / 3})
     assert summarize_record(read_as_record(other)) == "in 3 s, rmse 0.3333"

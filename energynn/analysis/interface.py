@@ -218,6 +218,7 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
 
     ``runs`` are folders, or whatever `energynn show` takes; repeats, which share a name, are one
     column, of their means; ``energy_total_spread_percent`` is their standard deviation.
+    ``attrs["remarks"]`` says what speaks against a comparison, in words.
     ``ratio_low`` and ``ratio_high`` bound the ratio of the total energies by the bounds of both;
     what their sensors have in common is not in them, and estimates have none. Raises ValueError for
     fewer than two runs.
@@ -260,4 +261,12 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     energies_J = pd.Series([record.energy_total_J for record in made], dtype=float)
     of_run = energies_J.groupby(columns)
     table.loc["energy_total_spread_percent"] = 100 * of_run.std() / of_run.mean()
-    return table.replace("", np.nan).dropna(how="all").rename_axis("quantity")
+    table = table.replace("", np.nan).dropna(how="all").rename_axis("quantity")
+    busy = zip(columns, map(records.work_of_others, made), strict=True)
+    remarks = [f"{name}: {words}" for name, words in busy if words]
+    if of_run.size().max() == 1:
+        remarks.append(
+            "one run each: repeats, of one --name, tell how far runs scatter"
+        )
+    table.attrs["remarks"] = remarks
+    return table

@@ -8,6 +8,8 @@ from typer import Argument, Option
 from energynn.cli.options import (
     DEFAULT_RUNS_DIR,
     JsonOption,
+    NameOption,
+    NoteOption,
     ParametersOption,
     RunsDirOption,
     SystemOption,
@@ -45,12 +47,16 @@ def submit(
         Option(min=0, help="refuse more [default: of the system's file, else 100]"),
     ] = None,
     account: Annotated[str, Option(help="who pays, as sbatch takes it")] = "",
+    name: NameOption = "",
+    note: NoteOption = "",
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
 ) -> None:
     """Make every missing run of studies by batch jobs; again: what failed or stopped."""
+    from energynn import records
     from energynn.experiment import studies as known
     from energynn.launch import submit
 
+    labels = records.check_labels(name, note)
     names = [word for word in studies if not word.startswith("-")]
     options = [word for word in studies if word.startswith("-")]
     options += [f"--account={account}"] if account else []
@@ -59,12 +65,13 @@ def submit(
     site = submit.read_cluster(system, options)
     if p:
         runs = known.make_sweep(parse_parameters(p) | {"system": site.name})
-        name = runs[0].workload
+        job = runs[0].workload
     else:
         runs = known.list_runs_of_studies(names, site.name)
-        name = "-".join(Path(name).stem for name in names)
+        job = "-".join(Path(name).stem for name in names)
+    dry_run = dry_run or scripts
     submit.submit_runs(
-        runs, name, site, runs_dir, dry_run or scripts, scripts, max_gpu_hours
+        runs, job, site, runs_dir, dry_run, scripts, max_gpu_hours, labels
     )
 
 

@@ -74,9 +74,9 @@ def compare(
         return str(value)[:width]
 
     lines.append(table.rename(columns=numbers).map(format_cell).to_string())
-    if "energy_total_spread_percent" not in table.index:
-        lines.append("one run each: repeats, of one --name, tell how far runs scatter")
-    print_json_or_text(as_json, {"rows": rows}, "\n".join(lines))
+    remarks = table.attrs["remarks"]
+    answer = {"rows": rows, "remarks": remarks}
+    print_json_or_text(as_json, answer, "\n".join([*lines, *remarks]))
 
 
 def export(

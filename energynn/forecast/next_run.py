@@ -48,7 +48,9 @@ def updated_fit(fit: Fit, made: RunConfig) -> Fit:
     slopes = fits.jacobian(outcomes, fit.point)[:, 0]
     time_s = float(np.exp(outcomes(fit.point)[0, 0]))
     covariance = fit.covariance
-    for row, names in enumerate((fits.MOVE_TIMES, fits.MOVE_POWERS)):
+    # a run tells nothing of powers where none are fitted
+    known = [fits.MOVE_TIMES, fits.MOVE_POWERS][: 1 + fit.has_power]
+    for row, names in enumerate(known):
         slope = np.where(np.isin(fit.names, names), slopes[row], 0.0)
         gain = covariance @ slope
         variance = fit.errors[row] ** 2 + slope @ gain

@@ -123,9 +123,11 @@ def max_devices_of_site(site: Site) -> int:
 def require_devices(site: Site, asked: int) -> None:
     """Raise ValueError for more devices than a system has, or than forecasts are validated for."""
     if asked > (most := max_devices_of_site(site)):
+        remedy = f"a fit with another --system FILE has up to {MAX_DEVICES}"
+        if not site.gpu:
+            remedy = "cores tell nothing of GPUs: measure on one, and fit with its --system FILE"
         raise ValueError(
-            f"devices: {asked} asked; on {site.name} choose at most {most}; a fit with another "
-            f"--system FILE has up to {MAX_DEVICES}"
+            f"devices: {asked} asked; on {site.name} choose at most {most}; {remedy}"
         )
 
 

@@ -23,6 +23,7 @@ PYTHON_VARIABLE = "ENERGYNN_PYTHON"
 LAUNCHERS_WITHOUT_PERUN = ("alone", "torchrun", "simulated")
 # 75: exit status of a run that was interrupted and can go on
 RESUMABLE_STATUS = os.EX_TEMPFAIL
+LOST_RANK_TEXT = "another rank is lost"
 LOST_RANK_HINT = "its own last lines, or its host's log, say why"
 
 

@@ -40,19 +40,27 @@ def energy_text(energy_J: float) -> str:
     return f"{three_digits:,.12g} {unit}"
 
 
+def accuracy_text(energy_J: float, wrong_J: float) -> str:
+    """Say how wrong an energy may be at most, bound and band of its sensors together."""
+    percent = 100 * wrong_J / energy_J
+    return f"good to within {percent:.{0 if percent >= 1 else 2}f} %"
+
+
 def summarize_record(record) -> str:
     """What a run took, how sure that is, in which time, and how well it learned."""
     parts = []
     if energy_J := record.energy_total_J:
         # a record of before has a statistical interval in place of the bound
         wrong_J = record.energy_total_bound_J or 0.0
-        percent = 100 * (wrong_J + record.energy_total_systematic_J) / energy_J
+        wrong_J += record.energy_total_systematic_J
         parts.append(energy_text(energy_J))
         epochs = record.config.get("epochs") or 1
         if "command" in record.config and epochs > 1:
-            parts.append(f"{energy_text(energy_J / epochs)} an epoch")
+            parts.append(
+                f"{energy_text(energy_J / epochs)} an epoch with start and end"
+            )
         parts.append(record.energy_total_provenance)
-        parts.append(f"good to within {percent:.{0 if percent >= 1 else 2}f} %")
+        parts.append(accuracy_text(energy_J, wrong_J))
         if record.energy_gpu_provenance == "measured" != record.energy_total_provenance:
             parts.append(f"{energy_text(record.energy_gpu_J)} of it measured (GPU)")
     parts.append(f"in {record.training_time_s or 0.0:.3g} s")

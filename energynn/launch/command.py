@@ -22,6 +22,7 @@ from energynn.host.launchers import own_launcher, rank_and_size
 from energynn.host.progress import summarize_record
 from energynn.launch import supervise
 from energynn.measure import devices, energy, machine
+from energynn.measure.account import IDLE_WINDOWS
 from energynn.measure.sampler_process import READY_LIMIT_S, start_sampler, wait_until
 from energynn.measure.samples import Events, events_of_kind, read_events, segment_dirs
 from energynn.measure.window import SIZE_FILE
@@ -270,6 +271,7 @@ def report_text(record: records.Record, run_dir: Path, details: bool = False) ->
             for component in [*energy.COMPONENTS, "total"]
             if getattr(record, f"energy_{component}_J") is not None
         ]
+        lines += _idle_power_lines(record)
         lines.append(f"  {samples} power samples")
         lines += [f"  {name}: {value:.6g}" for name, value in record.metrics.items()]
         lines += [f"  flag: {flag}" for flag in record.flags]
@@ -286,6 +288,20 @@ def _more_samples_remedy(record: records.Record, samples: int) -> str:
         return f"run it longer, or measure with --period {SHORTEST_PERIOD_S}"
     least_s = 1.3 * records.MIN_POWER_SAMPLES * apart_s
     return f"run it for {least_s:.2g} s or longer: its sensors are read every {apart_s:.2g} s"
+
+
+def _idle_power_lines(record: records.Record) -> list[str]:
+    """Tell what each component drew while nothing ran, a line for each time."""
+    lines = []
+    for when in IDLE_WINDOWS:
+        watts = {
+            component: getattr(record, f"idle_power_{component}_{when}_W")
+            for component in energy.COMPONENTS
+        }
+        known = [f"{name.upper()} {W:.1f} W" for name, W in watts.items() if W]
+        if known:
+            lines.append(f"  idle {when} the training: {', '.join(known)}")
+    return lines
 
 
 def _energy_of_component_text(record: records.Record, component: str) -> str:

@@ -156,10 +156,16 @@ def _describe_run(folder: Path, queue: dict[str, slurm.QueuedJob] | None) -> dic
     if (folder / "record.json").exists():
         record = records.read_record(folder)
     submission = read_submission(folder)
-    last = [JobStart(), *read_starts(folder)][-1]
-    if last.submission != submission.submitted_at:
-        last = JobStart()
+    starts = [
+        start
+        for start in read_starts(folder)
+        if start.submission == submission.submitted_at
+    ]
+    last = [JobStart(), *starts][-1]
     state, reason = _state_of_run(folder, submission, record, last, queue)
+    ends = [start.outcome for start in starts if start.outcome.startswith("failed")]
+    if ends and state in UNFINISHED_RUN_STATES:
+        reason = "; ".join(filter(None, [reason, f"a start before {ends[-1]}"]))
     facts = UNKNOWN_RUN_FACTS | (
         msgspec.to_builtins(record) if record else records.read_intent_if_any(folder)
     )

@@ -32,6 +32,9 @@ from energynn.launch.status import JobSubmission
 LIMIT_MARGIN = 1.3  # of the time limit over the high end of the forecast
 SPARE_H = 0.5
 WARNING_TIME_S = 300  # before the time limit: for a step, a checkpoint and the record
+NODES_UNKNOWN_TEXT = (
+    "a job on more nodes than the cluster has stays queued for ever: write nodes = N"
+)
 # of this environment, exported in the script
 FORWARDED_VARIABLES = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")
 
@@ -61,12 +64,13 @@ def submit_runs(
     dry_run: bool = False,
     scripts: bool = False,
     max_gpu_hours: float | None = None,
+    labels: dict | None = None,
 ) -> None:
     """Submit the runs that are neither finished nor queued.
 
     name: of the jobs. dry_run: only show their expected cost and what is missing; scripts: print
-    the batch scripts, too. Raises ValueError with the remedy, also where the jobs are expected
-    to cost more than ``max_gpu_hours`` (default: the system's).
+    the batch scripts, too. labels: name and note of every run. Raises ValueError with the remedy,
+    also where the jobs are expected to cost more than ``max_gpu_hours`` (default: the system's).
     """
     runs, left_out = systems.select_runs_that_fit(site, runs)
     if left_out:
@@ -103,6 +107,8 @@ def submit_runs(
             print_lines(
                 f"from your environment, where the script has none: {', '.join(kept)}"
             )
+        if not site.nodes:
+            print_lines(f"{NODES_UNKNOWN_TEXT}, in {site.file}")
         if "account" not in f"{site.sbatch} {kept}".lower():
             print_lines("no --account NAME: sbatch takes your default")
         for fault in faults:
@@ -114,7 +120,7 @@ def submit_runs(
     if faults:
         raise ValueError("; ".join(faults))
     for job in jobs:
-        print(submit_job_array(job, site, name), flush=True)
+        print(submit_job_array(job, site, name, labels), flush=True)
 
 
 def read_cluster(system: str, options: list[str] = ()) -> Site:
@@ -248,6 +254,7 @@ def submit_job_array(
     job: JobArray,
     site: Site,
     name: str,
+    labels: dict | None = None,
 ) -> str:
     """Submit a job, and write beside each run how; returns a line for the user.
 
@@ -257,7 +264,8 @@ def submit_job_array(
     submission = JobSubmission(files.utc_time_text())
     text = render_job_script(job, site, name)
     for folder, run in job.runs.items():  # all before the job, which may start at once
-        files.write_json(folder / "job" / "parameters.json", configuration.asdict(run))
+        parameters = configuration.asdict(run) | (labels or {})
+        files.write_json(folder / "job" / "parameters.json", parameters)
         (folder / "job" / "job.sh").write_text(text)
         status.write_job_file(folder, "submission", submission)
     options = []
@@ -296,10 +304,15 @@ def check_system(system: str) -> int:
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
     folder = configuration.folder(run, runs_dir)
     print(submit_job_array(JobArray({folder: run}, 10), site, "doctor"), flush=True)
-    while (row := status.describe_runs([folder])[0][0])[
-        "state"
-    ] in status.UNFINISHED_RUN_STATES:
-        time.sleep(2)
+    told = ""
+    while True:
+        (row,), _ = status.describe_runs([folder])
+        if row["state"] not in status.UNFINISHED_RUN_STATES:
+            break
+        before, told = told, f"{row['state']} {row['reason']}"
+        if told != before:
+            print_lines(told)
+        time.sleep(status.POLL_PERIOD_S)
     print(status.status_text([row], []))
     record = records.read_record_if_any(folder)
     expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node)
@@ -308,6 +321,8 @@ def check_system(system: str) -> int:
         value = getattr(record, name, None)
         if value != right:
             wrong.append(f"{name} is {value}, not {right}")
+            if name == "sockets" and value:
+                wrong.append(f"write sockets_per_node = {value // 2} in {site.file}")
     if not wrong:
         print(f"the test run passed: it is as {site.file} says")
         return 0

@@ -144,8 +144,10 @@ def status_and_reason(
         )
     if stop_reason:
         return "interrupted", f"{stop_reason}; {records.progress_in_words(events)}"
-    if bad:
-        first = min(bad, key=lambda end: end["t_wall_ns"])
+    # who misses another rank says less than that one's silence
+    told = [end for end in bad if launchers.LOST_RANK_TEXT not in end["reason"]]
+    if told or not silent:
+        first = min(told or bad, key=lambda end: end["t_wall_ns"])
         who = f"rank {first['rank']}: " if size > 1 else ""
         return first["status"], f"{who}{first['reason']}"
     several = f"{len(silent)} of {size} ranks"

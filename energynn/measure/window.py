@@ -23,6 +23,7 @@ import psutil
 
 from energynn.host.files import write_json
 from energynn.host.processes import MARK_VARIABLE, cpu_times, is_alive, work_of_others
+from energynn.host.progress import accuracy_text
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import start_sampler, wait_until
 from energynn.measure.samples import Header, last_sample_time_ns, read_pieces
@@ -133,12 +134,8 @@ class Window:
         text = f"{self.name}: {self.time_s:.2f} s"
         if not (self._block and self._block.end_ns):
             return f"{text} so far"
-        if "energy_total_J" in self.energies:
-            told = (
-                ", {energy_total_J:.2f} +- {energy_total_bound_J:.2f} J "
-                "{energy_total_provenance}"
-            )
-            text += told.format(**self.energies)
+        if self.energies.get("energy_total_J"):
+            text += f", {self.energy_J:.2f} J {_accuracy_text(self.energies)}"
         return self._block.with_doubts(text)
 
 
@@ -217,11 +214,19 @@ class Phases:
     def __str__(self) -> str:
         form = "{:16} {blocks:8} x {time_s:10.2f} s {energy_J:12.2f} J"
         lines = [form.format(name, **row) for name, row in self.rows.items()]
-        lines.append(self.energies.get("energy_total_provenance", "not known"))
+        is_known = self.energies.get("energy_total_J")
+        lines.append(_accuracy_text(self.energies) if is_known else "not known")
         return self._whole.with_doubts("\n".join(lines))
 
 
 phases = Phases
+
+
+def _accuracy_text(energies: dict) -> str:
+    """Say what an energy is, and how wrong it may be."""
+    wrong_J = energies["energy_total_bound_J"] + energies["energy_total_systematic_J"]
+    words = accuracy_text(energies["energy_total_J"], wrong_J)
+    return f"{energies['energy_total_provenance']}, {words}"
 
 
 def _synchronize_cuda(is_asked: bool) -> None:

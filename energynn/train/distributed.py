@@ -179,7 +179,7 @@ def lost_ranks_named() -> Iterator[None]:
             raise
         first_line = words.splitlines()[0].replace("GLHF! 🏖️", "").strip()
         raise LostRank(
-            f"another rank is lost ({first_line}); {launchers.LOST_RANK_HINT}"
+            f"{launchers.LOST_RANK_TEXT} ({first_line}); {launchers.LOST_RANK_HINT}"
         ) from error
 
 

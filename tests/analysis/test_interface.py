@@ -1,6 +1,7 @@
 """The Python interface: a table of all runs, traces, comparisons, and a meter of known truth."""
 
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -71,7 +72,12 @@ def test_two_runs_side_by_side_with_a_ratio_within_the_bounds_of_both(two_runs):
         about = dict(run_id=str(joules), energy_total_bound_J=joules)
         energy_J = POWER_W * TRAINING_S * joules / 50
         edit(folder / "record.json", energy_total_J=energy_J, **about)
+    busy = dict(cpu_time_s=30.0, cpu_time_others_s=70.0)
+    edit(two_runs[1] / "record.json", **busy)
     table = energynn.compare(*two_runs)
+    crowded, alone = table.attrs["remarks"]
+    assert crowded.startswith("100.0: others used 70% of the CPU time")
+    assert alone.startswith("one run each")
     row = table.loc["energy_total_J"]
     assert row["ratio"] == pytest.approx(2)
     half = (row["ratio_high"] - row["ratio_low"]) / 2
@@ -85,8 +91,17 @@ def test_the_commands_show_and_export(two_runs, tmp_path):
     runs = ["--runs-dir", tmp_path / "runs"]
     shown = answer("show", two_runs[0], *runs)
     assert "0.667 Wh, simulated, good to within" in shown
+    idle = dict(idle_power_gpu_before_W=61.0, idle_power_cpu_before_W=12.34)
+    edit(two_runs[0] / "record.json", **idle)
     shown = answer("show", two_runs[0], "--details", *runs)
     assert re.search(r"TOTAL +24\d\d\.\d\d J +simulated", shown)
+    assert "  idle before the training: GPU 61.0 W, CPU 12.3 W\n" in shown
+    # what was spent before a run began anew is told, and not added
+    aside = two_runs[0].parent / "superseded"
+    shutil.copytree(two_runs[0], aside / f"{records.read_record(two_runs[0]).run_id}.1")
+    shown = answer("show", two_runs[0], *runs)
+    assert f"begun anew: 1 before, in {aside}, do not count" in shown
+    shutil.rmtree(aside)
     factors = ["--gco2-per-kwh", "400", "--price-per-kwh", "0.3"]
     answer("export", "--csv", tmp_path / "runs.csv", *factors, *runs)
     table = pd.read_csv(tmp_path / "runs.csv")

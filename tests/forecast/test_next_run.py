@@ -3,6 +3,7 @@
 import functools
 import re
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -114,3 +115,18 @@ def test_answers_say_what_to_do_next(published, tmp_path, most, beginning):
     assert after["then"]["hours"] == pytest.approx(then, rel=0.05)
     plan = f"plan --workload resnet50 --system horeka-a100 --fit {path}"
     assert "\nnext run: " in answer("forecast", *plan.split())
+
+
+def test_times_alone_have_a_next_run_too(published):
+    """Runs without a measured energy, as on cores: it narrows hours as one with powers does."""
+    few = published.subset(published.work["devices"] <= 1)
+    plain = [msgspec.structs.replace(run, power_W=None) for run in few.taken]
+    asked = published.subset(published.work["devices"] >= 64).configs
+    tables = []
+    for taken in (few.taken, plain):
+        fit = fits.fit_runs(msgspec.structs.replace(few, taken=taken))
+        tables.append(next_run.worth_of_runs(fit, asked))
+    with_powers, without = tables
+    assert np.isfinite(without["hours"]).all() and without["kWh"].isna().all()
+    assert without["hours"].to_numpy() == pytest.approx(with_powers["hours"], rel=0.2)
+    assert without["hours"].min() < 0.9 * without["hours"].iloc[0]

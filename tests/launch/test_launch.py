@@ -478,6 +478,22 @@ def test_papermill_refuses_bad_parameters_in_one_line(tmp_path):
     assert output[-1].startswith("ValueError: lerning_rate: not a parameter")
 
 
+def test_a_rank_without_a_word_is_named_and_not_who_misses_it(tmp_path):
+    def ends(rank, reason):
+        events = samples.Events(tmp_path, rank)
+        events.mark("rank_start", rank=rank, host="n")
+        events.mark("rank_end", rank=rank, status="failed", reason=reason)
+
+    for rank in (0, 2):
+        ends(rank, f"{launchers.LOST_RANK_TEXT} (closed by peer)")
+    status, reason = supervise.status_and_reason(tmp_path, 3, "", ", srun with 137")
+    assert status == "killed"
+    assert reason.startswith("rank 1 ended without a word, srun with 137")
+    ends(1, "loss is nan")
+    failed = "failed", "rank 1: loss is nan"
+    assert supervise.status_and_reason(tmp_path, 3, "", "") == failed
+
+
 def prepared(run_dir, **parameters):
     return start.prepare_intent(config.make("fourcastnet", **parameters), run_dir)
 

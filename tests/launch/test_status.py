@@ -32,6 +32,8 @@ EPOCH = '{"t_mono_ns": 1, "t_wall_ns": 1, "event": "epoch", "epoch": 3, "epochs"
 STOPPED = {START: {"submission": "t", "ended_at": "u", "outcome": "asked to stop"}}
 OF_ANOTHER = {START: {"submission": "an earlier one", "outcome": "failed: x"}}
 FAILED = {START: {"submission": "t", "outcome": "failed: rank 1 ended"}}
+GOES_ON = FAILED | {"job/start-2.json": {"submission": "t", "started_at": "v"}}
+BEFORE = "a start before failed: rank 1 ended"
 BAD = dict(valid=False, status="failed", status_reason="rank 1 ended")
 BROKEN = FAILED | {RECORD: minimal_record(invalid_reasons=[], **BAD)}
 FINISHED = {RECORD: minimal_record(valid=True)}
@@ -50,6 +52,9 @@ RUNS = {
     "short": ("", SHORT, "not valid", "60 needed"),
     "lost": ("", OF_ANOTHER, "stopped", GONE),
     "died": ("", {"run.json": {}}, "failed", DIED),
+    "waits": ("PENDING|BeginTime", FAILED, "queued", f"BeginTime; {BEFORE}"),
+    "goes on": ("RUNNING|None", GOES_ON, "running", f"no epoch reported; {BEFORE}"),
+    "other": ("PENDING|Resources", OF_ANOTHER, "queued", "Resources"),
 }
 
 
@@ -69,7 +74,7 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeyp
     )
     assert re.search(r"running +running +3 of 9 epochs done; job 69_0\n", shown)
     *table, last = shown.splitlines()
-    assert all(len(line) <= 100 for line in table) and last.startswith("runs: 10; ")
+    assert all(len(line) <= 100 for line in table) and last.startswith("runs: 13; ")
     with lock(tmp_path / "two-nodes" / "died" / "run.json"):  # its launcher lives
         assert states_of(tmp_path)[0]["died"][0] == "running" and not notes
 

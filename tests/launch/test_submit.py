@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from energynn.experiment import config, studies, systems
 from energynn.host import files
 from energynn.host.files import REPOSITORY
+from energynn.host.reading import read_json
 from energynn.launch import slurm, status, submit
 from energynn.measure import machine
 from tests.conftest import minimal_record
@@ -328,9 +330,13 @@ def test_what_costs_more_than_allowed_is_refused(fake_slurm):
 def test_a_sweep_is_every_combination_and_each_value_is_checked_before(fake_slurm):
     words = ["submit", "--system", TWO_NODES]
     two = ["-p", "local_batch_size", "8,16,32", "-p", "devices", "1, 2"]
+    two += ["--name", "sizes", "--note", "a sweep"]
     for told in ("job 44: 3 run(s)", "0 to make"):
         assert told in fake_slurm.energynn(*words, *two)
     folders = status.find_run_folders(fake_slurm.runs_dir, [])
+    for folder in folders:
+        kept = read_json(folder / "job" / "parameters.json")
+        assert (kept["name"], kept["note"]) == ("sizes", "a sweep")
     sizes = [re.search(r"-n(\d)-lbs(\d+)", each.name).groups() for each in folders]
     assert sorted(sizes) == [(n, b) for n in "12" for b in ("16", "32", "8")]
     many = ",".join(map(str, range(100)))
@@ -342,6 +348,7 @@ def test_a_sweep_is_every_combination_and_each_value_is_checked_before(fake_slur
         (["-p", "local_batch_size", "8,,16"], "local_batch_size: must have type int"),
         (["-p", "workload", "resnet50,alexnet"], "workload: 'alexnet' is not known"),
         ([], "submit: give studies, or parameters"),
+        ([*two, "--name", "a/b"], "name: 'a/b' is none"),
         (["smoke", "-p", "seed", "1"], "submit: give studies, or parameters"),
     ):
         error = fake_slurm.energynn(*words, *bad, status=2)
@@ -361,3 +368,31 @@ def test_a_value_that_holds_a_comma_is_one():
 def test_a_study_is_made_here_by_another_command():
     said = answer("submit", "smoke", "--system", "local", status=2)
     assert "`energynn study run" in said
+
+
+def test_the_proof_of_a_system_tells_each_state_once_and_the_line_that_is_wrong(
+    monkeypatch, capsys
+):
+    states = ["queued", "queued", "running", "running", "finished"]
+    rows = [{"state": state, "reason": f"{state} so"} for state in states]
+    monkeypatch.setattr(submit, "submit_job_array", lambda *_: "job 1")
+    monkeypatch.setattr(status, "describe_runs", lambda _: ([rows.pop(0)], []))
+    monkeypatch.setattr(status, "status_text", lambda *_: "")
+    monkeypatch.setattr(submit.time, "sleep", lambda _: None)
+    of_node = systems.read_site(TWO_NODES).sockets_per_node
+    record = Mock(valid=True, nodes=2, sockets=2 * of_node + 2)
+    monkeypatch.setattr(submit.records, "read_record_if_any", lambda _: record)
+    assert submit.check_system(TWO_NODES) == 1 and not rows
+    shown = capsys.readouterr().out
+    assert shown.count("queued so\n") == shown.count("running so\n") == 1
+    assert f"write sockets_per_node = {of_node + 1} in {TWO_NODES}" in shown
+
+
+def test_a_dry_run_says_that_nobody_knows_the_nodes(tmp_path):
+    (tmp_path / "mine.toml").write_text("devices_per_node = 4\n")
+    words = ["submit", "R1", "--system", tmp_path / "mine.toml", "--dry-run"]
+    words += ["--runs-dir", tmp_path]
+    assert "write nodes = N, in " in answer(*words)
+    (tmp_path / "mine.toml").write_text("devices_per_node = 4\nnodes = 4\n")
+    shown = answer(*words)
+    assert "nodes = N" not in shown and "left out: " in shown
