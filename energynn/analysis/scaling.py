@@ -65,7 +65,7 @@ class ScalingPanels:
         return alt.layer(ideal, *self._curves(of_model, x, y), points)
 
     def against_hours(self, title: str, unit: str = "kWh") -> alt.LayerChart:
-        """Draw energies in kWh or Wh over GPU hours.
+        """Draw energies in kWh or Wh over GPU hours, with one standard deviation to each side.
 
         Energies in kWh have a line through the origin for each series with at least three runs on
         4 or more GPUs.
@@ -79,10 +79,11 @@ class ScalingPanels:
         x_title = "GPU hours (h)" if unit == "kWh" else "device hours (h)"
         hours = [*over["gpu_hours"], *of_model["gpu_hours"]]
         x = theme.log_axis(alt.X("gpu_hours:Q", title=x_title), hours)
-        energies = [*over["value"], *ends["low"], *ends["high"]]
+        energies = [*over["low"], *over["high"], *ends["low"], *ends["high"]]
         y = theme.log_axis(alt.Y("value:Q", title=f"energy ({unit})"), energies)
-        points = self._chart(over, title).mark_point(filled=True)
-        points = points.encode(x, y, **self.channels)
+        points = theme.draw_points_with_error_bars(
+            self._chart(over, title), x, y, **self.channels
+        )
         lines = self._lines_through_origin(x) if unit == "kWh" else []
         return alt.layer(*self._curves(of_model, x, y), *lines, points)
 

@@ -65,6 +65,7 @@ def compare(
     names = [name for name in table if not name.startswith("ratio")]
     numbers = {name: f"run {number}" for number, name in enumerate(names, start=1)}
     lines = [f"{number}  {name}" for name, number in numbers.items()]
+    lines.append(f"ratio  run {len(names)} to run 1")
     # on a line of 80 columns, as far as it goes
     width = max(8, (62 - 11 * (table.shape[1] - len(names))) // len(names) - 2)
 

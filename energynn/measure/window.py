@@ -138,6 +138,8 @@ class Window:
             text += f", {self.energy_J:.2f} J {_accuracy_text(self.energies)}"
         return self._block.with_doubts(text)
 
+    __repr__ = __str__  # a notebook shows it
+
 
 window = Window  # as it is written in a with statement
 
