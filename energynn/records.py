@@ -354,7 +354,10 @@ def list_known_runs(runs_dir: Path) -> dict[Path, str]:
     """
     called = {}
     for path in [*runs_dir.glob("*/*/run.json"), *runs_dir.glob("*/*/job")]:
-        facts = {"started_at": "", "name": ""} | read_intent_if_any(path.parent)
+        facts = {"started_at": "", "name": ""}
+        with join_faults(path.parent.name, []):  # as it was submitted
+            facts |= read_json(path.parent / "job" / "parameters.json")
+        facts |= read_intent_if_any(path.parent)
         place = path.parent.relative_to(runs_dir)
         called[path.parent] = f"{facts['started_at']} {place} {facts['name']}"
     return dict(sorted(called.items(), key=lambda item: item[1]))
@@ -385,7 +388,7 @@ def find_run(run: str | Path, runs_dir: Path) -> Path:
 def find_runs_of_name(run: str | Path, runs_dir: Path) -> list[Path]:
     """Find the folders of all runs of one name; else what ``find_run`` does."""
     called = list_known_runs(runs_dir)
-    named = [each for each in called if called[each].split()[2:] == [str(run)]]
+    named = [each for each in called if called[each].split(" ")[2:] == [str(run)]]
     return named or [find_run(run, runs_dir)]
 
 

@@ -1,6 +1,6 @@
 """The Python interface: runs as one table, power over time, comparisons."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import msgspec
@@ -10,6 +10,7 @@ import xarray as xr
 
 from energynn import records
 from energynn.analysis import observations
+from energynn.experiment import config as run_config
 from energynn.host.files import default_runs_dir, require_writable_path
 from energynn.host.texts import spreadsheet_cell
 from energynn.measure import account
@@ -221,13 +222,23 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     ``attrs["remarks"]`` says what speaks against a comparison, in words.
     ``ratio_low`` and ``ratio_high`` bound the ratio of the total energies by the bounds of both;
     what their sensors have in common is not in them, and estimates have none. Raises ValueError for
-    fewer than two runs.
+    fewer than two runs, and where runs of one name are no repeats.
     """
     found: dict[Path, str | Path] = {}
     for run in runs:
         folders = records.find_runs_of_name(run, Path(runs_dir or default_runs_dir()))
         found |= {folder: run for folder in folders}
     made = [records.read_record(folder) for folder in found]
+    kinds: dict[str | Path, set] = defaultdict(set)
+    for record, run in zip(made, found.values(), strict=True):
+        repeated = ("seed", "repeat", "system", *run_config.WATCH_FIELDS)
+        settings = [(k, str(v)) for k, v in record.config.items() if k not in repeated]
+        kinds[run].add((record.devices, *sorted(settings)))
+    if several := [str(run) for run, of_run in kinds.items() if len(of_run) > 1]:
+        raise ValueError(
+            f"compare: {several[0]!r} names runs of several configurations, which have no mean; "
+            f"give one of each, as `energynn status {several[0]}` lists them"
+        )
     numbers, columns = Counter(found.values()), []
     for record, run in zip(made, found.values(), strict=True):
         mean = f"{run}, mean of {numbers[run]}"

@@ -117,6 +117,17 @@ def use_loopback_on_one_host(size: int) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
+def unlink_shared_memory() -> None:
+    """Take the name of MPICH's shared memory away, when all ranks of this host have it mapped.
+
+    It does so itself at its first collective. Of a rank that is killed before, the name would stay,
+    and a job that Slurm queues again, with the same numbers, would take it for its own.
+    """
+    maps = Path("/proc/self/maps").read_text()
+    for name in re.findall(r"/dev/shm/mpich_shm_\w+$", maps, re.MULTILINE):
+        Path(name).unlink(missing_ok=True)
+
+
 def buffer_output_by_line() -> None:
     """Write each line by one call from now on, so that a launcher can label it and none is torn."""
     for stream in (sys.stdout, sys.stderr):

@@ -17,7 +17,13 @@ from typing import TextIO
 
 from energynn import records
 from energynn.host import processes, texts
-from energynn.host.files import default_runs_dir, is_locked, lock, write_json
+from energynn.host.files import (
+    default_runs_dir,
+    is_locked,
+    lock,
+    remove_matching,
+    write_json,
+)
 from energynn.host.launchers import own_launcher, rank_and_size
 from energynn.host.progress import summarize_record
 from energynn.launch import supervise
@@ -28,6 +34,7 @@ from energynn.measure.samples import Events, events_of_kind, read_events, segmen
 from energynn.measure.window import SIZE_FILE
 
 IDLE_BASELINE_S = 1.0  # before and after the command
+FILES_BEFORE_START_PATTERN = r"run\.json|\.(start|ranks-.*|sampler-.*)"
 SHORTEST_PERIOD_S = 0.01  # a period that sensors can be read with
 CANNOT_START_EXIT_STATUS = 126  # as shells say it
 
@@ -51,9 +58,8 @@ def measure_command(
     rank, size = rank_and_size()
     children = []
     stopped = supervise.forward_signals(children)
-    run_dir = _make_run_folder(command, out, size)
+    run_dir = _make_run_folder(command, out, rank, size)
     if rank == 0:
-        supervise.lock_host().close()
         described = machine.describe_machine()
         devices_here = max(1, len(described["gpus"] if gpus else []))
         intent = supervise.start_facts(run_dir, machine.system_file(), described, gpus)
@@ -79,7 +85,7 @@ def measure_command(
             f"rank 0 in {run_dir}; is --out on a shared disk?",
         )
     folder = segment_dirs(run_dir)[-1]
-    stop_sampler, _ = start_sampler(folder, size, stopped, supervise.lock_host)
+    stop_sampler = _start_sampler(folder, size, stopped)
     try:
         events = Events(folder, rank)
         events.mark(
@@ -104,6 +110,16 @@ def measure_command(
         return None, records.shell_exit_status(children[0].wait()) if children else 1
 
 
+def _start_sampler(folder: Path, size: int, stopped: list[int]):
+    """Start this host's sampler; what is refused, as another measured run began, leaves no run."""
+    try:
+        return start_sampler(folder, size, stopped, supervise.lock_host)[0]
+    except ValueError:
+        if size == 1:
+            remove_matching(folder, FILES_BEFORE_START_PATTERN)
+        raise
+
+
 def _print(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody has to read it
         print(text, file=sys.stderr, flush=True)
@@ -112,6 +128,7 @@ def _print(text: str) -> None:
 def _make_run_folder(
     command: list[str],
     out: Path | None,
+    rank: int,
     size: int,
 ) -> Path:
     """Make the folder of the run; raises ValueError with the remedy for what cannot work."""
@@ -127,6 +144,8 @@ def _make_run_folder(
             f"out: {own_launcher()}: give --out DIR, one folder that all ranks see, or "
             f"{own_launcher().remedy()}"
         )
+    if rank == 0:
+        supervise.lock_host().close()
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     name = f"{moment}-{os.getpid()}-{Path(command[0]).name}"
     run_dir = (out or default_runs_dir() / "measured" / name).absolute()
@@ -162,7 +181,8 @@ def _begin_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     before = intent if is_new else records.read_intent_if_any(run_dir)
     if (before.get("workload"), before.get("config")) != ("command", intent["config"]):
         raise ValueError(
-            f"out: {run_dir} holds something else; choose a new or an empty folder"
+            f"out: {run_dir} holds another command, or other files; choose a new or an empty "
+            "folder"
         )
     starts = records.lock_run_file(run_dir, records.START_LOCK)
     if is_new:

@@ -132,8 +132,9 @@ def find_run_folders(runs_dir: Path, names: list[str]) -> list[Path]:
                 for runs in studies.find_studies([name], system).values():
                     wanted |= {config.folder(run, runs_dir) for run in runs}
         else:
-            wanted.add(records.find_run(name, runs_dir).resolve())
-    return [path for path in known if path in wanted or not names]
+            wanted |= set(records.find_runs_of_name(name, runs_dir))
+    wanted = {path.resolve() for path in wanted}
+    return [path for path in known if path.resolve() in wanted or not names]
 
 
 def describe_runs(folders: list[Path]) -> tuple[list[dict], list[str]]:
@@ -194,7 +195,7 @@ def _state_of_run(
         return "finished", ""
     job = (queue or {}).get(submission.job_id)
     if job and job.state not in RUNNING_JOB_STATES:
-        return "queued", job.reason
+        return "queued", job.reason.replace("None", "")
     if job or records.is_run_locked(folder):
         events = chain.from_iterable(read_events_of_segments(folder).values())
         return "running", records.progress_in_words(events)

@@ -326,5 +326,6 @@ def check_system(system: str) -> int:
     if not wrong:
         print(f"the test run passed: it is as {site.file} says")
         return 0
-    print("WRONG:", "; ".join(filter(None, [*wrong, row["reason"]])))
+    wrong += [row["reason"], f"its log: {folder / 'log.txt'}"]
+    print("WRONG:", "; ".join(filter(None, wrong)))
     return 1

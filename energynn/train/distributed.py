@@ -91,6 +91,7 @@ def join_ranks(config: RunConfig) -> World:
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=timeout
     )
+    launchers.unlink_shared_memory()
     if device.type == "cpu":
         pin_rank_to_cores(world, config)
     return world

@@ -87,6 +87,24 @@ def test_two_runs_side_by_side_with_a_ratio_within_the_bounds_of_both(two_runs):
     refused("two runs or more", energynn.compare, two_runs[0], two_runs[0])
 
 
+def test_runs_of_one_name_have_a_mean_where_they_are_repeats(two_runs, tmp_path):
+    for folder in two_runs:
+        for name in ("run.json", "record.json"):
+            edit(folder / name, name="again")
+    kept = read_json(two_runs[0] / "record.json")["config"]
+    edit(two_runs[1] / "record.json", config=kept | {"repeat": 1, "setup_timeout_s": 9})
+    other = tmp_path / "runs" / "local" / "other"
+    shutil.copytree(two_runs[0], other)
+    for name in ("run.json", "record.json"):
+        edit(other / name, name="another", run_id="other")
+    runs = tmp_path / "runs"
+    table = energynn.compare("again", "another", runs_dir=runs)
+    assert "again, mean of 2" in table
+    edit(two_runs[1] / "record.json", config=kept | {"local_batch_size": 99})
+    words = "'again' names runs of several configurations.*`energynn status again`"
+    refused(words, energynn.compare, "again", "another", runs_dir=runs)
+
+
 def test_the_commands_show_and_export(two_runs, tmp_path):
     runs = ["--runs-dir", tmp_path / "runs"]
     shown = answer("show", two_runs[0], *runs)

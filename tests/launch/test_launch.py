@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -182,6 +183,9 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_it(
     started = python(runs_dir, ENDLESS)
     wait_until(lambda: begun(runs_dir), what="for the training to begin")
     time.sleep(1.5)
+    for process in processes_of(runs_dir):  # MPI's shared memory has no name any more
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        assert not re.search(r"/dev/shm/mpich_shm_\w+$", maps, re.MULTILINE)
     killed_at = time.monotonic_ns()
     victim(runs_dir, who, started).send_signal(number)
     wait_until(

@@ -119,7 +119,7 @@ def test_an_ill_typed_file_concerns_its_own_run_alone_and_its_remedy_helps(
     bad = submitted(fake_slurm.runs_dir, "bad", job)
     submitted(fake_slurm.runs_dir, "worse", "1_1", {START: {"exit_status": "many"}})
     found, notes = states_of(fake_slurm.runs_dir)
-    assert found == {good: ("queued", "None")}
+    assert found == {good: ("queued", "")}
     assert [note.partition(":")[0] for note in notes] == ["bad", "worse"]
     said = fake_slurm.submit(status=2)
     said += fake_slurm.energynn("cancel", "--all", status=2)

@@ -270,3 +270,18 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir):
     file.write_text("".join(lines))
     _, after = together(status.device_status_text(run_dir))
     assert after == pytest.approx(120 * 20, rel=0.02), "what comes after is no training"
+
+
+def test_of_two_at_once_one_is_measured_and_the_other_leaves_nothing(tmp_path):
+    words = [*ENERGYNN, "measure", "--", "sleep", "2"]
+    both = [
+        subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = {process.communicate(timeout=60)[1]: process.returncode for process in both}
+    assert sorted(said.values()) == [0, 2]
+    (refused_text,) = (text for text, status in said.items() if status)
+    assert "another measured run has this machine" in refused_text
+    (folder,) = (tmp_path / "runs" / "measured").iterdir()
+    assert records.read_record(folder).status == "finished"
+    assert records.check(tmp_path / "runs") == []
