@@ -141,11 +141,14 @@ def _reachable_limits_text(exceeded: pd.DataFrame) -> str:
 
 
 def _pareto_rows(costs: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows that no other row beats: no worse in any column, and better in one."""
-    table = costs.to_numpy()
-    no_worse = (table[:, None] <= table).all(axis=2)
-    beats = no_worse & (table[:, None] < table).any(axis=2)
-    return costs[~beats.any(axis=0)]
+    """Keep the rows that no other row beats."""
+    return costs[~beats(costs.to_numpy()).any(axis=0)]
+
+
+def beats(costs: np.ndarray) -> np.ndarray:
+    """Say which row beats which other: no worse in any column, and better in one, (rows, rows)."""
+    no_worse = (costs[:, None] <= costs).all(axis=2)
+    return no_worse & (costs[:, None] < costs).any(axis=2)
 
 
 def limits_text(limits: dict[str, float], run: RunConfig) -> str:

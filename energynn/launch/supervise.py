@@ -144,18 +144,17 @@ def status_and_reason(
         )
     if stop_reason:
         return "interrupted", f"{stop_reason}; {records.progress_in_words(events)}"
-    # who misses another rank says less than that one's silence
-    told = [end for end in bad if launchers.LOST_RANK_TEXT not in end["reason"]]
-    if told or not silent:
-        first = min(told or bad, key=lambda end: end["t_wall_ns"])
-        who = f"rank {first['rank']}: " if size > 1 else ""
-        return first["status"], f"{who}{first['reason']}"
     several = f"{len(silent)} of {size} ranks"
-    who = several if len(silent) > 1 else f"rank {silent[0]}"
-    return (
-        "killed",
-        f"{who} ended without a word{by}; {records.progress_in_words(events)}",
-    )
+    who = several if len(silent) > 1 else f"rank {[*silent, 0][0]}"
+    silence = f"{who} ended without a word{by}"
+    if bad:
+        told = [end for end in bad if launchers.LOST_RANK_TEXT not in end["reason"]]
+        first = min(told or bad, key=lambda end: end["t_wall_ns"])
+        reason = f"rank {first['rank']}: " * (size > 1) + first["reason"]
+        if silent and not told:
+            reason = f"{silence}; {reason}"  # who is lost, then who misses it
+        return first["status"], reason
+    return "killed", f"{silence}; {records.progress_in_words(events)}"
 
 
 def make_segment_folder(run_dir: Path) -> Path:

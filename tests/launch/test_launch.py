@@ -491,8 +491,8 @@ def test_a_rank_without_a_word_is_named_and_not_who_misses_it(tmp_path):
     for rank in (0, 2):
         ends(rank, f"{launchers.LOST_RANK_TEXT} (closed by peer)")
     status, reason = supervise.status_and_reason(tmp_path, 3, "", ", srun with 137")
-    assert status == "killed"
-    assert reason.startswith("rank 1 ended without a word, srun with 137")
+    assert status == "failed"
+    assert reason.startswith("rank 1 ended without a word, srun with 137; rank 0: ")
     ends(1, "loss is nan")
     failed = "failed", "rank 1: loss is nan"
     assert supervise.status_and_reason(tmp_path, 3, "", "") == failed
