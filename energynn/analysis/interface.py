@@ -1,6 +1,6 @@
 """The Python interface: runs as one table, power over time, comparisons."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -10,7 +10,6 @@ import xarray as xr
 
 from energynn import records
 from energynn.analysis import observations
-from energynn.experiment import config as run_config
 from energynn.host.files import default_runs_dir, require_writable_path
 from energynn.host.texts import spreadsheet_cell
 from energynn.measure import account
@@ -31,6 +30,14 @@ SHORT_COLUMN_NAMES = {
     "energy_total_provenance": "energy_provenance",
     "mean_power_total_W": "power_W",
 }
+# in which repeats do not differ
+RUN_SIZE_COLUMNS = [
+    "command",
+    "devices",
+    "local_batch_size",
+    "global_batch_size",
+    "epochs",
+]
 ROW_WITHOUT_RECORD = {"valid": False, "why": "no record; `energynn status` says why"}
 # of a record, in a table of runs
 RECORD_COLUMNS = [
@@ -229,16 +236,6 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
         folders = records.find_runs_of_name(run, Path(runs_dir or default_runs_dir()))
         found |= {folder: run for folder in folders}
     made = [records.read_record(folder) for folder in found]
-    kinds: dict[str | Path, set] = defaultdict(set)
-    for record, run in zip(made, found.values(), strict=True):
-        repeated = ("seed", "repeat", "system", *run_config.WATCH_FIELDS)
-        settings = [(k, str(v)) for k, v in record.config.items() if k not in repeated]
-        kinds[run].add((record.devices, *sorted(settings)))
-    if several := [str(run) for run, of_run in kinds.items() if len(of_run) > 1]:
-        raise ValueError(
-            f"compare: {several[0]!r} names runs of several configurations, which have no mean; "
-            f"give one of each, as `energynn status {several[0]}` lists them"
-        )
     numbers, columns = Counter(found.values()), []
     for record, run in zip(made, found.values(), strict=True):
         mean = f"{run}, mean of {numbers[run]}"
@@ -248,6 +245,13 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     table = _table_of_runs(list(map(_row_of_record, made))).drop(
         columns=["started_at", "run_id"]
     )
+    kinds = table[RUN_SIZE_COLUMNS].groupby([*map(str, found.values())]).nunique()
+    if (kinds > 1).any(axis=None):
+        name = kinds.max(axis="columns").idxmax()
+        raise ValueError(
+            f"compare: {name!r} names runs of several configurations, which have no mean; "
+            f"give one of each, as `energynn status {name}` lists them"
+        )
     if table["command"].notna().any():
         configs = [record.config for record in made]
         table["command"] = [

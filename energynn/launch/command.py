@@ -318,7 +318,9 @@ def _idle_power_lines(record: records.Record) -> list[str]:
             component: getattr(record, f"idle_power_{component}_{when}_W")
             for component in energy.COMPONENTS
         }
-        known = [f"{name.upper()} {W:.1f} W" for name, W in watts.items() if W]
+        known = [
+            f"{name.upper()} {W:.1f} W" for name, W in watts.items() if W is not None
+        ]
         if known:
             lines.append(f"  idle {when} the training: {', '.join(known)}")
     return lines

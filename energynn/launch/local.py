@@ -18,9 +18,8 @@ from energynn.host.processes import OWN_PYTHON, end_with_parent, own_environment
 from energynn.host.progress import print_lines, summarize_record
 from energynn.launch import start, supervise
 
-PATIENCE_WITH_OTHERS_S = (
-    600.0  # for the end of a measured run that is not of this study
-)
+# for the end of a measured run that is not of this study
+PATIENCE_WITH_OTHERS_S = 600.0
 # What papermill and the kernel say at every start.
 IGNORED_LINE_STARTS = ("[IPKernelApp]", "Passed unknown parameter")
 LAUNCH_NOTEBOOK = shipped_path("notebooks") / "run_training.ipynb"

@@ -102,8 +102,9 @@ def _start_supervisor(run_dir: Path, lock_file: int) -> None:
                     print(text, end="", flush=True)
                 time.sleep(0.2)
             except KeyboardInterrupt as stop:  # the record will say so
-                # of the command line's a SIGTERM has its number
-                supervisor.send_signal((*stop.args, signal.SIGINT)[0])
+                # the command line makes one of a SIGTERM, with its number
+                number = stop.args[0] if stop.args else signal.SIGINT
+                supervisor.send_signal(number)
 
 
 # ------------------------------------------------------------------------------ before it starts

@@ -32,9 +32,6 @@ from energynn.launch.status import JobSubmission
 LIMIT_MARGIN = 1.3  # of the time limit over the high end of the forecast
 SPARE_H = 0.5
 WARNING_TIME_S = 300  # before the time limit: for a step, a checkpoint and the record
-NODES_UNKNOWN_TEXT = (
-    "a job on more nodes than the cluster has stays queued for ever: write nodes = N"
-)
 # of this environment, exported in the script
 FORWARDED_VARIABLES = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")
 
@@ -108,7 +105,10 @@ def submit_runs(
                 f"from your environment, where the script has none: {', '.join(kept)}"
             )
         if not site.nodes:
-            print_lines(f"{NODES_UNKNOWN_TEXT}, in {site.file}")
+            print_lines(
+                "a job on more nodes than the cluster has stays queued for ever: write nodes = N, "
+                f"in {site.file}"
+            )
         if "account" not in f"{site.sbatch} {kept}".lower():
             print_lines("no --account NAME: sbatch takes your default")
         for fault in faults:

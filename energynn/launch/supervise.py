@@ -144,8 +144,7 @@ def status_and_reason(
         )
     if stop_reason:
         return "interrupted", f"{stop_reason}; {records.progress_in_words(events)}"
-    several = f"{len(silent)} of {size} ranks"
-    who = several if len(silent) > 1 else f"rank {[*silent, 0][0]}"
+    who = f"rank {silent[0]}" if len(silent) == 1 else f"{len(silent)} of {size} ranks"
     silence = f"{who} ended without a word{by}"
     if bad:
         told = [end for end in bad if launchers.LOST_RANK_TEXT not in end["reason"]]
