@@ -1,5 +1,6 @@
 """Commands on records: show, compare, export, check, import-perun, claims."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Annotated
 
@@ -132,10 +133,14 @@ def check(
     for fault in faults:
         print_answer(f"FAULT {fault}")
     readable = records.read_all(folder)
+    names = defaultdict(list)
     for record in readable:
         where = folder if (folder / record.system).is_dir() else None
         for remark in records.remarks_on_record(record, where):
-            print_answer(f"NOTE {record.run_id}: {remark}")
+            names[remark].append(record.run_id)
+    for remark, (first, *more) in names.items():
+        others = f" and {len(more)} more" if more else ""
+        print_answer(f"NOTE {first}{others}: {remark}")
     valid = sum(map(records.is_valid_evidence, readable))
     print_answer(
         f"records below {folder}: {len(readable)}, valid: {valid}, faults: {len(faults)}"
