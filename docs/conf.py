@@ -60,7 +60,7 @@ INTERFACE = """
 
 ```{eval-rst}
 .. automodule:: energynn.analysis.interface
-   :members: load, table, trace, compare
+   :members: load, table, trace, epochs, compare
 
 .. autoclass:: energynn.measure.window.Window
    :members: time_s, energies, energy_J

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Window", "compare", "load", "phases", "table", "trace", "window"]
+__all__ = ["Window", "compare", "epochs", "load", "phases", "table", "trace", "window"]
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from energynn.analysis.interface import compare, load, table, trace
+    from energynn.analysis.interface import compare, epochs, load, table, trace
     from energynn.measure.window import Window, phases, window
 else:
 

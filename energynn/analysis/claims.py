@@ -46,8 +46,6 @@ VERDICTS = ("supported", "contradicted", "inconclusive", "no data", "restated")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA, RESTATED = VERDICTS
 OTHERS_VERDICTS = {SUPPORTED: "likewise", CONTRADICTED: "otherwise"}
 VERDICT_COLUMNS = ("published", "derived", "reading", "own", "elsewhere")
-TEXT_FIELDS = ("id", "place", "says", "base", "group", "kind", "before", "why")
-UNTESTED_FIELDS = (*TEXT_FIELDS, "decides", "elsewhere", "reading", "restates")
 TEST_FIELDS = ("quantity", "per", "expect")
 UNIT_COLUMNS = ["unit", "series", "value", "error", "freedom"]
 SCATTER_COLUMNS = ["origin", "run", "workload", "repeats"]
@@ -71,7 +69,7 @@ EXPECTED_LOG_RANGES = {
 
 
 def evaluate_claims(runs_dir: str | Path) -> dict:
-    """Judge all statements: ``claims``, one entry each with ``published``, ``derived`` and ``own``.
+    """Judge all statements: ``claims``, the ledger's with ``published``, ``derived`` and ``own``.
 
     ``derived`` is a list of one where derived values say more. ``own`` has an entry per system and
     hardware whose runs can test a statement, ``elsewhere`` is there where others' can, ``reading``
@@ -88,15 +86,7 @@ def evaluate_claims(runs_dir: str | Path) -> dict:
     outside = others.load()
     claims = []
     for claim in read_claims("claim"):
-        entry = {"group": claim["id"]} | {
-            name: claim[name] for name in TEXT_FIELDS if name in claim
-        }
-        test = [
-            f"{name} {value}"
-            for name, value in claim.items()
-            if name not in UNTESTED_FIELDS
-        ]
-        entry["test"] = ", ".join(test)
+        entry = {"group": claim["id"]} | claim
         entry["errata"] = [
             one["id"] for one in errata if claim["id"] in one.get("claims", [])
         ]

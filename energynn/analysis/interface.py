@@ -9,7 +9,7 @@ import pandas as pd
 import xarray as xr
 
 from energynn import records
-from energynn.analysis import observations
+from energynn.analysis import observations, profiles
 from energynn.host.files import default_runs_dir, require_writable_path
 from energynn.host.texts import spreadsheet_cell
 from energynn.measure import account
@@ -220,6 +220,20 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     return power.assign_attrs(units="W", long_name="mean power of a step")
 
 
+def epochs(run: str | Path) -> pd.DataFrame:
+    """Tabulate what a training had taken (``time_s``, ``energy_J`` of all that was measured or
+    estimated) at the end of each epoch, and what it reached.
+
+    ``run`` as ``trace`` takes it; empty for one that has no epochs. NaN: without samples.
+
+        >>> table = epochs(runs.run_dir.values[runs.origin.values == "own"][0])
+        >>> list(table.columns[:3])
+        ['epoch', 'time_s', 'energy_J']
+    """
+    table, _ = profiles.tabulate_epochs(records.find_run(run, default_runs_dir()))
+    return table
+
+
 def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     """Put runs side by side: a row for each fact, named as in a record, a column for each run,
     and the ratio of the last to the first.
@@ -227,9 +241,7 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     ``runs`` are folders, or whatever `energynn show` takes; repeats, which share a name, are one
     column, of their means; ``energy_total_spread_percent`` is their standard deviation.
     ``attrs["remarks"]`` says what speaks against a comparison, in words.
-    ``ratio_low`` and ``ratio_high`` bound the ratio of the total energies by the bounds of both;
-    what their sensors have in common is not in them, and estimates have none. Raises ValueError for
-    fewer than two runs, and where runs of one name are no repeats.
+    Raises ValueError for fewer than two runs, and where runs of one name are no repeats.
     """
     found: dict[Path, str | Path] = {}
     for run in runs:
@@ -265,14 +277,6 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     table = table.drop("energy_total_systematic_J")
     numbers = table.drop("valid").apply(pd.to_numeric, errors="coerce").iloc[:, [0, -1]]
     table["ratio"] = numbers.iloc[:, 1] / numbers.iloc[:, 0].replace(0, np.nan)
-    if "estimated" not in {*table.loc["energy_total_provenance"]}:
-        ratio = table.loc["energy_total_J", "ratio"]
-        bounds = numbers.loc["energy_total_bound_J"] / numbers.loc["energy_total_J"]
-        half = ratio * bounds.sum(skipna=False)
-        table.loc["energy_total_J", ["ratio_low", "ratio_high"]] = (
-            ratio - half,
-            ratio + half,
-        )
     energies_J = pd.Series([record.energy_total_J for record in made], dtype=float)
     of_run = energies_J.groupby(columns)
     table.loc["energy_total_spread_percent"] = 100 * of_run.std() / of_run.mean()

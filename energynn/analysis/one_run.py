@@ -14,7 +14,6 @@ from energynn.measure import samples
 from energynn.measure.energy import SECOND_PER_HOUR
 
 PICTURE_FORMATS = (".svg", ".html", ".png", ".pdf")
-MAX_TIME_STEPS = 600  # of time: more than a line has pixels
 TIME_LABEL = "time (s)"
 POWER_LABEL = "power (W)"
 ENERGY_LABEL = "energy (Wh)"
@@ -44,20 +43,18 @@ def draw_run(run_dir: Path) -> alt.HConcatChart:
     Of one epoch there is no curve of loss and error.
     """
     record = records.read_record(run_dir)
-    step_s = (record.training_time_s or 0.0) / MAX_TIME_STEPS
-    step_s = max(step_s, record.sampling_period_s or 0.0)
-    power = (
-        profiles.load_power_profile(run_dir, step_s)
-        .rename(columns={"time_s": TIME_LABEL, "power_W": POWER_LABEL})
-        .groupby([TIME_LABEL, "component"], as_index=False)[POWER_LABEL]
-        .sum()
-    )
+    epochs, power = profiles.tabulate_epochs(run_dir)
     if power.empty:
         raise ValueError(f"plot: {run_dir} has no power samples of a training")
+    epochs[ENERGY_LABEL] = epochs.get("energy_J", 0.0) / SECOND_PER_HOUR
+    names = {"time_s": TIME_LABEL, "power_W": POWER_LABEL}
+    power, epochs = power.rename(columns=names), epochs.rename(columns=names)
+    power = power.groupby([TIME_LABEL, "component"], as_index=False)[POWER_LABEL].sum()
     energy = power.groupby(TIME_LABEL, as_index=False)[POWER_LABEL].sum()
+    step_s = energy[TIME_LABEL].diff().min()
     energy_J = energy[POWER_LABEL].cumsum() * step_s
     energy[ENERGY_LABEL] = energy_J / SECOND_PER_HOUR
-    epochs, phases = _tabulate_epochs_and_phases(run_dir, record)
+    phases = _tabulate_phases(run_dir, record)
     # shorter ones cannot be seen
     phases = phases[phases["end"] - phases[TIME_LABEL] > step_s]
     for name in set(power["component"]):
@@ -76,9 +73,6 @@ def draw_run(run_dir: Path) -> alt.HConcatChart:
     over_time = [shades + watts if len(phases) else watts]
     beside = [_line_chart(energy, TIME_LABEL, ENERGY_LABEL)]
     if len(epochs) > 1:
-        epochs[ENERGY_LABEL] = np.interp(
-            epochs[TIME_LABEL], energy[TIME_LABEL], energy[ENERGY_LABEL]
-        )
         known = [name for name in record.metrics if name in epochs]
         reached = ["training_loss", *known[:1]]
         over_time += [_line_chart(epochs, TIME_LABEL, name) for name in reached]
@@ -99,23 +93,15 @@ def _line_chart(table: pd.DataFrame, x: str, y: str) -> alt.Chart:
     return line.encode(alt.X(f"{x}:Q"), alt.Y(f"{y}:Q", title=y.replace("_", " ")))
 
 
-def _tabulate_epochs_and_phases(
-    run_dir: Path, record: records.Record
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Tabulate what each epoch reached, of a repeated one the last, and the phases of rank 0."""
-    epochs = {}
+def _tabulate_phases(run_dir: Path, record: records.Record) -> pd.DataFrame:
+    """Tabulate the phases of rank 0."""
     phases = [pd.DataFrame(columns=["phase", TIME_LABEL, "end"])]
     for folder, begin_s, _ in profiles.times_of_segments(run_dir, record):
-        events = [each for each in samples.read_events(folder) if each["rank"] == 0]
-        start_ns = samples.event_ns(events, "training_start", "host")
-        zero_ns = min(start_ns.values(), default=0) - 1e9 * begin_s
-        for event in samples.events_of_kind(events, "epoch"):
-            time_s = (event["t_mono_ns"] - zero_ns) / 1e9
-            epochs[event["epoch"]] = event | {TIME_LABEL: time_s}
+        _, zero_ns = profiles.read_events_of_rank_0(folder, begin_s)
         if found := samples.read_phases(folder).get(0):
             kind, begin_ns, end_ns, names = found
             phase = pd.DataFrame({"phase": np.array(names)[kind]})
             phase[TIME_LABEL] = (begin_ns - zero_ns) / 1e9
             phase["end"] = (end_ns - zero_ns) / 1e9
             phases.append(phase)
-    return pd.DataFrame(epochs.values()), pd.concat(phases)
+    return pd.concat(phases)

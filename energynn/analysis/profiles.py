@@ -1,14 +1,16 @@
-"""Power over time of a run: reading, and thinning that keeps peaks."""
+"""Power over time of a run: reading, thinning that keeps peaks, and what each epoch took."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from energynn.measure import account, samples
-from energynn.records import Record, read_record
+from energynn.records import EVENT_FIELDS, Record, read_record
 
 PROFILE_COLUMNS = ["time_s", "device", "power_W"]
+MAX_TIME_STEPS = 600  # of time: more than a line has pixels
 
 
 def times_of_segments(
@@ -49,11 +51,45 @@ def load_power_profile(run_dir: str | Path, period_s: float = 1.0) -> pd.DataFra
             folder, period_s
         ).items():
             part = pd.DataFrame({"time_s": begin_s + t_s, "power_W": power_W})
+            part["time_s"] = part["time_s"].round(6)  # hosts have the same steps
             part = part[(t_s > 0) & (t_s < length_s)].assign(device=device)
             rows.append(part)
     profile = pd.concat(rows, ignore_index=True)
     profile["component"] = profile["device"].map(component)
     return profile.dropna(subset="component")
+
+
+def tabulate_epochs(run_dir: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tabulate time_s and energy_J from the start of the training to the end of each epoch, with
+    what the epoch reached; of an epoch that was trained twice the second.
+
+    Also returns the run's ``load_power_profile``, in at most ``MAX_TIME_STEPS``.
+    """
+    record = read_record(run_dir)
+    step_s = (record.training_time_s or 0.0) / MAX_TIME_STEPS
+    step_s = max(step_s, record.sampling_period_s or 0.0)
+    epochs: dict[int, dict] = {}
+    for folder, begin_s, _ in times_of_segments(run_dir, record):
+        events, zero_ns = read_events_of_rank_0(folder, begin_s)
+        for event in samples.events_of_kind(events, "epoch"):
+            time_s = (event["t_mono_ns"] - zero_ns) / 1e9
+            about = {"epoch": event["epoch"], "time_s": time_s, "energy_J": np.nan}
+            epochs[event["epoch"]] = about | event
+    table = pd.DataFrame(epochs.values()).drop(columns=[*EVENT_FIELDS], errors="ignore")
+    power = load_power_profile(run_dir, step_s) if step_s else pd.DataFrame()
+    if len(table) and len(power):
+        total_W = power.groupby("time_s")["power_W"].sum()
+        energy_J = step_s * total_W.cumsum()
+        ends_s = [0.0, *(energy_J.index + step_s / 2)]
+        table["energy_J"] = np.interp(table["time_s"], ends_s, [0.0, *energy_J])
+    return table, power
+
+
+def read_events_of_rank_0(folder: Path, begin_s: float) -> tuple[list[dict], float]:
+    """Read the events of rank 0 of a segment, and the instant, in ns, from which times count."""
+    events = [each for each in samples.read_events(folder) if each["rank"] == 0]
+    start_ns = samples.event_ns(events, "training_start", "host")
+    return events, min(start_ns.values(), default=0) - 1e9 * begin_s
 
 
 def thin_profile(profile: pd.DataFrame, points: int) -> pd.DataFrame:

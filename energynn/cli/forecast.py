@@ -217,9 +217,9 @@ def fit(
     from energynn.host.files import require_writable_path
 
     require_writable_path(out)
-    site = systems.read_site(system)
+    site, left_out = systems.read_site(system), {}
     if runs_dir:
-        seen = runs.read_checked_runs(
+        seen, left_out = runs.read_checked_runs(
             require_runs_dir(runs_dir), workload, site, parse_parameters(p)
         )
     elif p:
@@ -231,12 +231,8 @@ def fit(
     words = wording.fit_text(made, details)
     table = fits.write_fit(out, made)
     table["from_others"] = fits.leave_one_out_errors(made).to_dict("records")
-    if runs_dir:
-        table["left_out"] = runs.reasons_of_left_out_runs(
-            runs_dir, seen, parse_parameters(p)
-        )
-        words += wording.left_out_runs_text(table["left_out"])
-    print_json_or_text(as_json, table, words)
+    words += wording.left_out_runs_text(left_out)
+    print_json_or_text(as_json, table | {"left_out": left_out}, words)
 
 
 @forecast.command()

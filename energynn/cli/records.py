@@ -46,6 +46,13 @@ def show(
             one_run.save_picture(run_dir, plot)
         record = records.read_record(run_dir)
         text = command.report_text(record, run_dir, details)
+        if details and record.history:
+            from energynn.analysis import interface
+
+            table = interface.epochs(run_dir)
+            known = ("epoch", "time_s", "energy_J", "training_loss", *record.metrics)
+            table = table[[name for name in known if name in table]]
+            text += f"\n{table.to_string(index=False, float_format='{:.5g}'.format)}"
     print_json_or_text(as_json, record, f"{text}\n  wrote {plot}" if plot else text)
 
 
@@ -63,19 +70,16 @@ def compare(
     rows = json.loads(
         table.reset_index().to_json(orient="records", double_precision=15)
     )
-    names = [name for name in table if not name.startswith("ratio")]
+    *names, _ = table
     numbers = {name: f"run {number}" for number, name in enumerate(names, start=1)}
     lines = [f"{number}  {name}" for name, number in numbers.items()]
     lines.append(f"ratio  run {len(names)} to run 1")
     # on a line of 80 columns, as far as it goes
-    width = max(8, (62 - 11 * (table.shape[1] - len(names))) // len(names) - 2)
-
-    def format_cell(value) -> str:
-        if isinstance(value, float):
-            return f"{value:.4g}".replace("nan", "")
-        return str(value)[:width]
-
-    lines.append(table.rename(columns=numbers).map(format_cell).to_string())
+    width = max(8, 51 // len(names) - 2)
+    shown = table.rename(columns=numbers)
+    lines.append(
+        shown.to_string(na_rep="", float_format="{:.4g}".format, max_colwidth=width)
+    )
     remarks = table.attrs["remarks"]
     answer = {"rows": rows, "remarks": remarks}
     print_json_or_text(as_json, answer, "\n".join([*lines, *remarks]))

@@ -7,7 +7,6 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -269,71 +268,61 @@ def _reason_to_leave_out(record: records.Record, site: Site) -> str:
     return "" if record.training_time_s is not None else "without a time"
 
 
-def reasons_of_left_out_runs(
-    runs_dir: Path, seen: ObservedRuns, parameters: dict
-) -> dict[str, str]:
-    """Say why ``read_checked_runs``, which has read ``seen``, takes no other run: by its name."""
-    found = records.read_records_by_folder(runs_dir)
-    reasons = {}
-    for folder in records.list_run_folders(runs_dir):
-        if not (record := found.get(folder)):
-            reasons[folder.name] = "without a record"
-        elif reason := _reason_to_leave_out(record, seen.site):
-            reasons[folder.name] = reason
-        elif (name := workload_name(record)) != seen.workload:
-            reasons[folder.name] = f"of {name}"
-        elif different := parameters.items() - _as_texts(record, parameters).items():
-            reasons[folder.name] = f"of another {min(different)[0]}"
-    return reasons | dict.fromkeys(
-        (folder.name for folder in records.find_copies(found)), "a copy of another"
-    )
-
-
-def _as_texts(record: records.Record, names: Iterable[str]) -> dict[str, str]:
-    """Read parameters of a run as texts."""
-    return {name: str(run_parameters(record).get(name)) for name in names}
-
-
 def read_checked_runs(
     runs_dir: Path, workload: str, site: Site, parameters: dict
-) -> ObservedRuns:
-    """Make runs from records that have these parameters, as texts.
+) -> tuple[ObservedRuns, dict[str, str]]:
+    """Make runs from the valid records of a workload that have these parameters, as texts.
 
-    Raises ValueError with the first fault of a record.
+    Also says by its name why each other run is left out. Raises ValueError with the first fault of
+    a record, and where no run is left.
     """
     if faults := records.check(runs_dir):
         raise ValueError(
             f"{faults[0]}; move this run out of {runs_dir}, or make it again"
         )
-    found = valid_records(runs_dir, site)
-    chosen = [record for record in found if _as_texts(record, parameters) == parameters]
-    return own_runs(chosen, workload, site, workload)
+    chosen, left_out = [], {}
+    for folder, record in records.read_records_by_folder(runs_dir).items():
+        reason = _reason_to_leave_out(record, site)
+        reason = reason or _difference(record, workload, parameters)
+        if reason:
+            left_out[folder.name] = reason
+        else:
+            chosen.append(record)
+    if not chosen:
+        there = ", ".join(sorted(set(left_out.values()))) or "none at all"
+        raise ValueError(
+            f"no valid run of {workload} on {site.name} in {runs_dir}; there are: {there}; a "
+            "command counts with `energynn measure --name NAME --devices N --samples N`"
+        )
+    return own_runs(chosen, workload, site, workload), left_out
+
+
+def _difference(record: records.Record, workload: str, parameters: dict) -> str:
+    """Say what a record is of, where it is not of a workload with these parameters; else ""."""
+    if (name := workload_name(record)) != workload:
+        return f"of {name}"
+    known = run_parameters(record)
+    others = [name for name in parameters if str(known.get(name)) != parameters[name]]
+    return f"of another {min(others)}" if others else ""
 
 
 def own_runs(
     found: list[records.Record], workload: str, site: Site, named: str = ""
 ) -> ObservedRuns:
-    """Make runs from records of a workload, or of commands of this name.
+    """Make runs from the records of a workload, or of commands of this name.
 
     ``named``: the workload that the caller means, as ``config.config_from_dict`` takes it. Powers
     are of what was measured in all of them: the whole, else the GPUs alone. Raises ValueError with
-    the remedy where there are none, or they do not belong together.
+    the remedy where they do not belong together.
     """
-    chosen = [record for record in found if workload_name(record) == workload]
-    if not chosen:
-        there = ", ".join(sorted(set(map(workload_name, found)))) or "none"
-        raise ValueError(
-            f"no valid run of {workload} on {site.name}; there are {there}; a command counts with "
-            "`energynn measure --name NAME --devices N --samples N`"
-        )
-    recipes = set(map(recipe_of_record, chosen))
+    recipes = set(map(recipe_of_record, found))
     if kinds := frozenset.union(*recipes) - frozenset.intersection(*recipes):
         raise ValueError(
             f"{workload}: runs of several recipes or devices ({', '.join(sorted(kinds))}); choose "
             "those of one, by parameters, as -p preset=paper, or as --runs-dir"
         )
     # whose data stand in where only they tell how many samples there are
-    first = max(chosen, key=lambda record: record.dataset_samples or 0)
+    first = max(found, key=lambda record: record.dataset_samples or 0)
     if site.scheduler == "local":
         site = site_of_this_machine(site, first.machine, first.device_kind == "gpu")
     elif site.gpu and first.device_kind != "gpu":
@@ -343,11 +332,11 @@ def own_runs(
             'scheduler = "local"'
         )
     groups = defaultdict(list)
-    for record in chosen:
+    for record in found:
         groups[_config_of_record(record, named)].append(record)
     run = _config_of_record(first, named)
-    scope = _measured_scope(chosen)
-    provenances = {record.energy_total_provenance for record in chosen}
+    scope = _measured_scope(found)
+    provenances = {record.energy_total_provenance for record in found}
     training = first.dataset_samples or 0
     evaluated = (first.samples_evaluated or 0) // run.epochs
     evaluated -= training * run.epoch().evaluates_training_set

@@ -218,7 +218,7 @@ def _read_host(
             entry.segment = number
             entry.host = name
         unread += header.unaccounted
-        host.doubts = energy.judge_sensors(trained, unread, limits, header.quota_cpus)
+        host.doubts = energy.judge_sensors(trained, unread, limits)
         host.phases = list(_energies_of_phases(name, events, spans, streams))
         starts = events_of_kind(events, "training_start")
         host.start_wall_ns = min(event["t_wall_ns"] for event in starts)

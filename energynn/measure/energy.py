@@ -178,12 +178,10 @@ def judge_sensors(
     found: list[SensorEvidence],
     unaccounted: Iterable[str] = (),
     limits: dict = THRESHOLDS,
-    quota_cpus: float | None = None,
 ) -> list[str]:
     """Test the sensors of one host; returns the reasons not to believe its energies.
 
-    found: of all sensors of devices in use; unaccounted: in words, devices that no sensor reads;
-    quota_cpus: CPUs' time that a container may use.
+    found: of all sensors of devices in use; unaccounted: in words, devices that no sensor reads.
     """
     primary = [one for one in found if one.sensor.primary]
     # D: every device is accounted for, and none twice.
@@ -195,7 +193,7 @@ def judge_sensors(
             reasons.append(refusal("D", text))
     for one in primary:
         reasons += test_possible_readings(one, limits)
-        reasons += _test_gaps(one, limits, quota_cpus)
+        reasons += _test_gaps(one, limits)
         for power in _powers_that_check(one, found):
             reasons += _test_agreement(one, power, limits)
     return reasons
@@ -278,9 +276,7 @@ def _test_power(one: SensorEvidence, limits: dict) -> Iterator[str]:
             return
 
 
-def _test_gaps(
-    one: SensorEvidence, limits: dict, quota_cpus: float | None
-) -> Iterator[str]:
+def _test_gaps(one: SensorEvidence, limits: dict) -> Iterator[str]:
     """G: hardly any time of a power is without readings.
 
     A counter loses nothing in a gap, but at the edges of the window, or if it can go round in it.
@@ -301,25 +297,24 @@ def _test_gaps(
         yield refusal(
             "G",
             f"{one.sensor.id} has no readings for {share:.1%} of the time, for "
-            f"{longest_s:.2g} s at most{_gap_remedy(one, quota_cpus)}",
+            f"{longest_s:.2g} s at most; {_gap_remedy(one)}",
             *by,
         )
 
 
-def _gap_remedy(one: SensorEvidence, quota_cpus: float | None) -> str:
-    """Name the quota that holds the sampler up, and the period that slow sensors can keep."""
-    text = ""
-    if quota_cpus:
-        text = f"; this container has a quota of {quota_cpus:.2g} CPUs (cgroup), give it more"
+def _gap_remedy(one: SensorEvidence) -> str:
+    """Name the period that slow sensors can keep, else what holds a sampler up."""
     apart_s = one.length_s / max(one.readings, 1)
     kept_s = [period_s for period_s in SUGGESTED_PERIODS_S if period_s > 2 * apart_s]
     # one long gap is of a sampler that stood still
     is_slow = apart_s > 2 * one.period_s and one.longest_gap_s < 3 * apart_s
     if is_slow and kept_s:
-        text += (
-            f"; a reading takes {apart_s:.2g} s here, measure with --period {kept_s[0]}"
+        return (
+            f"a reading takes {apart_s:.2g} s here, measure with --period {kept_s[0]}"
         )
-    return text
+    return (
+        "a busy host or a container's quota of CPUs (cpu.max) held them up; give more"
+    )
 
 
 def _powers_that_check(

@@ -6,13 +6,11 @@ What it does not tell, or not in letters, is empty: nothing of it ends a program
 import os
 import platform
 import re
-from contextlib import suppress
 from pathlib import Path
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 CPU_INFO_FILE = Path("/proc/cpuinfo")
 CPUS = Path("/sys/devices/system/cpu")
-CGROUP_FOLDER = Path("/sys/fs/cgroup")
 # another powercap tree and other devices, for tests and drills
 POWERCAP_FOLDER = Path(os.environ.get("ENERGYNN_POWERCAP") or "/sys/class/powercap")
 PCI_DEVICES_FOLDER = Path(
@@ -48,20 +46,6 @@ def cpu_name() -> str:
 def count_cpu_sockets() -> int:
     """Count the processors of this host; 1 where the kernel does not tell."""
     return len(set(map(read_text, CPUS.glob("*/topology/physical_package_id")))) or 1
-
-
-def cpu_quota() -> float | None:
-    """Return how many CPUs' time the cgroup of this container may use; None without such a quota.
-
-    https://docs.kernel.org/admin-guide/cgroup-v2.html, cpu.max; of version 1 cpu.cfs_quota_us.
-    """
-    words = []
-    for name in ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"):
-        words += read_text(CGROUP_FOLDER / name).split()
-    with suppress(ValueError, ZeroDivisionError):  # "max"
-        quota_us, period_us = map(int, words)
-        return quota_us / period_us if quota_us > 0 else None
-    return None
 
 
 def cpu_counter_remedy() -> str:

@@ -22,7 +22,7 @@ from energynn.measure.samples import has_samples
 STOP_TIMEOUT_S = 30.0
 PARENT_POLL_PERIOD_S = 1.0  # whether the parent lives
 # For a sampler process, and for ranks that wait for each other's files on a slow file system.
-READY_LIMIT_S = float(os.environ.get("ENERGYNN_READY_LIMIT_S", "60"))
+READY_LIMIT_S = 60.0
 
 
 def start_sampler(

@@ -53,15 +53,13 @@ class Channel(msgspec.Struct):
 class Header(msgspec.Struct, tag_field="header", tag="energynn-samples/1"):
     """What a samples file says of its host, in its first line.
 
-    problems, unaccounted: as in ``sensors.SensorInventory``; quota_cpus: CPUs' time that a
-    container may use.
+    problems, unaccounted: as in ``sensors.SensorInventory``.
     """
 
     host: str
     period_s: float
     sensors: list[Channel]
     boot_id: str = ""
-    quota_cpus: float | None = None
     problems: list[str] = []
     unaccounted: list[str] = []
 
@@ -188,8 +186,7 @@ def write_host_files(
     """
     header = Header(host, float(np.median(np.diff(times_ns))) / 1e9, sensors)
     samples = [
-        {"t": t, "w": apart_ns + t, "v": values}
-        for t, values in zip(times_ns, readings, strict=True)
+        {"t": t, "v": values} for t, values in zip(times_ns, readings, strict=True)
     ]
     events = []
     for event, at in (("rank_start", 0), ("training_start", 0), ("training_end", -1)):

@@ -374,7 +374,7 @@ class Sampler:
     """Reads all sensors of a host again and again and appends each reading to a file.
 
     The file is JSON lines: a header that describes the sensors, then
-    ``{"t": monotonic ns, "w": wall clock ns, "v": [readings]}``; a failed reading is null, never
+    ``{"t": monotonic ns, "v": [readings]}``; a failed reading is null, never
     zero. At most one period is lost if the process is killed. A disk that stands still leaves a
     gap, and a full one ends the samples: the record is not valid then.
     """
@@ -432,7 +432,6 @@ class Sampler:
                     self.inventory.sensors, list[Channel], from_attributes=True
                 ),
                 kernel.boot_id(),
-                kernel.cpu_quota(),
                 self.inventory.problems,
                 self.inventory.unaccounted,
             )
@@ -495,13 +494,12 @@ class Sampler:
     def _sample_once(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""
         before_ns = time.monotonic_ns()
-        wall_ns = time.time_ns()
         known = set(self.faults)
         values = self._read_all_sensors()
         middle_ns = (before_ns + time.monotonic_ns()) // 2
         for name in self.faults.keys() - known:
             self._write_line({"problem": f"{name} {self.faults[name]}"})
-        self._write_line({"t": middle_ns, "w": wall_ns, "v": values})
+        self._write_line({"t": middle_ns, "v": values})
 
     def _write_line(self, line: Header | dict) -> None:
         self.file.write(msgspec.json.encode(line) + b"\n")

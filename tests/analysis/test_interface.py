@@ -66,7 +66,7 @@ def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):
     refused("means 0 runs", energynn.trace, tmp_path)
 
 
-def test_two_runs_side_by_side_with_a_ratio_within_the_bounds_of_both(two_runs):
+def test_two_runs_side_by_side_with_their_ratio(two_runs):
     folders = [folder.name for folder in two_runs]
     for folder, joules in zip(two_runs, (50.0, 100.0), strict=True):
         about = dict(run_id=str(joules), energy_total_bound_J=joules)
@@ -80,8 +80,6 @@ def test_two_runs_side_by_side_with_a_ratio_within_the_bounds_of_both(two_runs):
     assert alone.startswith("one run each")
     row = table.loc["energy_total_J"]
     assert row["ratio"] == pytest.approx(2)
-    half = (row["ratio_high"] - row["ratio_low"]) / 2
-    assert half == pytest.approx(2 * 2 * 50 / (POWER_W * TRAINING_S), rel=0.01)
     assert set(table.loc["energy_total_provenance", ["50.0", "100.0"]]) == {"simulated"}
     assert table.loc["system", "100.0"] == "other", folders
     refused("two runs or more", energynn.compare, two_runs[0], two_runs[0])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import energynn
 from energynn.analysis import one_run, profiles
 from energynn.experiment import config
 from energynn.host.reading import read_json
@@ -74,6 +75,11 @@ def test_the_picture_of_a_run_has_its_energy_and_the_error_at_each_epoch(tmp_pat
     mean_W = 0.9 * watts + 0.1 * 5
     assert energy[-1]["energy (Wh)"] == pytest.approx(mean_W * 30 / 3600, rel=0.02)
     assert epochs[0]["energy (Wh)"] == pytest.approx(mean_W * 10 / 3600, rel=0.03)
+    table = energynn.epochs(run)
+    assert table["energy_J"].to_list() == pytest.approx(
+        [mean_W * 10, mean_W * 20], 0.01
+    )
+    assert table["top1_error"].to_list() == [0.9, 0.7]
     (phases,) = [table for names, table in tables.items() if "end" in names]
     # a step of 20 ms cannot be seen in 30 s
     assert [row["phase"] for row in phases] == ["evaluation"]

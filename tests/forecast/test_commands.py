@@ -242,7 +242,8 @@ def test_what_cannot_be_is_refused_with_the_remedy(fit_file, simulated, tmp_path
     assert "say what: a study, or parameters" in refusal(predicted)
     assert "fit fourcastnet" in refusal(predicted, "F1")
     own = f"fit --runs-dir {simulated} --workload fourcastnet --system horeka-a100"
-    assert "there are resnet50" in refusal(own, f"--out {tmp_path}/fit.json")
+    said = refusal(own, f"--out {tmp_path}/fit.json")
+    assert "there are: of resnet50; a command counts with" in said
 
 
 def test_what_waiting_draws_follows_from_runs_of_a_real_gpu(tmp_path):

@@ -50,7 +50,8 @@ def of_h200():
     """From four configurations of kept runs: the fifth, of a small batch, for a long training."""
     site = Site(name="gpu-h200", file="", scheduler="local", devices_per_node=1)
     like = {"preset": "paper", "image_loading": "device"}
-    seen = runs.read_checked_runs(REPOSITORY / "runs/gpu-h200", "resnet50", site, like)
+    folder = REPOSITORY / "runs/gpu-h200"
+    seen, _ = runs.read_checked_runs(folder, "resnet50", site, like)
     asked = [config.replace(seen.longest_run, epochs=90)]
     one = seen.work["local_batch_size"] == 32
     return seen.subset(~one), seen.subset(one), asked

@@ -320,8 +320,6 @@ def test_eight_gpus_of_a_light_host_are_forecast_from_one(cpu_W, tmp_path):
 
 def test_a_command_without_samples_is_told_what_it_lacks():
     record = measured(1, 1, 10.0)
-    own, here = runs.own_runs, systems.read_site("local")
-    refused("there are mine; a command counts with", own, [record], "yours", here)
     mixed = [record, measured(2, 1, 20.0, device_name="another")]
     refused("several recipes or devices", mine, *mixed)
     estimated = measured(2, 1, 20.0, energy_total_provenance="estimated")
