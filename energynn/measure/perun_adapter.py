@@ -4,6 +4,7 @@ perun launches the ranks, elects one sampler process per host over MPI, reads it
 writes its own HDF5. Our samples come from a thread of our own inside that same process.
 """
 
+import contextlib
 import multiprocessing
 import os
 import platform
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from energynn.host.files import is_locked
 from energynn.host.launchers import buffer_output_by_line, count_ranks_of_this_host
 from energynn.host.processes import (
     MARK_VARIABLE,
@@ -209,6 +211,13 @@ def read_perun_runs(path: Path, faults: list[str] | None = None) -> list[PerunRu
 
     runs = []
     faults = [] if faults is None else faults
+    is_in_use = False
+    with contextlib.suppress(ValueError):  # without locks HDF5 has none either
+        is_in_use = is_locked(path)
+    if is_in_use:
+        raise ValueError(
+            f"{path}: is in use by another process; try again when it ends"
+        )
     with join_faults(f"{path}: not a perun HDF5 file that can be read"):
         require_file(path)
         with h5py.File(path) as file:
