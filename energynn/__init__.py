@@ -2,19 +2,29 @@
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Window", "compare", "epochs", "load", "phases", "table", "trace", "window"]
+__all__ = [
+    "Window",
+    "compare",
+    "epochs",
+    "load",
+    "log_epoch",
+    "phases",
+    "table",
+    "trace",
+    "window",
+]
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from energynn.analysis.interface import compare, epochs, load, table, trace
-    from energynn.measure.window import Window, phases, window
+    from energynn.measure.window import Window, log_epoch, phases, window
 else:
 
     def __getattr__(name):
         """Import a name of the Python interface when it is first used."""
         if name not in __all__:
             raise AttributeError(f"module 'energynn' has no attribute {name!r}")
-        if name in ("Window", "phases", "window"):
+        if name in ("Window", "log_epoch", "phases", "window"):
             from energynn.measure import window as place
         else:
             from energynn.analysis import interface as place

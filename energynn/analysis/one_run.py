@@ -73,8 +73,8 @@ def draw_run(run_dir: Path) -> alt.HConcatChart:
     over_time = [shades + watts if len(phases) else watts]
     beside = [_line_chart(energy, TIME_LABEL, ENERGY_LABEL)]
     if len(epochs) > 1:
-        known = [name for name in record.metrics if name in epochs]
-        reached = ["training_loss", *known[:1]]
+        reached = dict.fromkeys(["training_loss", *record.metrics])
+        reached = [name for name in reached if name in epochs][:2]
         over_time += [_line_chart(epochs, TIME_LABEL, name) for name in reached]
         beside.append(_line_chart(epochs, ENERGY_LABEL, reached[-1]))
     left = alt.vconcat(*over_time).resolve_scale(x="shared")

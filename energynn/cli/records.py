@@ -50,8 +50,8 @@ def show(
             from energynn.analysis import interface
 
             table = interface.epochs(run_dir)
-            known = ("epoch", "time_s", "energy_J", "training_loss", *record.metrics)
-            table = table[[name for name in known if name in table]]
+            known = ["epoch", "time_s", "energy_J", "training_loss", *record.metrics]
+            table = table[[name for name in dict.fromkeys(known) if name in table]]
             text += f"\n{table.to_string(index=False, float_format='{:.5g}'.format)}"
     print_json_or_text(as_json, record, f"{text}\n  wrote {plot}" if plot else text)
 

@@ -234,6 +234,9 @@ def _run_command(
     status = processes.wait_for_child(child, known)
     size_B = sum(int(each.suffix[1:]) for each in folder.glob(f"{SIZE_FILE}.*"))
     metrics = {SIZE_FILE: size_B} if size_B else {}
+    for epoch in events_of_kind(read_events(folder), "epoch")[-1:]:
+        about = {"epoch", *records.EVENT_FIELDS}
+        metrics |= {name: epoch[name] for name in epoch if name not in about}
     events.mark("training_end", exit_status=status, metrics=metrics)
     if status < 0 or stopped:
         processes.end_all(

@@ -22,11 +22,12 @@ import numpy as np
 import psutil
 
 from energynn.host.files import write_json
+from energynn.host.launchers import rank_and_size
 from energynn.host.processes import MARK_VARIABLE, cpu_times, is_alive, work_of_others
 from energynn.host.progress import accuracy_text
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import start_sampler, wait_until
-from energynn.measure.samples import Header, last_sample_time_ns, read_pieces
+from energynn.measure.samples import Events, Header, last_sample_time_ns, read_pieces
 from energynn.measure.stream import read_sensor_streams
 
 SAMPLING_PERIOD_S = 0.04
@@ -256,6 +257,22 @@ def count_gradient_bytes(model: Any) -> int:
         raise ValueError(INCOMPLETE_MODEL_TEXT)
     trained = [each for each in model.parameters() if each.requires_grad]
     return sum(each.numel() * each.element_size() for each in trained)
+
+
+def log_epoch(epoch: int, **reached: float) -> None:
+    """Tell the `energynn measure` in which this runs what an epoch reached, at its end.
+
+    As in ``energynn.log_epoch(1, training_loss=0.4, top1_error=0.2)``. ``energynn.epochs`` and
+    `show --plot` then have its time and energy, too; what the last epoch reached is the record's
+    metrics. Only rank 0 of several tells; without `energynn measure` nothing happens. Raises
+    ValueError or TypeError for what is no number.
+    """
+    numbers = {name: float(value) for name, value in reached.items()}
+    rank, _ = rank_and_size()
+    with suppress(OSError):  # no run is measured, or it has ended
+        folder = Path(os.environ.get(MARK_VARIABLE, "/dev/null"))
+        if rank == 0:
+            Events(folder, rank).mark("epoch", epoch=int(epoch), **numbers)
 
 
 # ---------------------------------------------------------------------------------- the sampler

@@ -17,7 +17,14 @@ from energynn.host.reading import read_json
 from energynn.launch import status
 from energynn.measure import samples
 from tests.conftest import read_as_record
-from tests.processes import ENERGYNN, answer, processes_of, wait_until, with_gpus
+from tests.processes import (
+    ENERGYNN,
+    answer,
+    processes_of,
+    refused,
+    wait_until,
+    with_gpus,
+)
 from tests.ranks import MPIRUN
 from tests.run_files import read_lines, write_lines
 
@@ -80,6 +87,34 @@ from types import SimpleNamespace as Some
 weight = Some(numel=lambda: 1000, element_size=lambda: 4, requires_grad=True)
 energynn.window(model=Some(parameters=lambda: [weight], modules=list))
 """
+
+
+EPOCHS = """
+import time, energynn
+for epoch in (1, 2):
+    time.sleep(1)
+    energynn.log_epoch(epoch, top1_error=0.5 / epoch, loss=1 / epoch)
+"""
+
+
+def test_what_epochs_of_a_command_reached_stands_beside_their_energy(
+    tmp_path, monkeypatch
+):
+    words = [sys.executable, "-c", EPOCHS]
+    record, _, _ = measured(tmp_path / "run", *words)
+    assert record.metrics == {"loss": 0.5, "top1_error": 0.25}
+    table = energynn.epochs(tmp_path / "run")
+    assert table["epoch"].to_list() == [1, 2] and table["loss"].to_list() == [1, 0.5]
+    first, second = table["energy_J"]
+    assert 0 < first < second <= 1.05 * record.energy_total_J
+    assert "75% of the images right" in answer("show", tmp_path / "run", "--details")
+    assert records.check(tmp_path) == []
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("ENERGYNN_MARK", str(tmp_path))
+    energynn.log_epoch(3, loss=0.1)
+    assert not [*tmp_path.glob("events-*")], "only the first rank tells"
+    refused("could not convert", energynn.log_epoch, 3, loss="low")
 
 
 def test_what_devices_exchange_is_told_and_seen(tmp_path):
