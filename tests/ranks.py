@@ -2,7 +2,7 @@
 than a short training.
 
 They find each other as torchrun's ranks do. Ranks that real launchers start have tests of their
-own (train/test_launchers.py).
+own (launch/test_launch.py).
 """
 
 import gc

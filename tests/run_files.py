@@ -1,12 +1,19 @@
 """The files that a measured run leaves, written by hand: readings and marks of known truth."""
 
+import contextlib
 import json
+from pathlib import Path
 
 import numpy as np
 
 from energynn.host.files import REPOSITORY
 from energynn.measure.account import account_for_run
-from energynn.measure.samples import read_events_of_segments
+from energynn.measure.samples import (
+    events_of_kind,
+    read_events,
+    read_events_of_segments,
+    segment_dirs,
+)
 
 ZERO_NS = 10**15  # of the monotonic clock, at which the times of these files begin
 
@@ -74,6 +81,21 @@ def write_training(folder, begin_s, end_s, rank=0, host="h", **told):
     marks = [("rank_start", min(0.0, begin_s), told)]
     marks += [("training_start", begin_s, {}), ("training_end", end_s, {})]
     write_marks(folder, marks, rank, host)
+
+
+def newest_start(runs_dir, ranks=2):
+    """The newest segment and when its last rank began to train; None while not all have, or
+    there is none.
+    """
+    with contextlib.suppress(
+        FileNotFoundError
+    ):  # a start killed before its first checkpoint is moved aside right now
+        for run_json in Path(runs_dir).glob("local/*/run.json"):
+            segment = segment_dirs(run_json.parent)[-1]
+            begun = events_of_kind(read_events(segment), "training_start")
+            if len(begun) == ranks:
+                return segment, begun[-1]["t_mono_ns"]
+    return None
 
 
 def judged(folder, thresholds=None):

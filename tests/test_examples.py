@@ -128,10 +128,7 @@ def test_minutes_of_an_imagined_gpu_are_records_with_its_power(tmp_path):
     words = ["MINUTE_S=6", "WORK_SIZES=4", f"GPU_PYTHON={sys.executable}"]
     words.append(f"MINUTES_WITH={sizes}")
     printed("make", "gpu-minutes", *words, cwd=REPOSITORY, env=environment)
-    made = [
-        records.read_record_if_any(folder)
-        for folder in records.list_run_folders(tmp_path)
-    ]
+    made = records.read_all(tmp_path)
     kinds = [record.config["kind"] for record in made]
     assert Counter(kinds) == dict(idle=1, simulated_collective=1, starved=1, work=1)
     assert {record.system for record in made} == {"gpu-a-fake-h100"}

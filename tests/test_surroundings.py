@@ -60,7 +60,7 @@ def test_a_study_in_a_strange_folder_with_another_kernel_in_a_pod(strange, tmp_p
     files.write_json(kernel, other | {"language": "python"})
     words = ["run", *TINY, "epochs=6", "devices=1,2", "--runs-dir", tmp_path / "runs"]
     done = strange(*words, **variables(f"{POD} {ALONE} JUPYTER_PATH={tmp_path}"))
-    made = map(records.read_record_if_any, records.list_run_folders(tmp_path / "runs"))
+    made = records.read_all(tmp_path / "runs")
     assert [each.status for each in made] == ["finished"] * 2, done.stderr
 
 

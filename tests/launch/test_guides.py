@@ -212,10 +212,7 @@ def environment(request, checkout):
 
 def check_own_training(runs_dir, said):
     """Own images, own data and an own optimizer train, and three commands are forecast."""
-    made = [
-        records.read_record_if_any(folder)
-        for folder in records.list_run_folders(runs_dir)
-    ]
+    made = records.read_all(runs_dir)
     made = {record.workload: record for record in made if record.system == "local"}
     assert made.keys() == {"resnet50", "resnet50_adam", "straight_line"}
     assert all(record.valid for record in made.values())

@@ -21,7 +21,7 @@ from energynn.experiment import config
 from energynn.host import files, launchers
 from energynn.host.files import REPOSITORY
 from energynn.launch import local, start, supervise
-from energynn.measure import kernel, samples
+from energynn.measure import kernel, machine, samples
 from energynn.measure.samples import read_events, read_pieces
 from tests import powercap
 from tests.processes import (
@@ -33,7 +33,7 @@ from tests.processes import (
     wait_until,
     write_program,
 )
-from tests.run_files import text_of
+from tests.run_files import newest_start, text_of
 
 TINY = dict(
     workload="fourcastnet", embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02
@@ -69,9 +69,18 @@ def papermill(runs_dir, parameters, **options):
     return subprocess.Popen([sys.executable, "-m", *words], **PIPES, **options)
 
 
-def python(runs_dir, parameters, program=RUN, **options):
+def started_by(launcher, program=RUN):
+    """The program with a launcher of the ranks."""
+    return f"launchers.find_launcher = lambda devices: {launcher!r}\n{program}"
+
+
+def python_words(runs_dir, parameters, program=RUN):
     begin = f"runs_dir = {str(runs_dir)!r}\nmade = config.make(**{parameters!r})\n"
-    words = [sys.executable, "-c", IMPORTS + begin + program]
+    return [sys.executable, "-c", IMPORTS + begin + program]
+
+
+def python(runs_dir, parameters, program=RUN, **options):
+    words = python_words(runs_dir, parameters, program)
     return subprocess.Popen(words, **PIPES, **options)
 
 
@@ -86,12 +95,8 @@ def record_of(runs_dir):
 
 def begun(runs_dir, number=1, ranks=2):
     """Tell whether all ranks of the newest of so many segments train."""
-    paths = list(Path(runs_dir).glob("local/*/run.json"))
-    folders = samples.segment_dirs(paths[0].parent) if paths else []
-    if len(folders) != number:
-        return False
-    events = read_events(folders[-1])
-    return len(samples.events_of_kind(events, "training_start")) == ranks
+    newest = newest_start(runs_dir, ranks)
+    return newest and len(samples.segment_dirs(only_run(runs_dir))) == number
 
 
 def process_of(runs_dir, module):
@@ -292,8 +297,8 @@ def test_a_rank_that_hangs_is_ended(tmp_path, program, status):
 
 @pytest.mark.slow
 def test_a_sampler_that_died_is_a_gap_and_the_run_is_not_valid(tmp_path):
-    alone = f"launchers.find_launcher = lambda devices: 'alone'\n{RUN}"
-    started = python(tmp_path, LONGER | {"devices": 1, "epochs": 15}, alone)
+    given = LONGER | {"devices": 1, "epochs": 15}
+    started = python(tmp_path, given, started_by("alone"))
     wait_until(lambda: begun(tmp_path, ranks=1))
     time.sleep(1)
     process_of(tmp_path, "energynn.measure.sampler_process").kill()
@@ -320,10 +325,10 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(
 ):
     """sys.exit(0) would make perun hang for a minute and lose its data."""
     script = REPOSITORY / "tests" / "broken_rank.py"
-    changes = f"supervise.TRAIN_SCRIPT = {str(script)!r}\n"
-    changes += f"launchers.find_launcher = lambda devices: {launcher!r}\n"
+    program = f"supervise.TRAIN_SCRIPT = {str(script)!r}\n{SUPERVISE}"
+    program = started_by(launcher, program)
     environment = os.environ | {"HOW_IT_ENDS": how}
-    started = python(tmp_path, ENDLESS, changes + SUPERVISE, env=environment)
+    started = python(tmp_path, ENDLESS, program, env=environment)
     output = started.communicate(timeout=300)[0]
     ended_at = time.monotonic_ns()
     assert not processes_of(tmp_path), output
@@ -371,19 +376,22 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_failed_by_a_timeout_goes_on_with_a_longer_one(tmp_path):
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_a_run_that_failed_by_a_timeout_goes_on_with_a_longer_one(tmp_path, launcher):
     """The other rank waits for one that is stopped, until the timeout of a collective."""
     runs_dir = tmp_path / "runs"
+    program = started_by(launcher)
     given = LONGER | dict(checkpoint_period_s=0.3, collective_timeout_s=3)
-    started = python(runs_dir, given)
+    started = python(runs_dir, given, program)
     wait_until(lambda: list(runs_dir.glob("local/*/checkpoint/*.sha256")))
     rank_of(runs_dir, 1).send_signal(signal.SIGSTOP)
     output = started.communicate(timeout=300)[0]
     failed = record_of(runs_dir)
     assert failed.status == "failed" and "lost" in failed.status_reason, output
+    assert "GLHF" not in failed.status_reason  # gloo's words
     assert "goes on from its checkpoint" in failed.status_reason
     assert failed.config["collective_timeout_s"] == 3
-    started = python(runs_dir, given | dict(collective_timeout_s=60))
+    started = python(runs_dir, given | dict(collective_timeout_s=60), program)
     output = started.communicate(timeout=300)[0]
     record = record_of(runs_dir)
     assert record.valid and "goes on after " in output, output
@@ -434,8 +442,7 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
     words = ["study", "run", tmp_path / "two.py", "--runs-dir", tmp_path / "runs"]
     done = energynn(*words, env=os.environ | {"PYTHONPATH": path})
     said = done.stdout[-3000:] + done.stderr[-3000:]
-    found = map(records.read_record_if_any, records.list_run_folders(tmp_path / "runs"))
-    made = {record.launcher: record for record in found}
+    made = {record.launcher: record for record in records.read_all(tmp_path / "runs")}
     assert done.returncode == 0 and made.keys() == {"alone", "torchrun"}, said
     assert all(record.valid for record in made.values()), said
     assert records.check(tmp_path / "runs") == []
@@ -475,13 +482,6 @@ def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line(tmp_path):
 # ------------------------------------------------------------------------- before anything starts
 
 
-def test_papermill_refuses_bad_parameters_in_one_line(tmp_path):
-    started = papermill(tmp_path / "runs", dict(lerning_rate=0.1))
-    output = started.communicate()[0].strip().splitlines()
-    assert started.returncode != 0 and not (tmp_path / "runs").exists()
-    assert output[-1].startswith("ValueError: lerning_rate: not a parameter")
-
-
 def test_a_rank_without_a_word_is_named_and_not_who_misses_it(tmp_path):
     def ends(rank, reason):
         events = samples.Events(tmp_path, rank)
@@ -502,13 +502,30 @@ def prepared(run_dir, **parameters):
     return start.prepare_intent(config.make("fourcastnet", **parameters), run_dir)
 
 
-def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path):
+def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(
+    tmp_path, monkeypatch, signals
+):
     intent = prepared(tmp_path / "mine" / "local" / "run")
+    run = tmp_path / "run"
+    words = ["measure", "--out", run, "--", "true"]
+    taken = "another measured run has this machine"
     with supervise.lock_host():
-        refused("another measured run has this machine", start.list_warnings, intent)
-        said = answer("measure", "--out", tmp_path / "run", "--", "true", status=2)
-        assert "another measured run has this machine" in said
+        refused(taken, start.list_warnings, intent)
+        assert taken in answer(*words, status=2) and not run.exists()
     assert not start.list_warnings(intent)
+    described, locks = machine.describe_machine(), []
+
+    def begin_another():
+        locks.append(supervise.lock_host())
+        return described
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(machine, "describe_machine", begin_another)
+        assert taken in answer(*words, status=2) and not run.exists()
+    locks[0].close()
+    run.mkdir()
+    with files.lock(run / records.START_LOCK):
+        assert "is running" in answer(*words, status=2)
 
 
 def test_a_study_waits_for_the_measured_run_of_somebody_else(tmp_path, monkeypatch):

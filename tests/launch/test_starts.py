@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import psutil
@@ -19,14 +18,11 @@ from energynn.experiment import config, systems
 from energynn.host.files import REPOSITORY
 from energynn.launch import slurm, submit
 from energynn.measure import samples
+from tests.launch.test_launch import python_words, started_by
 from tests.processes import ENERGYNN, kill, processes_of, variables_without, wait_until
+from tests.run_files import newest_start
 
 MARK = "ENERGYNN_TEST_MARK"  # in the environment of all that a test starts
-WITHOUT_PERUN = (
-    "import importlib.util; find = importlib.util.find_spec\n"
-    "hidden = lambda name, *more: None if name == 'perun' else find(name, *more)\n"
-    "importlib.util.find_spec = hidden\n"
-)
 SHORT = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=4)
 LATEST_S = {"measure": 5, "run": 8, "batch job": 12}  # until the sampler samples, about
 GONE_S = 5  # after which nothing is left of what was killed
@@ -40,17 +36,9 @@ def measure(folder):
     return [*ENERGYNN, "measure", "--out", str(folder / "runs/run"), "--", *command]
 
 
-def run(folder, devices, perun=True):
-    program = "" if perun else WITHOUT_PERUN
-    program += (
-        "from energynn.experiment import config\nfrom energynn.launch import start\n"
-    )
-    made = f"config.make(**{SHORT | {'devices': devices}!r})"
-    return [
-        sys.executable,
-        "-c",
-        f"{program}start.make_run({made}, {str(folder / 'runs')!r})",
-    ]
+def run(folder, devices, launcher):
+    parameters = SHORT | dict(devices=devices)
+    return python_words(folder / "runs", parameters, started_by(launcher))
 
 
 def batch_job(folder, devices):
@@ -69,9 +57,9 @@ def batch_job(folder, devices):
 
 WAYS = {
     "measure": (measure,),
-    "run, 2, perun": (run, 2),
-    "run, 1, alone": (run, 1, False),
-    "run, 2, torchrun": (run, 2, False),
+    "run, 2, perun": (run, 2, "mpirun"),
+    "run, 1, alone": (run, 1, "alone"),
+    "run, 2, torchrun": (run, 2, "torchrun"),
     "batch job, 2": (batch_job, 2),
 }
 
@@ -152,17 +140,15 @@ def attack(folder, seed):
         started.wait()
 
 
-@pytest.mark.slow
+def marked(seed):
+    """Each way once in `make test-all`, many times at night."""
+    mark = pytest.mark.slow if seed < len(WAYS) else pytest.mark.nightly
+    return pytest.param(seed, marks=mark)
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(len(WAYS)))
+@pytest.mark.parametrize("seed", map(marked, range(40 * len(WAYS))))
 def test_a_kill_in_the_first_seconds_leaves_nothing(tmp_path, seed):
-    print(attack(tmp_path / "attack", seed))
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(len(WAYS), 40 * len(WAYS)))
-def test_kills_in_the_first_seconds_leave_nothing(tmp_path, seed):
     print(attack(tmp_path / "attack", seed))
 
 
@@ -181,23 +167,6 @@ def go_on(folder, checkpoint_s):
     return started_in(folder, [*ENERGYNN, *words])
 
 
-def newest_start(folder):
-    """The newest segment and when its last rank began to train; None while not all have, or
-    there is none.
-    """
-    with contextlib.suppress(
-        FileNotFoundError
-    ):  # a start killed before its first checkpoint is moved aside right now
-        for run_json in (folder / "runs").glob("local/*/run.json"):
-            segment = samples.segment_dirs(run_json.parent)[-1]
-            begun = samples.events_of_kind(
-                samples.read_events(segment), "training_start"
-            )
-            if len(begun) == 2:
-                return segment, begun[-1]["t_mono_ns"]
-    return None
-
-
 def checkpoints(folder):
     return set((folder / "runs").glob("local/*/checkpoint/*.sha256"))
 
@@ -210,7 +179,8 @@ def kill_one(folder, started, before, drawn):
     # moved aside.
     wait_until(
         lambda: (
-            started.poll() is not None or newest_start(folder) not in (None, before)
+            started.poll() is not None
+            or newest_start(folder / "runs") not in (None, before)
         ),
         NEVER_S,
     )
@@ -223,7 +193,7 @@ def kill_one(folder, started, before, drawn):
     if started.poll() is not None:
         return ""
     (segment, _), victims = (
-        newest_start(folder),
+        newest_start(folder / "runs"),
         sorted(processes_of(folder), key=lambda each: each.pid),
     )
     if not victims:
@@ -254,7 +224,7 @@ def make(folder, wanted, seed=0):
     folder.mkdir()
     drawn, kills, status = random.Random(seed), [], None
     while status != 0:
-        before = newest_start(folder)
+        before = newest_start(folder / "runs")
         started = go_on(folder, CHECKPOINT_S if wanted else 0)
         if len(kills) < wanted and (words := kill_one(folder, started, before, drawn)):
             kills.append(words)

@@ -46,11 +46,6 @@ def measured(folder, *command, options=(), **more):
     return read_as_record(json.loads(output)), started.returncode, errors
 
 
-def has_begun(folder):
-    path = folder / "events-rank0.jsonl"
-    return path.exists() and "training_start" in path.read_text()
-
-
 def test_output_input_and_exit_status_are_passed_on(tmp_path):
     program = (
         "import os, sys; print(os.environ['CUDA_DEVICE_ORDER'], sys.stdin.read())\n"
@@ -258,21 +253,6 @@ def test_ctrl_c_interrupts_before_and_after_the_command_has_begun(tmp_path):
     wait_until(lambda: not processes_of(tmp_path), 5)
 
 
-@pytest.mark.slow
-def test_a_measurement_that_goes_on_is_not_recovered_and_not_started_twice(tmp_path):
-    started = start(tmp_path / "run%d", "sleep", "3")
-    wait_until(lambda: has_begun(tmp_path / "run%d"))
-    assert records.recover(tmp_path) == [] and records.check(tmp_path) == []
-    second = start(
-        tmp_path / "run%d",
-        "sleep",
-        "3",
-        env=with_gpus([], ENERGYNN_HOST_LOCK="another"),
-    )
-    assert "running" in second.communicate(timeout=60)[1]
-    assert second.returncode == 2 and started.wait(timeout=60) == 0
-
-
 def together(look):
     """Power in W and energy in J, as ``status.device_status_text`` tells them."""
     words = look.partition("together")[2].split()
@@ -305,18 +285,3 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir):
     file.write_text("".join(lines))
     _, after = together(status.device_status_text(run_dir))
     assert after == pytest.approx(120 * 20, rel=0.02), "what comes after is no training"
-
-
-def test_of_two_at_once_one_is_measured_and_the_other_leaves_nothing(tmp_path):
-    words = [*ENERGYNN, "measure", "--", "sleep", "2"]
-    both = [
-        subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    said = {process.communicate(timeout=60)[1]: process.returncode for process in both}
-    assert sorted(said.values()) == [0, 2]
-    (refused_text,) = (text for text, status in said.items() if status)
-    assert "another measured run has this machine" in refused_text
-    (folder,) = (tmp_path / "runs" / "measured").iterdir()
-    assert records.read_record(folder).status == "finished"
-    assert records.check(tmp_path / "runs") == []
