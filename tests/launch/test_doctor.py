@@ -8,7 +8,7 @@ from energynn.experiment import config
 from energynn.host import launchers
 from energynn.launch import doctor, start
 from energynn.measure import machine, sensors
-from tests.measure.test_sensors import no_gpu, nvml, pci, powercap_tree  # noqa: F401
+from tests.measure.test_sensors import no_gpu, nvml, powercap_tree  # noqa: F401
 from tests.processes import refused, told
 
 MPI = doctor.Finding("MPI", doctor.GOOD, "taken as given")
@@ -33,13 +33,10 @@ def test_a_machine_without_sensors_is_weak_and_says_why():
     assert all(len(line) < 80 for line in doctor.findings_text(findings).splitlines())
 
 
-def test_dead_counters_and_devices_without_a_sensor_are_named(tmp_path):
+def test_dead_counters_are_named(tmp_path):
     powercap_tree(tmp_path / "powercap")
-    pci(tmp_path, "0000:03:00.0")
-    findings = doctor.examine_machine()
-    found = of(findings, "sensor")
-    assert "cpu_0_package-0 does not move" in found and "0000:03:00.0" in found
-    assert "no record would be valid" in found and doctor.exit_status(findings) == 1
+    found = of(doctor.examine_machine(), "sensor")
+    assert "cpu_0_package-0 does not move" in found
 
 
 def test_gpus_and_their_power(nvml, monkeypatch):  # noqa: F811
@@ -82,9 +79,8 @@ def test_a_driver_that_never_answers_stops_no_doctor(nvml, monkeypatch):  # noqa
     nvml.nvmlDeviceGetPowerUsage = lambda gpu: never.wait()
     monkeypatch.setattr(sensors.Sampler, "FIRST_S", 0.5)
     findings = doctor.examine_machine()
-    assert doctor.exit_status(findings) == 2 and "does not answer" in of(
-        findings, "sensor"
-    )
+    assert doctor.exit_status(findings) == 2
+    assert "gpu_0_power does not answer" in of(findings, "sensor")
     never.set()
 
 

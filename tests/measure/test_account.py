@@ -237,17 +237,8 @@ def lacking(run_dir, kept=1):
         rewrite(path, change)
 
 
-def of_an_unread_gpu(run_dir):
-    write_marks(run_dir, [("rank_start", -0.4, {"gpu_uuid": "7"})], rank=2)
-
-
 def of_a_gpu_that_the_sampler_misses(run_dir):
     copied(run_dir, run_dir, unaccounted=["GPU 2"])
-
-
-def of_a_second_start_without_gpus(run_dir):
-    copied(run_dir, run_dir / "segment-2", wall_s=3600)
-    lacking(run_dir / "segment-2")
 
 
 def of_a_second_start_that_lacks_a_gpu(run_dir):
@@ -280,9 +271,7 @@ def of_a_start_that_counts_twice(run_dir):
 @pytest.mark.parametrize(
     "fault, says",
     [
-        (of_an_unread_gpu, "no sensor of GPU 7"),
         (of_a_gpu_that_the_sampler_misses, "GPU 2"),
-        (of_a_second_start_without_gpus, "segment 2 has 0 gpu sensors"),
         (of_a_second_start_that_lacks_a_gpu, "segment 2 has 1 gpu sensors"),
         (of_a_host_without_gpus, "g in segment 1 has 0 gpu sensors"),
         (of_a_host_without_samples, "no samples of g"),

@@ -3,7 +3,6 @@ six tests.
 """
 
 import numpy as np
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +12,6 @@ from tests.measure import worlds
 from tests.measure.worlds import found, sensor
 
 T = np.arange(0, 30.05, 0.1)
-WRAPS = 262_143_328_850.0
 
 
 def curve_of(kind, values, t_s=T, period_s=0.1, **more):
@@ -24,51 +22,13 @@ def curve_of(kind, values, t_s=T, period_s=0.1, **more):
     )
 
 
-def test_a_wrap_around_while_the_load_changes_loses_nothing():
-    true_J = 100 * T + 300 * np.clip(T - 1.4, 0, 0.1)
-    readings = (np.floor(true_J * 1e6) + 262.0e9) % WRAPS
-    rapl = curve_of(
-        "energy",
-        readings,
-        to_SI=1e-6,
-        wraps_at=WRAPS,
-        update_s=0.001,
-        notes={"limit_W": 40_950.0},  # RAPL's word for none
-    )
-    assert found([rapl], 1.0, 1.9)[0].energy_J == pytest.approx(120.0, rel=1e-3)
-    assert found([rapl], 0.0, 30.0)[0].energy_J == pytest.approx(3030.0, rel=1e-6)
-    assert not energy.judge_sensors(found([rapl], 0.0, 30.0))
-
-
-def test_failed_and_late_readings_are_gaps_not_zeros():
-    power = curve_of("power", np.where((T > 4) & (T < 5), np.nan, 100.0))
-    window = found([power], 0.0, 10.0)[0]
-    assert window.energy_J == pytest.approx(
-        1000.0
-    ) and window.coverage == pytest.approx(0.9)
-    t_s = np.arange(0, 20.02, 0.04)
-    one = curve_of("power", np.where(t_s == t_s[100], np.nan, 100.0), t_s, 0.04)
-    assert found([one], 0.0, 20.0)[0].coverage == pytest.approx(1 - 0.08 / 20)
-
-
-def test_one_short_gap_is_no_reason_against_a_long_window():
-    """0.36 s without readings: more than two periods, less than half a second."""
+def test_a_reading_that_is_a_little_late_leaves_no_gap():
+    """By more than two periods and less than 0.2 s."""
     t_s = np.arange(0, 100, 0.04)
-    is_lost = (t_s > 50) & (t_s < 50.3)
+    is_late = (t_s > 50) & (t_s < 50.1)
     watts = 100 + np.sin(t_s)
-    one = curve_of("power", np.where(is_lost, np.nan, watts), t_s, 0.04)
-    assert energy.judge_sensors(found([one], 0.5, 99.0)) == []
-    is_late = (t_s > 50) & (t_s < 50.1)  # a reading 0.14 s after the one before it
     late = curve_of("power", watts[~is_late], t_s[~is_late], 0.04)
     assert found([late], 1.0, 99.0)[0].coverage == 1
-
-
-def test_a_window_beyond_the_readings_is_not_covered():
-    power = curve_of("power", np.full(len(T), 100.0))
-    assert found([power], 25.0, 35.0)[0].coverage == pytest.approx(0.5)
-    nothing = curve_of("power", np.full(len(T), np.nan))
-    assert np.isnan(found([nothing], 0.0, 10.0)[0].energy_J)
-    assert energy.judge_sensors(found([nothing], 0.0, 10.0))[0].startswith("G: ")
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -92,16 +52,6 @@ def test_the_bound_holds_and_nothing_is_doubted(
     each = found(curves, begin_s, end_s)
     assert abs(each[0].energy_J - true_J) <= each[0].bound_J + 0.0005 * true_J
     assert energy.judge_sensors(each) == []
-
-
-def test_the_bound_is_that_of_the_edges():
-    """A load from 100 to 400 W and back: at each edge 0.1 s to read it and 0.05 s to renew it."""
-    watts = np.where((T > 10) & (T < 20), 400.0, 100.0)
-    joules = np.append(0.0, np.cumsum(np.diff(T) * watts[1:]))
-    counter = curve_of("energy", joules, update_s=0.05)
-    assert found([counter], 10.0, 20.0)[0].bound_J == pytest.approx(
-        300 * 1.5 * 0.15, rel=0.01
-    )
 
 
 COUNTER = 200.0 * T

@@ -144,8 +144,6 @@ def test_times_are_known_where_samples_cannot_be_read(tmp_path):
 
 IDLE, BUSY = ({"is_busy": word} for word in (False, True))
 IDLE_CARD = np.where(T < 7, 8.41, 8.50)  # fact 07
-FROZEN = np.where(T < 12, 300 + NOISE, 301.23)
-SLEEPING = np.where((T > 8) & (T < 14), 3.5, 100) + NOISE
 STATES = {
     "idle": [(0, IDLE)],
     "busy": [(0, BUSY)],
@@ -164,23 +162,10 @@ STATES |= {"only after": [(0, IDLE), (23, BUSY)], "only before": [(0, BUSY), (1,
         ("energy", 3.0 * T, "busy", True),
         ("energy", 3.0 * T, "later", True),
         ("energy", 3.0 * T, "untold", True),
-        ("power", 3 + NOISE, "idle", False),
         ("power", 0 * T, "idle", False),
         ("power", 0 * T, "busy", True),
-        ("power", IDLE_CARD, "idle", False),
         ("power", IDLE_CARD, "untold", False),
-        ("power", FROZEN, "untold", True),
-        ("power", FROZEN, "busy", True),
-        ("power", SLEEPING, "busy", False),
-        (
-            "power",
-            np.where((T > 9) & (T < 10), 0, 200) + abs(NOISE) * (T < 9),
-            "busy",
-            True,
-        ),
         ("energy", joules(np.where(T < 9, 1.5, 100)), "later", False),
-        ("energy", joules(np.where(T < 12, 300, 0)), "busy", True),
-        ("energy", joules(np.where(T < 12, 300, 0)), "idle", False),
     ],
 )
 def test_movement_is_asked_of_what_is_used(tmp_path, kind, values, states, is_doubted):
@@ -214,11 +199,11 @@ OF_15_W = cpu(notes={"limit_W": 15.0})
         (gpu("power", notes={}), 150 + NOISE, [100.0, 140.0, 90.0], False),
         (gpu("power", notes={}), 150 + NOISE, [100.0, 110.0, 90.0], True),
         (OF_15_W, np.where(T < 14, 60, 14), [], False),
-        (OF_15_W, 130 + 0 * T, [], True),
         # the limits of CPUs are means of half a minute
         (OF_15_W, np.where(LONGER % 40 < 15, 30, 3), [], False),
         (OF_15_W, 30 + 0 * LONGER, [], True),
-        (cpu(), 2500 + 0 * T, [], True),
+        # RAPL's word for none
+        (cpu(notes={"limit_W": 40_950.0}), 100 + 0 * T, [], False),
     ],
 )
 def test_power_is_held_against_the_largest_limit_that_was_told(
@@ -253,7 +238,7 @@ def test_a_counter_loses_nothing_in_a_gap_and_a_power_does(tmp_path, by_s, every
     true_J = load.energy_J(58.5) - load.energy_J(5.5)
     assert letters(found) == set()
     assert abs(found["energy_total_J"] - true_J) <= found["energy_total_bound_J"]
-    assert found["energy_total_bound_J"] < 0.02 * true_J
+    assert found["energy_total_bound_J"] < 0.003 * true_J
     power = gpu("power"), load.power_W(t_s) + 0.5
     found = judge(tmp_path, power, **span)
     assert letters(found) == {"G"} and found["energy_total_J"] > 0

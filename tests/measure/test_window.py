@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import energynn
-from energynn.measure import energy, machine, samples, stream, window
+from energynn.measure import energy, machine, samples, window
 from energynn.measure.samples import Channel
 from tests import powercap
 from tests.measure import worlds
@@ -203,18 +203,6 @@ def test_a_window_and_phases_say_how_busy_others_were(
     for told in (str(block), str(phases)):
         assert ("others used" in told) == bool(said and not every_s)
         assert every_s or said in told
-
-
-def test_a_long_block_is_read_in_pieces_and_has_the_same_energy(sampled, monkeypatch):
-    with energynn.window("block") as block:
-        time.sleep(0.2)
-    whole_J = block.energy_J
-    monkeypatch.setattr(samples, "PIECE_SAMPLES", 60)
-    monkeypatch.setattr(stream, "PIECE_SAMPLES", 60)
-    monkeypatch.setattr(stream, "MARGIN_READINGS", 25)
-    del block._block.energies
-    assert block.energy_J == pytest.approx(whole_J, rel=1e-9)
-    assert whole_J == pytest.approx(100 * block.time_s, rel=0.02)
 
 
 class Cuda(SimpleNamespace):
