@@ -24,24 +24,6 @@ def test_embedded_states_are_era5():
         )
 
 
-def test_xarray_reads_the_embedded_file():
-    import xarray as xr
-
-    with xr.open_dataset(FILE, engine="scipy") as dataset:
-        assert list(dataset.data_vars) == list(era5.ENSEMBLE_CHANNELS)
-        assert (
-            dataset.z500.dims == ("member", "time", "latitude", "longitude")
-            and dataset.z500.units == "m2 s-2"
-        )
-        hours = (dataset.time.values - np.datetime64("2017-01-01T00")) / np.timedelta64(
-            1, "h"
-        )
-        assert hours.tolist() == [0, 12, 24, 36]
-        states, _ = era5.read_ensemble_states(FILE)
-        assert np.allclose(dataset.z500.values, states[:, :, era5.Z500], rtol=1e-6)
-        assert "Copernicus Climate Change Service" in dataset.attribution
-
-
 @pytest.mark.parametrize("steps, training_samples", [(1, 20), (2, 10)])
 def test_split_is_by_time_and_the_last_time_is_never_trained_on(
     steps, training_samples

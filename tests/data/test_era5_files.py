@@ -214,6 +214,8 @@ CASES = {
     # what is missing
     "rows": (empty(4, 21, 8, 16), r"2019.h5: .* it is float32 \(4, 21, 8, 16\)"),
     "float64": (empty(4, 21, 9, 16, kind="f8"), r"it is float64 \(4, 21, 9, 16\)"),
+    "nothing": (lambda folder: None, "neither <year>.h5 of every year"),
+    "another year": (netcdf(hours=HOURS - 8760), "of 2019; look at --years"),
     "no times": (empty(9, 16), r"2019.h5: .* it is float32 \(9, 16\)"),
     "cut": (cut, "truncated file"),
     "link": (linked, "2019.h5: .*is a link"),

@@ -3,7 +3,6 @@ sequences; a small grid.
 """
 
 import dataclasses
-import json
 
 import h5py
 import numpy as np
@@ -21,9 +20,8 @@ from energynn.data.era5_values import (
 from energynn.experiment import config
 from energynn.host.reading import read_json
 from energynn.launch import start
+from energynn.measure.samples import events_of_kind, read_events
 from tests.processes import answer, printed, refused
-from tests.ranks import start_ranks
-from tests.run_files import read_lines
 
 ROWS, COLUMNS = 9, 16
 LATITUDE_DEG = np.linspace(90, -90, ROWS)
@@ -134,19 +132,6 @@ def test_relative_humidity_against_tables():
         specific = 0.622 * vapour_Pa / (pressure_Pa - 0.378 * vapour_Pa)
         found = relative_humidity_percent(temperature_K, specific, pressure_Pa)
         assert found == pytest.approx(50, rel=5e-3)
-
-
-def test_what_is_not_there_is_named(tmp_path):
-    refused(
-        "neither <year>.h5 of every year", era5_sources.open_year, str(tmp_path), 2018
-    )
-    dataset(hours_of_year(2019)[:2]).to_netcdf(tmp_path / "store.nc", engine="scipy")
-    refused(
-        "of 2018; look at --years",
-        era5_sources.open_year,
-        str(tmp_path / "store.nc"),
-        2018,
-    )
 
 
 # ------------------------------------------------------------------------------------ the store
@@ -296,23 +281,6 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch):
     assert "a year of" in refusal
 
 
-TRAIN = """
-import json, sys
-from pathlib import Path
-from energynn.experiment import config
-from energynn.data import manifests
-from energynn.train.afno import AFNO
-from energynn.train import checkpoint, fourcastnet
-folder, parameters = Path(sys.argv[1]), json.loads(sys.argv[2])
-manifests.DATA_MANIFESTS = folder / "data_manifests"
-made = config.make(**parameters)
-model = AFNO(img_size=(8, 16), in_chans=20, out_chans=20, **fourcastnet.architecture(made))
-(folder / "earlier").mkdir(exist_ok=True), (folder / "run").mkdir(exist_ok=True)
-checkpoint.save_weights(folder / "earlier" / "weights.pt", model, fourcastnet.architecture(made))
-print(json.dumps(fourcastnet.main(made, folder / "run")))
-"""
-
-
 SMALL = dict(
     workload="fourcastnet",
     dataset="era5",
@@ -328,32 +296,24 @@ SMALL = dict(
 )
 
 
-def trained(folder, devices, **parameters):
-    """Train in ranks of their own: what they printed, and the end of training of each."""
-    folder.mkdir(exist_ok=True)
-    script = folder / "train.py"
-    script.write_text(TRAIN)
-    parameters = SMALL | parameters | dict(devices=devices)
-    done = start_ranks(devices, script, folder, json.dumps(parameters))
-    assert done.returncode == 0, done.stdout
-    ends = []
-    for path in (folder / "run").glob("events-rank*.jsonl"):
-        ends += [
-            event for event in read_lines(path) if event["event"] == "training_end"
-        ]
-    assert len(ends) == devices
-    return done.stdout, ends
+def trained(train, folder, name, **changes):
+    """Train in ranks of their own, which find the manifest of this test."""
+    place = str(folder / "data_manifests")
+    patch = "import pathlib\nfrom energynn.data import manifests\n"
+    patch += f"manifests.DATA_MANIFESTS = pathlib.Path({place!r})"
+    return train(folder / name, patch=patch, **SMALL | changes)
 
 
 @pytest.mark.parametrize("stage, workers", [("pretrain", 0), ("finetune", 1)])
-def test_fourcastnet_trains_on_the_store(described, tmp_path, stage, workers):
+def test_fourcastnet_trains_on_the_store(described, tmp_path, train, stage, workers):
     changes = dict(training_years=2015, stage=stage, loader_workers=workers)
     if stage == "finetune":
+        trained(train, tmp_path, "earlier", save_weights=True)
         changes["initial_run"] = "earlier"
-    said, (end,) = trained(tmp_path, 1, **changes)
-    losses = json.loads(said.splitlines()[-1])
+    run = trained(train, tmp_path, "run", **changes)
     steps = 8 if stage == "pretrain" else 7
-    assert len(losses) == steps and np.isfinite(losses).all()
+    assert len(run.losses) == steps and np.isfinite(run.losses).all()
+    (end,) = run.of_kind("training_end")
     # 39 times of the test year: the initial conditions of 1 and 10 January; 8 of the validation's.
     assert end["samples_evaluated"] == 2 + steps - 1
     assert {
@@ -365,16 +325,16 @@ def test_fourcastnet_trains_on_the_store(described, tmp_path, stage, workers):
     } < end["metrics"].keys()
 
 
-def test_any_number_of_ranks_scores_every_sample_once(described, tmp_path):
+def test_any_number_of_ranks_scores_every_sample_once(described, tmp_path, train):
     """Nothing is learned, so that seven validation and two test samples on one, two and three
     ranks give the same.
     """
     found = []
     for devices in (1, 2, 3):
-        folder = tmp_path / str(devices)
-        folder.mkdir()
-        (folder / "data_manifests").symlink_to(tmp_path / "data_manifests")
-        _, ends = trained(folder, devices, learning_rate=0, local_batch_size=2)
+        sizes = dict(devices=devices, learning_rate=0, local_batch_size=2)
+        run = trained(train, tmp_path, f"run-{devices}", **sizes)
+        ends = events_of_kind(read_events(run.run_dir), "training_end")
+        assert len(ends) == devices
         found += [end["metrics"] for end in ends]
     for metrics in found:
         assert metrics == pytest.approx(found[0], rel=1e-6)

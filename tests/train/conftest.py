@@ -52,7 +52,7 @@ class Run:
 @pytest.fixture(scope="session")
 def train():
     """Train in so many ranks (as many as devices, if not told otherwise) with these parameters;
-    it ends well, or is refused.
+    it ends well, or is refused. patch: a program that changes the trainer before.
     """
 
     def start(
@@ -60,14 +60,21 @@ def train():
         workload: str,
         ranks: int | None = None,
         dtype: str = "float32",
-        script: str = "rank_main.py",
+        patch: str = "",
         is_refused: bool = False,
         **parameters,
     ) -> Run:
         run_dir.mkdir(parents=True)
         config = configuration.make(workload, **parameters)
         settings = json.dumps(configuration.asdict(config))
-        words = HERE / script, run_dir, settings, dtype
+        script = HERE / "rank_main.py"
+        if patch:
+            run = (
+                f"import runpy\nrunpy.run_path({str(script)!r}, run_name='__main__')\n"
+            )
+            script = run_dir / "patched.py"
+            script.write_text(f"{patch}\n{run}")
+        words = script, run_dir, settings, dtype
         done = start_ranks(ranks or config.devices, *words)
         assert bool(done.returncode) == is_refused, done.stdout
         return Run(run_dir, done.stdout)

@@ -1,5 +1,5 @@
 """Two ranks under DistributedDataParallel compute what one rank computes on the same global
-batch.
+batch: ResNet50. FourCastNet does so in test_traces.py.
 """
 
 from pathlib import Path
@@ -25,13 +25,12 @@ def both(tmp_path_factory):
     return results
 
 
-@pytest.mark.parametrize("network", ["afno1", "afno2", "resnet50"])
-def test_gradients_of_two_ranks_are_those_of_one(both, network):
+def test_gradients_of_two_ranks_are_those_of_one(both):
     alone, together = (
-        {name: g for name, g in result.items() if name.startswith(network + "/")}
+        {name: value for name, value in result.items() if "count/" not in name}
         for result in both
     )
-    assert len(alone) == {"afno1": 28, "afno2": 28, "resnet50": 161}[network]
+    assert len(alone) == 161
     for name, gradient in alone.items():
         difference = np.linalg.norm(gradient - together[name])
         assert difference <= 1e-5 * np.linalg.norm(gradient), name

@@ -28,6 +28,12 @@ RECIPES = {
         ),
     ),
 }
+IMAGINED = """
+import pytest
+from tests.train.imagined_gpu import imagined
+gpu = imagined(pytest.MonkeyPatch())
+gpu.__enter__()
+"""
 
 
 @pytest.mark.slow
@@ -39,7 +45,7 @@ def test_a_training_stays_on_its_gpu(tmp_path, train, name):
         tmp_path / "gpu",
         workload,
         device="gpu",
-        script="imagined_rank.py",
+        patch=IMAGINED,
         **parameters,
     )
     assert there.events()[0]["device"] == "imagined"
@@ -50,9 +56,9 @@ def test_a_training_stays_on_its_gpu(tmp_path, train, name):
 
 
 def start(tmp_path, sizes, fakes):
-    """`energynn run` where NVML lists a GPU of 300 W."""
-    gpus = [dict(high_W=300.0, update_s=0.1, averaged=True)]
-    environment = with_gpus(gpus, *fakes, FAKE_LIMITS=str(tmp_path / "limits"))
+    """`energynn run` where NVML lists a GPU of 300 W, of which its limit leaves 200 W."""
+    gpus = [dict(high_W=300.0, limit_W=200.0, update_s=0.1, averaged=True)]
+    environment = with_gpus(gpus, *fakes)
     words = ["workload=resnet50", "--runs-dir", tmp_path / "runs"]
     words += [f"{name}={value}" for name, value in sizes.items()]
     return energynn("run", *words, cwd=REPOSITORY, env=environment)
@@ -60,11 +66,8 @@ def start(tmp_path, sizes, fakes):
 
 @pytest.mark.slow
 def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
-    """From the command to the record, of 300 W a limit leaves 200 W: the energy is known from the
-    training time.
-    """
+    """From the command to the record: the energy is known from the training time."""
     sizes = dict(sampling_period_s=0.02, idle_ready_s=0.5)
-    (tmp_path / "limits").write_text("[0, 0, 200000]\n")
     done = start(
         tmp_path,
         RESNET50 | FAST_PRESET | FAST_IMAGE_PRESET | sizes,
@@ -82,7 +85,6 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
     assert record.energy_gpu_J == pytest.approx(200 * record.training_time_s, rel=0.01)
     assert record.idle_power_gpu_ready_W == pytest.approx(200, rel=0.05)
     assert record.power_limit_gpu_W == record.power_limit_gpu_end_W == 200
-    assert (tmp_path / "limits").read_text() == "[0, 0, 200000]\n"
     lengths_s = {each["phase"]: each["time_s"] for each in record.energy_phases[:-1]}
     assert (
         min(lengths_s[name] for name in ("forward", "backward", "host_to_device")) > 0

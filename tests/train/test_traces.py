@@ -55,16 +55,23 @@ def test_losses_are_the_stored_ones(runs, name):
     assert len(set(stored)) == 20 and stored[-1] != pytest.approx(stored[0], rel=1e-3)
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, train):
+STAGES = {
+    "pretrain": dict(epochs=2),
+    "finetune": dict(epochs=5, stage="finetune", initial_run="fourcastnet-pretrain"),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_accumulated_gradients_are_those_of_the_whole_batch(runs, train, stage):
     """Four local batches of one sample, against one of four; and two of them on each of two
     devices.
     """
-    sizes = dict(
-        workload="fourcastnet", embed_dim=32, depth=1, epochs=2, global_batch_size=4
-    )
-    whole = train(tmp_path / "whole", **sizes)
-    parts = train(tmp_path / "parts", **sizes, local_batch_size=1)
-    shared = train(tmp_path / "shared", **sizes, local_batch_size=1, devices=2)
+    folder = runs["fourcastnet-pretrain"].run_dir.parent
+    sizes = DEEPER | STAGES[stage] | dict(global_batch_size=4)
+    whole = train(folder / f"{stage}-whole", **sizes)
+    sizes |= dict(local_batch_size=1)
+    parts = train(folder / f"{stage}-parts", **sizes)
+    shared = train(folder / f"{stage}-shared", **sizes, devices=2)
     assert parts.losses == pytest.approx(whole.losses, rel=1e-4)
     assert len(parts.losses) == 10
     (end,) = parts.of_kind("training_end")

@@ -1,14 +1,12 @@
 """An NVML of GPUs with constant power, whose counters are its integral over the monotonic clock.
 
 FAKE_GPUS is a JSON list, one entry per GPU: high_W, update_s of the counter (null: no counter),
-averaged (its power is a mean over 1 s). FAKE_LIMITS names a file of rows [moment, GPU, mW], the
-limits that others have set; none of these GPUs draws more.
+averaged (its power is a mean over 1 s), limit_W, more than which it never draws.
 """
 
 import json
 import os
 import time
-from itertools import pairwise
 from types import SimpleNamespace
 
 SIMULATED = True
@@ -44,38 +42,31 @@ def nvmlDeviceGetName(handle):
     return "a fake H100" if is_averaged else "a fake A100"  # instantaneous
 
 
-LIMIT_MW = 700_000
+LIMIT_W = 700
 
 
-def _limits(handle):
-    """Moment and mW of each limit that this GPU has had."""
-    limits = [(0.0, LIMIT_MW)]
-    if path := os.environ.get("FAKE_LIMITS"):
-        with open(path, "a+") as file:
-            file.seek(0)
-            rows = map(json.loads, file)
-            limits += [(t, limit) for t, index, limit in rows if index == handle]
-    return limits
+def limit_W(handle):
+    return gpus()[handle].get("limit_W", LIMIT_W)
+
+
+def power_W(handle):
+    return min(gpus()[handle]["high_W"], limit_W(handle))
 
 
 def nvmlDeviceGetPowerUsage(handle):
-    return int(min(gpus()[handle]["high_W"] * 1e3, _limits(handle)[-1][1]))
+    return int(power_W(handle) * 1000)
 
 
 def nvmlDeviceGetTotalEnergyConsumption(handle):
-    gpu, t = gpus()[handle], time.monotonic()
-    if gpu.get("update_s") is None:
+    update_s = gpus()[handle].get("update_s")
+    if update_s is None:
         raise NVMLError("Not Supported")
-    seen_s = t // gpu["update_s"] * gpu["update_s"]
-    energy_mJ = 0.0
-    for (begin_s, limit_mW), (end_s, _) in pairwise([*_limits(handle), (seen_s, 0)]):
-        power_mW = min(gpu["high_W"] * 1e3, limit_mW)
-        energy_mJ += power_mW * max(0.0, min(end_s, seen_s) - begin_s)
-    return int(energy_mJ)
+    seen_s = time.monotonic() // update_s * update_s
+    return int(power_W(handle) * 1000 * seen_s)
 
 
 def nvmlDeviceGetEnforcedPowerLimit(handle):
-    return _limits(handle)[-1][1]
+    return int(limit_W(handle) * 1000)
 
 
 ANSWERS = {  # always the same
@@ -87,7 +78,7 @@ ANSWERS = {  # always the same
     "DeviceGetMemoryInfo": SimpleNamespace(used=2**30, total=2**36),
     "DeviceGetClockInfo": 1500,
     "DeviceGetMaxClockInfo": 2000,
-    "DeviceGetPowerManagementDefaultLimit": LIMIT_MW,
+    "DeviceGetPowerManagementDefaultLimit": LIMIT_W * 1000,
 }
 for _name, _answer in ANSWERS.items():
     globals()[f"nvml{_name}"] = lambda *_given, _answer=_answer: _answer

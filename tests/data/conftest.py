@@ -1,0 +1,1 @@
+from tests.train.conftest import train  # noqa: F401
