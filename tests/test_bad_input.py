@@ -10,9 +10,10 @@ import pytest
 
 from energynn.analysis import results
 from energynn.data import imagenet
+from energynn.launch import perun_import
 from tests.conftest import write_runs
 from tests.data.test_own_images import picture
-from tests.perun_files import PACKAGE, layout_0_8, write_run
+from tests.perun_files import PACKAGE, damaged, layout_0_8, write_run
 from tests.processes import answer, said, write_program
 
 
@@ -190,12 +191,15 @@ PERUN = [
         lambda path: h5py.File(path, "w").create_dataset("x", data=1).file.close(),
     ),
     ("not a perun", Path.unlink),
+    # found by damaging 14,000 copies: HDF5 goes round in it for ever
+    ("is damaged", lambda path: damaged(path, 4105, 202)),
     ("is no regular file", lambda path: spoil(path, PIPE)),
 ]
 
 
 @pytest.mark.parametrize("says, change", PERUN)
-def test_foreign_perun_files(here, says, change):
+def test_foreign_perun_files(here, monkeypatch, says, change):
+    monkeypatch.setattr(perun_import, "READ_TIMEOUT_S", 6)
     path = write_run(here / "x.hdf5", layout_0_8())
     change(path)
     refused(here, "import-perun", path, "--runs-dir", here / "runs", says=says)

@@ -12,21 +12,14 @@ from tests.processes import answer, refused
 @pytest.mark.parametrize(
     "parameters, message",
     [
-        (
-            dict(learning_rte=0.1),
-            "learning_rte: not a parameter.* did you mean learning_rate?",
-        ),
-        (dict(patch_size=4), "patch_size: not a parameter"),
         (dict(devices=2, global_batch_size=3), "3 is not local_batch_size x 2 devices"),
         (
             dict(devices=2, global_batch_size=40, local_batch_size=16),
             "choose a multiple of 2",
         ),
         (dict(global_batch_size=10, accumulation_steps=3), "choose a multiple of 3"),
-        (dict(learning_rate=float("nan")), "learning_rate: must have .*minimum 0"),
         (dict(dataset="../photographs"), "dataset: .*up to 64 letters"),
         (dict(system="a\nb"), "system: must have up to 64 letters"),
-        (dict(preset="best"), "preset: .*fast.*paper.*smoke"),
         (
             dict(workload="fourcastnet", stage="finetune"),
             "initial_run: .* needs the run_id",

@@ -41,16 +41,6 @@ def test_an_answer_without_a_number_is_sbatch_s_and_is_not_kept(fake_slurm, answ
     assert "job 41" in fake_slurm.submit()
 
 
-@pytest.mark.parametrize("task", ["[0]", "[0-3%2]", "0+"])
-def test_a_queue_that_names_no_single_tasks_is_not_taken_for_an_empty_one(
-    fake_slurm, task
-):
-    fake_slurm.submit()
-    fake_slurm.answers["squeue"] = f"41_{task}|PENDING|Resources\n"
-    assert "unknown" in fake_slurm.energynn("status")
-    assert "is no line of its format" in fake_slurm.submit(status=2)
-
-
 CHANGING = """SBATCH_TIMELIMIT SBATCH_ARRAY_INX SBATCH_NO_REQUEUE SBATCH_BEGIN SBATCH_WAIT
 SQUEUE_STATES SQUEUE_NAMES SQUEUE_FORMAT SCANCEL_STATE SCANCEL_INTERACTIVE"""
 

@@ -13,26 +13,34 @@ from tests.processes import answer, told
 PUBLISHED = ("published runs", "published GPU hours", "published kWh")
 
 
+def priced(names, system, folder):
+    """The runs of studies, what `forecast predict` tells of them, and their costs; every command
+    names the same.
+    """
+    runs = studies.list_runs_of_studies(names, system)
+    table = costs.cost_table(runs, systems.read_site(system))
+    whole = told("forecast", "predict", *names, "--system", system)
+    for field, unit in predict.PRICED_QUANTITIES.items():
+        assert whole["total"][field] == pytest.approx(table[unit].iloc[-1])
+    dry = ["--system", system, "--dry-run", "--runs-dir", folder]
+    assert costs.cost_text(table) in answer("submit", *names, *dry)
+    return runs, whole, table
+
+
 @pytest.mark.parametrize(
     "name, system",
     [("R1", "horeka-a100"), ("F1", "horeka-a100"), ("F5", "horeka-h100")],
 )
 def test_every_command_names_one_price(tmp_path, name, system):
-    (runs,) = studies.find_studies([name], system).values()
+    runs, _, table = priced([name], system, tmp_path)
+    assert costs.cost_text(table) in answer("study", "show", name)
     fit = tmp_path / "fit.json"
     fits.write_fit(fit, fits.published(runs[0].workload, system))
     rows = told("forecast", "predict", name, "--fit", fit)["rows"]
     repeats, site = len(runs) // len(rows), systems.read_site(system)
-    table = costs.cost_table(runs, site)
     for field, unit in predict.PRICED_QUANTITIES.items():
         values = [repeats * row[field]["value"] for row in rows]
         assert table[unit].tolist() == pytest.approx([*values, sum(values)])
-    whole = told("forecast", "predict", name, "--system", system)
-    for field, unit in predict.PRICED_QUANTITIES.items():
-        assert whole["total"][field] == pytest.approx(table[unit].iloc[-1])
-    submitted = f"submit {name} --system {system} --dry-run --runs-dir {tmp_path}"
-    for words in (submitted, f"study show {name}"):
-        assert costs.cost_text(table) in answer(*words.split())
     for row, run in zip(rows, runs[::repeats], strict=True):
         longest_h = submit.LIMIT_MARGIN * row["time_h"]["high"] + submit.SPARE_H
         (job,) = submit.plan_jobs([run], site, tmp_path, set())
@@ -41,16 +49,10 @@ def test_every_command_names_one_price(tmp_path, name, system):
 
 def test_a_run_of_several_studies_counts_once(tmp_path):
     names, system = ["R1", "R2", "R3"], "horeka-a100"
-    runs = studies.list_runs_of_studies(names, system)
+    runs, whole, _ = priced(names, system, tmp_path)
     of_each = studies.find_studies(names, system).values()
     assert len(set(map(config.run_id, runs))) == len(runs) < sum(map(len, of_each))
-    whole = told("forecast", "predict", *names, "--system", system)
     assert sum(row["runs"] for row in whole["rows"]) == len(runs)
-    table = costs.cost_table(runs, systems.read_site(system))
-    for field, unit in predict.PRICED_QUANTITIES.items():
-        assert whole["total"][field] == pytest.approx(table[unit].iloc[-1])
-    submitted = ["--system", system, "--dry-run", "--runs-dir", tmp_path]
-    assert costs.cost_text(table) in answer("submit", *names, *submitted)
     # parameters make the runs of a study alike, but for their repeats
     alike = ["R1", "--system", system, "-p", "devices=64"]
     repeats = {run.repeat for run in runs}

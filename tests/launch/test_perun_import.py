@@ -21,7 +21,6 @@ from tests.perun_files import (
     RANGE_UJ,
     STARTED,
     counter_uJ,
-    damaged,
     layout_0_8,
     write_run,
 )
@@ -188,25 +187,6 @@ def test_a_failed_read_is_a_gap_and_no_zero(written):
     assert np.isnan(samples.readings).sum(axis=0).tolist() == [1, 4]
     assert energies(record) == pytest.approx([2000, 2400])
     assert samples.header.sensors[0].wraps_at is None
-
-
-@pytest.mark.parametrize("place, byte", [(4105, 202), (7816, 24)])
-def test_a_damaged_file_with_which_hdf5_never_ends_is_refused(
-    tmp_path, monkeypatch, place, byte
-):
-    """Each was found by damaging 14,000 copies; the HDF5 of h5py 3.16 goes round in them for
-    ever.
-    """
-    monkeypatch.setattr(perun_import, "READ_TIMEOUT_S", 3)
-    damaged(tmp_path / "perun.hdf5", place, byte)
-    refused(
-        "perun.hdf5: ",
-        perun_import.import_perun_file,
-        tmp_path / "perun.hdf5",
-        tmp_path / "runs",
-        [],
-    )
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.skipif(

@@ -80,7 +80,12 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeyp
 
 
 @pytest.mark.parametrize(
-    "answer, said", [(None, "squeue --me: no"), ("1_0|\n", "squeue: '1_0|' is no line")]
+    "answer, said",
+    [
+        (None, "squeue --me: no"),
+        ("1_0|\n", "squeue: '1_0|' is no line"),
+        ("1_[0-3%2]|PENDING|None\n", "squeue: '1_[0-3%2]|PENDING|None' is no line"),
+    ],
 )
 def test_without_an_answer_the_files_tell_what_they_can_and_nothing_is_submitted(
     tmp_path, fake_slurm, answer, said
