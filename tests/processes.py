@@ -82,6 +82,13 @@ def answer(*words, status=0) -> str:
     return out + errors
 
 
+def refusal(*words) -> str:
+    """Return the one line with which a command, within this process, refuses."""
+    status, out, errors = said(*words)
+    assert (status, out, errors.count("\n")) == (2, "", 1), out + errors
+    return errors
+
+
 def told(*words, status=0):
     """Return what a command, within this process, tells a program."""
     return json.loads(answer(*words, "--json", status=status))

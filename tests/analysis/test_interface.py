@@ -34,22 +34,14 @@ def test_own_and_published_runs_are_one_table_with_units(two_runs):
         POWER_W * TRAINING_S / 3.6e6, rel=1e-3
     )
     assert own.provenance.values[0] == "simulated"
+    assert np.isnan(own.energy_gpu_kWh).all()  # absent, not zero
     assert "published" in set(runs.provenance.values)
 
 
 def test_a_measured_command_is_in_the_table_as_what_it_is(two_runs, tmp_path):
-    folder = two_runs[0]
-    record = read_json(folder / "record.json")
-    record |= {
-        "workload": "command",
-        "run_id": "sleep-1",
-        "config": {"command": "sleep 1"},
-        "record_sha256": "0" * 64,
-    }
-    made = tmp_path / "runs" / "measured" / "sleep-1"
-    made.mkdir(parents=True)
-    files.write_json(made / "run.json", {"workload": "command"})
-    files.write_json(made / "record.json", record)
+    folder, made = two_runs
+    command = {"workload": "command", "config": {"command": "sleep 1"}}
+    edit(made / "record.json", run_id="sleep-1", **command)
     runs = energynn.load(tmp_path / "runs")
     assert runs.hardware.sel(run="sleep-1") == runs.hardware.sel(run=folder.name)
     assert (
@@ -83,24 +75,6 @@ def test_two_runs_side_by_side_with_their_ratio(two_runs):
     assert set(table.loc["energy_total_provenance", ["50.0", "100.0"]]) == {"simulated"}
     assert table.loc["system", "100.0"] == "other", folders
     refused("two runs or more", energynn.compare, two_runs[0], two_runs[0])
-
-
-def test_runs_of_one_name_have_a_mean_where_they_are_repeats(two_runs, tmp_path):
-    for folder in two_runs:
-        for name in ("run.json", "record.json"):
-            edit(folder / name, name="again")
-    kept = read_json(two_runs[0] / "record.json")["config"]
-    edit(two_runs[1] / "record.json", config=kept | {"repeat": 1, "setup_timeout_s": 9})
-    other = tmp_path / "runs" / "local" / "other"
-    shutil.copytree(two_runs[0], other)
-    for name in ("run.json", "record.json"):
-        edit(other / name, name="another", run_id="other")
-    runs = tmp_path / "runs"
-    table = energynn.compare("again", "another", runs_dir=runs)
-    assert "again, mean of 2" in table
-    edit(two_runs[1] / "record.json", config=kept | {"local_batch_size": 99})
-    words = "'again' names runs of several configurations.*`energynn status again`"
-    refused(words, energynn.compare, "again", "another", runs_dir=runs)
 
 
 def test_the_commands_show_and_export(two_runs, tmp_path):
@@ -157,12 +131,9 @@ def test_own_runs_are_a_table_a_row_each_also_those_that_failed(two_runs, tmp_pa
 def test_a_workload_of_ones_own_stands_beside_the_study(two_runs, tmp_path):
     """On one and two devices it is a series, which has its name; nothing else changes."""
     for folder, devices in zip(two_runs, (1, 2), strict=True):
-        record = read_json(folder / "record.json")
-        record |= {"workload": "words", "system": "local", "devices": devices}
-        record["config"] |= {"workload": "words", "system": "local", "devices": devices}
-        files.write_json(
-            folder / "record.json", record | {"run_id": f"words-{devices}"}
-        )
+        about = {"workload": "words", "system": "local", "devices": devices}
+        config = read_json(folder / "record.json")["config"] | about
+        edit(folder / "record.json", run_id=f"words-{devices}", config=config, **about)
     runs = energynn.load(tmp_path / "runs")
     own = runs.sel(run=["words-1", "words-2"])
     assert set(own.origin.values) == {"own"} and runs.attrs["excluded"] == []

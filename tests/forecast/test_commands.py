@@ -59,8 +59,7 @@ def told(*words) -> dict:
 
 def refusal(*words) -> str:
     """The line with which a command refuses."""
-    (line,) = re.findall("^energynn: .*", forecast(*words, status=2), re.MULTILINE)
-    return line
+    return processes.refusal("forecast", *" ".join(map(str, words)).split())
 
 
 def test_fit_then_predict(tmp_path):
