@@ -20,7 +20,6 @@ from energynn.forecast import model
 from energynn.forecast.runs import ObservedRuns
 from energynn.measure.machine import git_state
 from tests.forecast import worlds
-from tests.forecast.conftest import inside
 
 NOISE = 0.015  # of a run's time and power
 GLOBAL_SIZE = 512
@@ -292,18 +291,14 @@ def draw(kind, seed: int, nodes: int) -> dict[str, ObservedRuns]:
 
 
 def judged(kind, seed: int, nodes: int) -> pd.DataFrame:
-    """Ask the fit of a cluster; a row for each value: inside, half-width in %."""
+    """Ask the fit of a cluster; a row for each value: its errors, its half-width in %."""
     world = draw(kind, seed, nodes)
     fit, rows = fits.fit_runs(world["fitted"]), []
     for batch in "LG":
-        told = fits.forecast_outcomes(fit, world[batch].work)
-        names = {"hours": "time_s", "kWh": "energy_J"}
-        held = dict(zip(names, inside(fit, world[batch]), strict=True))
-        for quantity, name in names.items():
-            value, low, high = told[name].T
-            half = 50 * (high - low) / value
-            of = {"batch": batch, "quantity": quantity, "seed": seed, "nodes": nodes}
-            rows.append(pd.DataFrame(of | {"inside": held[quantity], "half": half}))
+        told = fits.forecast_errors(fit, world[batch])
+        spans = told["high_percent"] - told["low_percent"]
+        half = 50 * spans / (100 + told["value_percent"])
+        rows.append(told.assign(batch=batch, seed=seed, nodes=nodes, half=half))
     return pd.concat(rows, ignore_index=True)
 
 
@@ -319,8 +314,9 @@ def coverage(number: int) -> tuple[pd.DataFrame, pd.Series]:
                 told = judged(kind, seed, nodes)
                 found.append(told.assign(group=group, kind=kind.__name__))
     every = pd.concat(found)
+    every["quantity"] = every["quantity"].map({"time_s": "hours", "energy_J": "kWh"})
     columns = ["nodes", "batch", "quantity"]
-    of_kind = every.groupby(["group", "kind", *columns], sort=False)["inside"].mean()
+    of_kind = every.groupby(["group", "kind", *columns], sort=False)["is_inside"].mean()
     inside = of_kind.unstack(columns)
     table = inside.groupby("group", sort=False).mean()
     table.loc["**all kinds**"] = inside.mean()

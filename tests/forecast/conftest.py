@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 
 from energynn.experiment import config, systems
@@ -48,22 +47,3 @@ def foretold(fit, **sizes) -> dict:
 def holds(told, fact) -> bool:
     """Whether an interval holds a value."""
     return told["low"] < fact < told["high"]
-
-
-def inside(fit, asked) -> np.ndarray:
-    """Whether the forecasts' intervals hold what runs took, (2, runs): times, energies."""
-    told = fits.forecast_outcomes(fit, asked.work)
-    truth = {"time_s": asked.time_s, "energy_J": asked.time_s * asked.power_W}
-    ends = {of: told[of].T for of in truth}
-    return np.array(
-        [(ends[of][1] < truth[of]) & (truth[of] < ends[of][2]) for of in truth]
-    )
-
-
-def off_percent(fit, asked) -> np.ndarray:
-    """Absolute errors of the forecasts, (2, runs): times, energies."""
-    time_s, power_W, _ = np.exp(
-        fits.log_times_and_powers(fit.names, fit.point, asked.work)
-    )
-    truth = np.array([asked.time_s, asked.time_s * asked.power_W])
-    return 100 * np.abs([time_s, time_s * power_W] / truth - 1)

@@ -58,21 +58,12 @@ def of_h200():
 
 
 def test_foretold_intervals_are_reached(published):
-    """Within half a point, typically."""
+    """Within half a point, typically; also where an all-reduce hides, unlike in the model."""
     cases = [*of_study(published), *of_worlds((1, 3, 5)), of_h200()]
+    cases += of_worlds((1,), clusters.wholly)
     points = np.array([points_off(*case) for case in cases])
     assert len(cases) >= 10
     assert np.median(np.abs(points)) <= 0.5 and np.abs(points).max() <= 1.5
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "kind, points", [(clusters.nothing, 0.5), (clusters.wholly, 1.0)]
-)
-def test_foretold_intervals_are_reached_in_many_worlds(kind, points):
-    """Also where all-reduces hide, which the model does not have."""
-    off = np.array([points_off(*case) for case in of_worlds(range(60), kind)])
-    assert np.median(np.abs(off)) <= points and np.quantile(np.abs(off), 0.9) <= 4
 
 
 def test_the_cheapest_run_that_tells_is_chosen(published):
