@@ -6,7 +6,6 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -243,33 +242,24 @@ def _write_replica_runs(runs_dir, name, n, lbs, samples, repeats, provenance):
 
 
 @pytest.fixture(scope="session")
-def executed(tmp_path_factory):
-    """The build folder after all analysis notebooks ran on given own runs; once for all
-    processes of pytest-xdist.
+def executed(tmp_path_factory) -> Path:
+    """The build folder after all analysis notebooks ran on the runs of ``write_study``; once
+    for all processes of pytest-xdist.
     """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
-
-    def execute_once(
-        name: str, write_runs: Callable[[Path], object] | None = None
-    ) -> Path:
-        folder = shared / name
-        folder.mkdir(exist_ok=True)
-        with open(folder / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / "numbers.json").exists():
-                if write_runs:
-                    write_runs(folder / "runs")
-                for notebook in ANALYSIS:
-                    execute(
-                        notebook, runs_dir=str(folder / "runs"), build_dir=str(folder)
-                    )
-                numbers.write_colophon(folder)
-                numbers.merge_tables(folder)
-        return folder
-
-    return execute_once
+    folder = shared / "with own runs"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "numbers.json").exists():
+            write_study(folder / "runs")
+            for notebook in ANALYSIS:
+                execute(notebook, runs_dir=str(folder / "runs"), build_dir=str(folder))
+            numbers.write_colophon(folder)
+            numbers.merge_tables(folder)
+    return folder
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 assumed.
 """
 
-import re
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,25 +10,14 @@ from energynn.analysis import claims, observations, published
 from tests.analysis import by_hand
 from tests.analysis.conftest import write_replica, write_study
 from tests.processes import answer, told
-from tests.run_files import text_of
 
 ENTRIES, RESTATED = claims.read_claims("claim"), claims.read_claims("restated")
 ENTRY = {one["id"]: one for one in ENTRIES}
-FIELDS = {
-    "quantity",
-    "series",
-    "per",
-    "from",
-    "to",
-    "a",
-    "b",
-    "match",
-    "where",
-    "range",
-    "every",
-    "needs",
-}
-ABOUT = {"id", "group", "kind", "place", "says", "base", "before", "why", "decides"}
+FIELDS = set(
+    "id group kind place says base before why decides reason quantity series per from to "
+    "a b match where range every needs expect verdict elsewhere reading restates "
+    "as data alike".split()
+)
 LINE = {"quantity": "energy_total_kWh", "per": "gpu_hours", "match": ["series"]}
 LINE |= {"every": True, "expect": "straight"}
 A95 = 4.303  # Student's t at 95 % with two degrees of freedom
@@ -83,15 +70,13 @@ def test_entries_are_plain():
     for one in ENTRIES:
         ways = [name for name in ("reason", "quantity") if name in one]
         assert len(ways) == 1, one["id"]
-        fields = FIELDS | {"expect", "verdict", "elsewhere", "reading", "restates"}
-        assert set(one) - ABOUT - set(ways) <= fields, one["id"]
         elsewhere = one.get("elsewhere", {"data": "", "where": ""})
         assert {"data", "where"} <= set(elsewhere), one["id"]
-        assert set(elsewhere) <= FIELDS | {"data", "alike", "expect"}, one["id"]
+        for table in (one, elsewhere, one.get("reading", {})):
+            assert set(table) <= FIELDS, one["id"]
         # by hand nothing else is said
         assert one.get("verdict", "inconclusive") == "inconclusive"
         assert "before" not in one or one["why"], one["id"]
-        assert set(one.get("reading", {})) <= FIELDS | {"as", "expect"}, one["id"]
         assert set(one.get("restates", [])) <= {restated["id"] for restated in RESTATED}
         if "quantity" in one:
             assert one["quantity"] in observations.QUANTITIES
@@ -124,22 +109,7 @@ def test_entries_are_plain():
         ("published", "abstract-linear", "supported", [0.062, 0.062, 0.062]),
         ("reading", "abstract-linear", "inconclusive", [-0.060, -0.248, 0.128]),
         ("published", "h100-steeper", "supported", [0.384, 0.384, 0.384]),
-        ("published", "h100-energy", "supported", [0.958, 0.958, 0.958]),
-        ("published", "interval-fcn-h100", "supported", [0.2815, 0.2815, 0.2815]),
         ("published", "fcn-gbs-sublinear", "inconclusive", [0.225, -0.014, 0.523]),
-        (
-            "published",
-            "fcn-few-gpus-save-energy",
-            "inconclusive",
-            [0.257, -0.006, 0.588],
-        ),
-        (
-            "reading",
-            "conclusion-a100-low-power",
-            "inconclusive",
-            [-0.036, -0.161, 0.107],
-        ),
-        ("derived", "lbs-speed-up-below-optimal", "supported", [0.277, 0.211, 0.346]),
         # 2 and 8 GPUs are unknown
         ("derived", "lbs-energy-minimum", "inconclusive", [0.217, 0.178, 0.257]),
         (
@@ -148,13 +118,6 @@ def test_entries_are_plain():
             "supported",
             [-0.330, -0.461, -0.167],
         ),
-        (
-            "derived",
-            "fixed-gbs-samples-decrease",
-            "supported",
-            [-0.268, -0.389, -0.122],
-        ),
-        ("derived", "lbs-cpu-share-constant", "inconclusive", [0.141, 0.048, 0.242]),
     ],
 )
 def test_published_values_give_the_numbers_of_a_recomputation(
@@ -191,47 +154,6 @@ def test_what_others_measured_has_a_column_of_its_own(found):
     words = {one["verdict"] for one in judged.values()}
     assert words == {"likewise", "otherwise", "inconclusive"}
     assert judged["gbs-fewer-gpus-need-less"]["verdict"] == "likewise"
-
-
-def test_other_thresholds_are_told_where_they_decide_otherwise(judged):
-    assert judged["scaled-lbs-time-constant"]["at"] == {"5%": "contradicted"}
-    assert judged["abstract-linear"]["at"] == {"5%": "contradicted"}
-    assert judged["hardware-impact-on-energy"]["at"] == {"5%": "inconclusive"}
-    assert judged["scaled-passes-lower-throughput"]["at"] == {}
-
-
-def test_docs_tell_the_verdicts(found):
-    page = text_of("docs/verdicts.md")
-    rows = dict(
-        line[2:].split(" | ", 1) for line in page.splitlines() if line.startswith("| ")
-    )
-    lists = {
-        line[2:].split(":")[0]: line
-        for line in page.splitlines()
-        if line.startswith("- ")
-    }
-    for one in found["claims"]:
-        verdict = one["published"]["verdict"]
-        if "why" in one:
-            assert f"{one.get('before', 'the same')} | {verdict}" in rows[one["id"]]
-        elif verdict != "no data":
-            assert f" {one['id']}" in lists[verdict]
-        if "elsewhere" in one:
-            told = f"| {one['elsewhere']['verdict']} | {verdict} | {one['id']} |"
-            assert told in page
-
-
-def test_what_would_decide_is_told_of_every_statement_without_data(judged):
-    page = text_of("docs/verdicts.md")
-    page = page.partition("No data; ")[2].partition("## ")[0]
-    told = re.findall(r"^- (.*): (.*)$", page, re.MULTILINE)
-    told = {name: decides for decides, ids in told for name in ids.split(", ")}
-    wanted = {name for name, one in judged.items() if one["verdict"] == "no data"}
-    assert set(told) == wanted
-    for name in wanted:
-        one = ENTRY[name]
-        start = one["decides"] if "reason" in one else f"{one['quantity']} of "
-        assert told[name].startswith(start), name
 
 
 def test_a_contradiction_says_of_what_kind_it_is(judged):
@@ -387,25 +309,23 @@ def test_one_of_two_series_outside_does_not_contradict_but_every_run_does():
         assert found == verdict
 
 
-@pytest.mark.parametrize("worlds", [400, pytest.param(4000, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("units", "freedom"), [(1, 2), (2, 2), (1, 68), (3, 2), (5, 2)]
 )
 def test_in_worlds_with_known_truth_intervals_hold_95_percent_and_verdicts_are_rarely_wrong(
-    worlds, units, freedom
+    units, freedom
 ):
     """Scatter of 3.6 % is estimated with ``freedom``; of three and more units it is their own."""
     random = np.random.default_rng(units * 100 + freedom)
-    value = random.normal(0, 0.036, (worlds, units))
-    error = 0.036 * np.sqrt(random.chisquare(freedom, (worlds, 1)) / freedom)
+    value = random.normal(0, 0.036, (4000, units))
+    error = 0.036 * np.sqrt(random.chisquare(freedom, (4000, 1)) / freedom)
     _, low, high = claims.confidence_intervals(value, error, freedom)
-    near = 0.01 if worlds == 4000 else 0.035
-    assert ((low <= 0) & (high >= 0)).mean() == pytest.approx(0.95, abs=near)
+    assert ((low <= 0) & (high >= 0)).mean() == pytest.approx(0.95, abs=0.01)
     if freedom == 2:  # what normal quantiles would have held
-        assert (abs(value) < 1.96 * error).mean() == pytest.approx(0.81, abs=2 * near)
+        assert (abs(value) < 1.96 * error).mean() == pytest.approx(0.81, abs=0.02)
     for expect, edge in (("up", 0), ("same", np.log(1.1)), ("much down", -np.log(1.1))):
         verdict = claims.decide(
             low + edge, high + edge, {"expect": expect}, claims.DIFFERENCE_THRESHOLD
         )
         for wrong in ("supported", "contradicted"):
-            assert (verdict == wrong).mean() < (0.05 if worlds == 4000 else 0.07)
+            assert (verdict == wrong).mean() < 0.05

@@ -14,9 +14,9 @@ from energynn.forecast import fit as fits
 from energynn.forecast import scaling_cost
 from energynn.host.files import REPOSITORY
 from energynn.host.reading import read_json
-from tests.analysis.conftest import write_study
 from tests.analysis.notebook import execute
 from tests.processes import printed
+from tests.run_files import text_of
 
 # a first test waits until all notebooks are executed
 pytestmark = pytest.mark.timeout(900)
@@ -25,8 +25,7 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="module")
 def built(executed):
     """Make a build folder by all analysis notebooks with own runs, and read the numbers in it."""
-    folder = executed("with own runs", write_study)
-    return folder, read_json(folder / "numbers.json")
+    return executed, read_json(executed / "numbers.json")
 
 
 def test_papermill_executes_a_notebook(tmp_path):
@@ -78,6 +77,11 @@ def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     assert "spread" in (folder / "figures" / "power_profiles.svg").read_text()
     drawn = (folder / "figures" / "fourcastnet_scaling.svg").read_text()
     assert "model, fitted to the published values [90 %]" in drawn
+
+
+def test_the_page_of_verdicts_is_the_notebooks(built):
+    folder, _ = built
+    assert (folder / "verdicts.md").read_text() == text_of("docs/verdicts.md")
 
 
 def test_lettering_of_figures_is_8_pt_in_print(built):

@@ -14,7 +14,7 @@ from energynn.analysis import numbers, report
 from energynn.experiment import config
 from energynn.forecast import wording
 from energynn.host.reading import read_json
-from tests.analysis.conftest import write_run, write_study
+from tests.analysis.conftest import write_run
 from tests.analysis.notebook import execute
 from tests.processes import answer, refused, told
 from tests.run_files import text_of
@@ -54,24 +54,21 @@ def page():
 @pytest.fixture(scope="module")
 def planned(executed):
     """Execute the plan's notebook, and return what it leaves."""
-    folder = executed("with own runs", write_study)
-    return execute("91_plan", build_dir=str(folder), live=False)
+    return execute("91_plan", build_dir=str(executed), live=False)
 
 
 @pytest.fixture(scope="module")
 def built(executed, planned, tmp_path_factory):
     """Build the report with own runs that have a trace, and with a measured command."""
-    folder = executed("with own runs", write_study)
-    runs_dir = shutil.copytree(
-        folder / "runs", tmp_path_factory.mktemp("measured") / "runs"
-    )
+    runs_dir = tmp_path_factory.mktemp("measured") / "runs"
+    shutil.copytree(executed / "runs", runs_dir)
     command = {"command": "python train.py", "sampling_period_s": 0.04}
     about = dict(workload="command", system="measured", run_id=COMMAND, config=command)
     about |= dict(record_sha256="", time_s=30.0, parts_W={"cpu": 30.0})
     run = config.make("resnet50", repeat=9)
     write_run(runs_dir, run, "measured", **about)
-    execute("90_explore", runs_dir=str(runs_dir), build_dir=str(folder), live=False)
-    return report.build_report(folder)
+    execute("90_explore", runs_dir=str(runs_dir), build_dir=str(executed), live=False)
+    return report.build_report(executed)
 
 
 @pytest.fixture
