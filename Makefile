@@ -36,11 +36,9 @@ PYTEST := $(BIN)/python -m pytest
 FAST := -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not nightly"
 SLOW := -n 3 --dist loadgroup --no-loadscope-reorder -m "slow and not nightly" $$(grep -rl mark.slow tests --include='test_*.py')
 # Tests with real processes have deadlines that a busy machine can miss. What failed runs a second time, alone on the
-# machine, and must pass then. The last line of the output counts and names these tests.
-# With "=": pytest would take a separate file for a folder of tests, once it is there.
-RAN_TWICE := build/ran-twice.txt
+# machine, and must pass then: -v names each of these tests at the end of the output.
 ONCE_MORE = { echo "energynn: once more, only what has failed"; \
-  $(PYTEST) --last-failed --last-failed-no-failures none --ran-twice=$(RAN_TWICE); }
+  $(PYTEST) -v --last-failed --last-failed-no-failures none; }
 
 help: ## this list
 	@echo "energynn: what does it cost, in energy, time and accuracy, to train on more GPUs?"
@@ -83,10 +81,9 @@ test: $(ALL) ## the fast tests (5 min)
 	$(PYTEST) $(FAST)
 
 test-all: $(ALL) ## these and the slow ones: real runs, killed processes, a private Slurm (22 min)
-	@rm -f $(RAN_TWICE)
 	$(MAKE) --no-print-directory test || $(ONCE_MORE)
 	@echo "=== the slow tests (16 min on two cores)"
-	$(PYTEST) $(SLOW) --ran-twice=$(RAN_TWICE) || $(ONCE_MORE)
+	$(PYTEST) $(SLOW) || $(ONCE_MORE)
 
 test-nightly: $(ALL) ## many kills at random instants, and the full matrices of launchers and signals
 	$(PYTEST) -m nightly
@@ -102,7 +99,7 @@ docs: $(DOCS) ## README, guides, executed notebooks, commands and Python interfa
 check: $(BASE) ## derive every number of every record again and compare
 	$(BIN)/energynn check runs
 
-size: ## code tokens by folder, tokens a line, words of the guides, commands
+size: ## code tokens by folder, tokens a line
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/size.py
 
 bench: $(ALL) ## what measuring costs and how fast the trainers are, as ratios within one run

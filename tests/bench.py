@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from energynn.data import imagenet, manifests, photographs
 from energynn.experiment import config
-from energynn.host import files
 from energynn.measure import machine, sampler_process, sensors
 from energynn.train import fourcastnet, resnet50
 from energynn.train.afno import AFNO
@@ -76,7 +75,7 @@ def tell(what: str, pair: int, pairs: int, ratio: float) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def measuring_costs() -> list[dict]:
+def measuring_costs() -> None:
     """Time of a training loop measured as in a run (sampler beside it, phases timed), over the
     time without.
     """
@@ -107,7 +106,7 @@ def measuring_costs() -> list[dict]:
         tell("measuring", pair, PAIRS, ratios[-1])
     baseline, ratio = "the same loop without", statistics.median(ratios)
     value = statistics.median(measured)
-    return [entry("time of training with measurement", value, "s", baseline, ratio)]
+    print_ratio("time of training with measurement", value, "s", baseline, ratio)
 
 
 # --------------------------------------------------------------------------- the training steps
@@ -126,7 +125,7 @@ def with_published_operations(model: AFNO) -> AFNO:
     return model
 
 
-def afno_against_published_code() -> list[dict]:
+def afno_against_published_code() -> None:
     """Processor's time of the published code's AFNO step at 20 x 176 x 352 on one thread, over
     that of ours.
     """
@@ -158,11 +157,10 @@ def afno_against_published_code() -> list[dict]:
             tell("AFNO", pair, AFNO_PAIRS, ratios[-1])
     name = "AFNO step: published code over ours"
     ratio = statistics.median(ratios)
-    compared = entry(name, statistics.median(own_s), "s (ours)", "ours", ratio)
-    return [compared | {"pairs": AFNO_PAIRS}]
+    print_ratio(name, statistics.median(own_s), "s (ours)", "ours", ratio)
 
 
-def image_loading(baseline: str = "ImageFolder and Pillow") -> list[dict]:
+def image_loading(baseline: str = "ImageFolder and Pillow") -> None:
     """Images per second of the trainer's loaders over torchvision's ImageFolder with Pillow's
     transforms.
 
@@ -201,16 +199,12 @@ def image_loading(baseline: str = "ImageFolder and Pillow") -> list[dict]:
                     seconds_of(functools.partial(list, loaders[name]), 1)
                 )
     usual_s = taken_s.pop(baseline)
-    entries = []
     for name, seconds in taken_s.items():
         rate = len(pillow) / statistics.median(seconds)
         ratios = [
             first / second for first, second in zip(usual_s, seconds, strict=True)
         ]
-        entries.append(
-            entry(name, rate, "images/s", baseline, statistics.median(ratios))
-        )
-    return entries
+        print_ratio(name, rate, "images/s", baseline, statistics.median(ratios))
 
 
 def trainers_loader(root: Path, **fields) -> DataLoader:
@@ -228,23 +222,23 @@ def trainers_loader(root: Path, **fields) -> DataLoader:
         return resnet50.make_loader(resnet50.load_images(made)[0], made, ALONE)
 
 
-def peers() -> list[dict]:
+def peers() -> None:
     """Median errors of short windows by zeus over those by energynn."""
     if not table.is_installed():
         print("  zeus and codecarbon are not installed: pip install -e '.[peers]'")
-        return []
-    entries = []
+        return
     for length_s, errors in table.compare().items():
         ours, theirs = (statistics.median(errors[one]) for one in ("Energynn", "Zeus"))
         name = f"error of a window of {length_s:g} s"
-        entries.append(entry(name, 100 * ours, "%", "zeus", theirs / ours))
-    return entries
+        print_ratio(name, 100 * ours, "%", "zeus", theirs / ours)
 
 
-def entry(name: str, value: float, unit: str, baseline: str, ratio: float) -> dict:
-    """A comparison as build/bench.json has it."""
-    compared = dict(name=name, value=value, unit=unit, baseline=baseline, ratio=ratio)
-    return compared | {"pairs": PAIRS, "machine": machine.describe_machine()["cpu"]}
+def print_ratio(
+    name: str, value: float, unit: str, baseline: str, ratio: float
+) -> None:
+    print(
+        f"{name:36} {value:9.3f} {unit:8} ratio {ratio:.3f} to {baseline}", flush=True
+    )
 
 
 def main() -> None:
@@ -254,17 +248,8 @@ def main() -> None:
         names = ", ".join(known)
         raise SystemExit(f"tests.bench: {unknown} not known; choose from {names}")
     torch.set_num_threads(1)
-    entries = []
     for function in [known[name] for name in sys.argv[1:]] or USUAL:
-        entries += function()
-    path = files.REPOSITORY / "build" / "bench.json"
-    path.parent.mkdir(exist_ok=True)
-    files.write_json(path, entries)
-    for line in entries:
-        value = f"{line['value']:9.3f} {line['unit']:8}"
-        print(
-            f"{line['name']:36} {value} ratio {line['ratio']:.3f} to {line['baseline']}"
-        )
+        function()
 
 
 USUAL = (measuring_costs, afno_against_published_code, image_loading, peers)

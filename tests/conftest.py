@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,13 +18,6 @@ from tests.run_files import edit, nanoseconds, write_lines, write_marks, write_s
 
 POWER_W = 120.0
 TRAINING_S = 20.0
-
-
-def pytest_addoption(parser):
-    words = (
-        "say at the very end which tests this file names; of --last-failed it names all"
-    )
-    parser.addoption("--ran-twice", metavar="FILE", help=words)
 
 
 # Of these files all tests go to one process of pytest: they share a cluster, a network, a wheel.
@@ -74,25 +66,6 @@ class OneByOne(LoadScopeScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return OneByOne(config, log) if config.getvalue("dist") == "loadgroup" else None
-
-
-def pytest_collection_finish(session):
-    """Note what runs a second time, so that it is counted even if it passes now."""
-    option = session.config.option
-    if option.ran_twice and option.lf:
-        path = Path(option.ran_twice)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            file.writelines(f"{item.nodeid}\n" for item in session.items)
-
-
-def pytest_unconfigure(config):
-    """The last line of the output, below pytest's own summary."""
-    path = config.getoption("ran_twice", None)
-    if path is None or hasattr(config, "workerinput"):
-        return
-    names = Path(path).read_text().splitlines() if Path(path).exists() else []
-    print(f"tests that had to run twice: {len(names)} {', '.join(names)}")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`make size`: code tokens by folder, tokens a line, rooms, arrows, words of guides, commands.
+"""`make size`: code tokens by folder, tokens a line.
 
 A code token is one of Python's tokens that is no comment, no docstring and no end of a line.
 """
@@ -7,7 +7,6 @@ import ast
 import graphlib
 import io
 import json
-import re
 import tokenize
 from pathlib import Path
 
@@ -140,17 +139,6 @@ def floors(arrows: dict[str, set[str]]) -> list[set[str]]:
     ]
 
 
-def words(pattern: str) -> int:
-    return sum(len(path.read_text().split()) for path in REPOSITORY.glob(pattern))
-
-
-def commands() -> int:
-    """Count the commands that `energynn --help` lists."""
-    source = (REPOSITORY / "energynn/cli/__init__.py").read_text()
-    table = re.search(r"^COMMANDS = \{\n(.*?)^\}", source, re.MULTILINE | re.DOTALL)
-    return len(table[1].splitlines())
-
-
 def main() -> None:
     parts = sorted(sizes("energynn").items()) + sorted(sizes("tests").items())
     for part, (tokens, lines) in [
@@ -160,20 +148,6 @@ def main() -> None:
         print(
             f"{part:22} {tokens:8,} tokens {lines:7,} lines {tokens / lines:6.1f} a line"
         )
-    arrows = room_imports()
-    number = sum(map(len, arrows.values()))
-    stack = floors(arrows)
-    print(
-        f"{'rooms':22} {len(arrows):8,} rooms, {number} arrows between them, {len(stack)} floors:"
-    )
-    for floor in reversed(stack):
-        print(f"{'':31} {', '.join(sorted(floor))}")
-    print(
-        f"{'docs, CONTRIBUTING':22} {words('docs/*.md') + words('CONTRIBUTING.md'):8,} words"
-    )
-    print(f"{'README':22} {words('README.md'):8,} words")
-    print(f"{'CHANGELOG':22} {words('CHANGELOG.md'):8,} words")
-    print(f"{'energynn --help':22} {commands():8,} commands")
 
 
 if __name__ == "__main__":
