@@ -12,7 +12,6 @@ from energynn import cli
 from energynn.cli.options import parse_parameters
 from energynn.experiment import studies
 from energynn.host.files import REPOSITORY
-from energynn.host.reading import read_json
 from tests.launch.test_guides import steps
 from tests.processes import printed
 from tests.run_files import text_of
@@ -149,17 +148,6 @@ def test_extras_that_pip_installs_exist(path):
             assert extra in project["optional-dependencies"], extra
 
 
-def test_the_pictures_letters_fit_in_their_boxes():
-    """In a wide font as well: DejaVu Sans takes half its size a letter, in bold 0.65."""
-    picture = text_of("paper/flow.svg")
-    size = float(re.search(r'font-size="(\d+)"', picture)[1])
-    box = float(re.search(r'<rect x="\d+" y="\d+" width="(\d+)"', picture)[1])
-    texts = re.findall(r'<text [^>]*?(font-weight="bold")?>(.*)</text>', picture)
-    assert len(texts) == 10
-    for bold, words in texts:
-        assert len(words) * size * (0.65 if bold else 0.5) <= box - 16, words
-
-
 def test_the_architecture_names_what_there_is():
     text = text_of("docs/architecture.md")
     rooms = "cli|analysis|launch|forecast|train|data|experiment|measure|host"
@@ -209,9 +197,3 @@ def test_docker_and_apptainer_have_the_same_files():
         if line.startswith("COPY "):
             docker += line.split()[1:-1]
     assert docker == apptainer and all((REPOSITORY / name).exists() for name in docker)
-
-
-def test_the_devcontainer_makes_the_environment_without_torch():
-    container = read_json(REPOSITORY / ".devcontainer/devcontainer.json")
-    words = container["postCreateCommand"].split()
-    assert words[:2] == ["make", "env"] and "-e '.[lab]'" in " ".join(words)

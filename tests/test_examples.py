@@ -100,18 +100,6 @@ def test_a_workload_that_is_no_module_or_has_no_configuration_is_refused():
         )
 
 
-def test_a_workload_of_ones_own_has_typed_parameters_too(monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    made = config.make("straight_line", devices=2)
-    assert (made.local_batch_size, made.global_batch_size) == (10, 20)
-    assert config.config_from_dict(config.asdict(made)) == made
-    assert config.run_id(made).startswith("straight_line-my-points-n2-lbs10-gbs20-")
-    refused(
-        "epochs: must have type integer", config.make, "straight_line", epochs="many"
-    )
-    refused("layers: not a parameter of Config", config.make, "straight_line", layers=3)
-
-
 def test_the_example_of_a_workload_is_short():
     text = (EXAMPLES / "straight_line.py").read_text()
     code = text.partition("class Config")[2].splitlines()
