@@ -99,7 +99,7 @@ docs: $(DOCS) ## README, guides, executed notebooks, commands and Python interfa
 check: $(BASE) ## derive every number of every record again and compare
 	$(BIN)/energynn check runs
 
-size: ## code tokens by folder, tokens a line
+size: ## code tokens by folder, tokens a line, rooms, arrows, floors
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/size.py
 
 bench: $(ALL) ## what measuring costs and how fast the trainers are, as ratios within one run

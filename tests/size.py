@@ -1,4 +1,4 @@
-"""`make size`: code tokens by folder, tokens a line.
+"""`make size`: code tokens by folder, tokens a line, rooms, arrows and floors.
 
 A code token is one of Python's tokens that is no comment, no docstring and no end of a line.
 """
@@ -148,6 +148,12 @@ def main() -> None:
         print(
             f"{part:22} {tokens:8,} tokens {lines:7,} lines {tokens / lines:6.1f} a line"
         )
+    arrows = room_imports()
+    stack = floors(arrows)
+    number = sum(map(len, arrows.values()))
+    print(f"{len(arrows)} rooms, {number} arrows between them, {len(stack)} floors:")
+    for floor in reversed(stack):
+        print(f"{'':22} {', '.join(sorted(floor))}")
 
 
 if __name__ == "__main__":
