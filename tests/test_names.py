@@ -165,10 +165,25 @@ def test_repeats_are_averaged_by_their_name_and_three_runs_are_one_table(runs):
     shown = answer("compare", *runs, third)
     assert shown.count("energy_total_J") == 1
     assert max(map(len, shown.splitlines())) <= 80
+    assert "repeats of both" in table.attrs["remarks"][-1]
     refused("two runs or more", energynn.compare, "mine")
+    fourth = write_run_dir(Path("runs"), "fourth")
+    call(fourth, "yours")
+    for folder, joules in ((third, 400.0), (fourth, 500.0)):
+        change(folder, energy_total_J=joules, run_id=folder.parent.name)
+    # by hand, of logarithms: with 1.082 degrees of freedom, by Welch
+    said = energynn.compare("mine", "yours").attrs["remarks"][-1]
+    assert said.startswith("ratio of the energies: 0.00666 to 1e+03 by the scatter")
     change(runs[1], config=kept | {"local_batch_size": 99})
     words = "'mine' names runs of several configurations.*`energynn status mine`"
     refused(words, energynn.compare, "mine", "yours")
+
+
+def test_what_was_superseded_says_so_in_the_table(runs):
+    aside = runs[0].parent / "superseded" / f"{runs[0].name}.1"
+    aside.parent.mkdir()
+    runs[0].rename(aside)
+    assert energynn.table()["why"].str.contains("superseded").sum() == 1
 
 
 def test_one_sentence_says_energy_how_good_time_and_accuracy():

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 import xarray as xr
+from scipy import stats
 
 from energynn import records
 from energynn.analysis import observations, profiles
@@ -48,6 +49,7 @@ RECORD_COLUMNS = [
     "workload",
     "system",
     "devices",
+    "device_name",
     "nodes",
     "local_batch_size",
     "global_batch_size",
@@ -127,7 +129,10 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
     folders = records.list_run_folders(runs_dir)
     made = records.read_records_by_folder(runs_dir)
     rows = {folder: {"run_id": folder.name} | ROW_WITHOUT_RECORD for folder in folders}
-    rows |= {folder: _row_of_record(record) for folder, record in made.items()}
+    for folder, record in made.items():
+        rows[folder] = _row_of_record(record)
+        if folder.parent.name == "superseded":
+            rows[folder]["why"] = "superseded: the run has begun anew"
     for copy in records.find_copies(made):
         del rows[copy]
     return (
@@ -221,14 +226,14 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
 
 
 def epochs(run: str | Path) -> pd.DataFrame:
-    """Tabulate what a training had taken (``time_s``, ``energy_J`` of all that was measured or
-    estimated) at the end of each epoch, and what it reached.
+    """Tabulate what a training had taken at the end of each epoch (``elapsed_s``, and
+    ``energy_so_far_J`` of all that was measured or estimated), and what it reached.
 
     ``run`` as ``trace`` takes it; empty for one that has no epochs. NaN: without samples.
 
         >>> table = epochs(runs.run_dir.values[runs.origin.values == "own"][0])
         >>> list(table.columns[:3])
-        ['epoch', 'time_s', 'energy_J']
+        ['epoch', 'elapsed_s', 'energy_so_far_J']
     """
     table, _ = profiles.tabulate_epochs(records.find_run(run, default_runs_dir()))
     return table
@@ -240,7 +245,8 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
 
     ``runs`` are folders, or whatever `energynn show` takes; repeats, which share a name, are one
     column, of their means; ``energy_total_spread_percent`` is their standard deviation.
-    ``attrs["remarks"]`` says what speaks against a comparison, in words.
+    ``attrs["remarks"]`` says what speaks against a comparison, and where both have repeats the
+    interval of the energies' ratio, in words.
     Raises ValueError for fewer than two runs, and where runs of one name are no repeats.
     """
     found: dict[Path, str | Path] = {}
@@ -278,14 +284,20 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     numbers = table.drop("valid").apply(pd.to_numeric, errors="coerce").iloc[:, [0, -1]]
     table["ratio"] = numbers.iloc[:, 1] / numbers.iloc[:, 0].replace(0, np.nan)
     energies_J = pd.Series([record.energy_total_J for record in made], dtype=float)
-    of_run = energies_J.groupby(columns)
+    of_run = energies_J.groupby(columns, sort=False)
     table.loc["energy_total_spread_percent"] = 100 * of_run.std() / of_run.mean()
     table = table.replace("", np.nan).dropna(how="all").rename_axis("quantity")
     busy = zip(columns, map(records.work_of_others, made), strict=True)
     remarks = [f"{name}: {words}" for name, words in busy if words]
-    if of_run.size().max() == 1:
+    first, *_, last = [np.log(joules.dropna()) for _, joules in of_run]
+    if min(len(first), len(last)) > 1:
+        # Welch's t-test, of logarithms
+        test = stats.ttest_ind(last, first, equal_var=False)
+        low, high = np.exp(test.confidence_interval())
         remarks.append(
-            "one run each: repeats, of one --name, tell how far runs scatter"
+            f"ratio of the energies: {low:.3g} to {high:.3g} by the scatter of repeats (95 %)"
         )
+    else:
+        remarks.append("repeats of both, each of one --name, tell how far runs scatter")
     table.attrs["remarks"] = remarks
     return table

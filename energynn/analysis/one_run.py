@@ -46,8 +46,9 @@ def draw_run(run_dir: Path) -> alt.HConcatChart:
     epochs, power = profiles.tabulate_epochs(run_dir)
     if power.empty:
         raise ValueError(f"plot: {run_dir} has no power samples of a training")
-    epochs[ENERGY_LABEL] = epochs.get("energy_J", 0.0) / SECOND_PER_HOUR
-    names = {"time_s": TIME_LABEL, "power_W": POWER_LABEL}
+    epochs[ENERGY_LABEL] = epochs.get("energy_so_far_J", 0.0) / SECOND_PER_HOUR
+    names = dict.fromkeys(("time_s", "elapsed_s"), TIME_LABEL)
+    names["power_W"] = POWER_LABEL
     power, epochs = power.rename(columns=names), epochs.rename(columns=names)
     power = power.groupby([TIME_LABEL, "component"], as_index=False)[POWER_LABEL].sum()
     energy = power.groupby(TIME_LABEL, as_index=False)[POWER_LABEL].sum()

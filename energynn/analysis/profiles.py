@@ -50,8 +50,8 @@ def load_power_profile(run_dir: str | Path, period_s: float = 1.0) -> pd.DataFra
         for device, (t_s, power_W) in account.read_power_trace(
             folder, period_s
         ).items():
-            part = pd.DataFrame({"time_s": begin_s + t_s, "power_W": power_W})
-            part["time_s"] = part["time_s"].round(6)  # hosts have the same steps
+            at_s = (begin_s + t_s).round(6)  # the same on all hosts
+            part = pd.DataFrame({"time_s": at_s, "power_W": power_W})
             part = part[(t_s > 0) & (t_s < length_s)].assign(device=device)
             rows.append(part)
     profile = pd.concat(rows, ignore_index=True)
@@ -60,8 +60,8 @@ def load_power_profile(run_dir: str | Path, period_s: float = 1.0) -> pd.DataFra
 
 
 def tabulate_epochs(run_dir: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Tabulate time_s and energy_J from the start of the training to the end of each epoch, with
-    what the epoch reached; of an epoch that was trained twice the second.
+    """Tabulate elapsed_s and energy_so_far_J, from the start of the training to the end of each
+    epoch, with what the epoch reached; of an epoch that was trained twice the second.
 
     Also returns the run's ``load_power_profile``, in at most ``MAX_TIME_STEPS``.
     """
@@ -73,15 +73,16 @@ def tabulate_epochs(run_dir: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
         events, zero_ns = read_events_of_rank_0(folder, begin_s)
         for event in samples.events_of_kind(events, "epoch"):
             time_s = (event["t_mono_ns"] - zero_ns) / 1e9
-            about = {"epoch": event["epoch"], "time_s": time_s, "energy_J": np.nan}
-            epochs[event["epoch"]] = about | event
+            about = {"epoch": event["epoch"], "elapsed_s": time_s}
+            epochs[event["epoch"]] = about | {"energy_so_far_J": np.nan} | event
     table = pd.DataFrame(epochs.values()).drop(columns=[*EVENT_FIELDS], errors="ignore")
     power = load_power_profile(run_dir, step_s) if step_s else pd.DataFrame()
     if len(table) and len(power):
         total_W = power.groupby("time_s")["power_W"].sum()
         energy_J = step_s * total_W.cumsum()
         ends_s = [0.0, *(energy_J.index + step_s / 2)]
-        table["energy_J"] = np.interp(table["time_s"], ends_s, [0.0, *energy_J])
+        so_far_J = np.interp(table["elapsed_s"], ends_s, [0.0, *energy_J])
+        table["energy_so_far_J"] = so_far_J
     return table, power
 
 
@@ -90,6 +91,22 @@ def read_events_of_rank_0(folder: Path, begin_s: float) -> tuple[list[dict], flo
     events = [each for each in samples.read_events(folder) if each["rank"] == 0]
     start_ns = samples.event_ns(events, "training_start", "host")
     return events, min(start_ns.values(), default=0) - 1e9 * begin_s
+
+
+def phases_and_epochs_text(run_dir: Path, record: Record) -> str:
+    """Show what each phase took, over all ranks, and what each epoch took and reached."""
+    tables = []
+    if record.energy_phases:
+        phases = pd.DataFrame(record.energy_phases).drop(columns="rank")
+        phases = phases.rename(columns={"time_s": "time_of_ranks_s"}).groupby("phase")
+        tables.append(phases.sum(numeric_only=True).reset_index())
+    if record.history:
+        epochs, _ = tabulate_epochs(run_dir)
+        known = ["epoch", "elapsed_s", "energy_so_far_J", "training_loss"]
+        known += record.metrics
+        tables.append(epochs[[name for name in dict.fromkeys(known) if name in epochs]])
+    form = {"index": False, "float_format": "{:.5g}".format}
+    return "\n".join(["", *(table.to_string(**form) for table in tables)])
 
 
 def thin_profile(profile: pd.DataFrame, points: int) -> pd.DataFrame:

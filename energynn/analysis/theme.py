@@ -2,6 +2,7 @@
 provenance by shape.
 """
 
+import itertools
 import os
 import textwrap
 from pathlib import Path
@@ -178,11 +179,13 @@ def series_colour(table: pd.DataFrame, columns: int = 3) -> alt.Color:
     """The channel ``color`` for the series names in a table's column ``name``: "R4: ..." has the
     colour of R4.
 
-    Where a name is none of the study's, all have colours of the ramp.
+    Other names beside these have further colours; alone they have those of the ramp.
     """
     names = sorted(set(table["name"]))
-    ours = [SERIES_COLOURS.get(name.split(":")[0]) for name in names]
-    colours = {"range": ours} if all(ours) else {"scheme": COLOUR_RAMP}
+    known = [SERIES_COLOURS.get(name.split(":")[0]) for name in names]
+    further = itertools.cycle(COLOURS)
+    ours = [colour or next(further) for colour in known]
+    colours = {"range": ours} if any(known) else {"scheme": COLOUR_RAMP}
     legend = alt.Legend(
         title=None,
         symbolType="circle",

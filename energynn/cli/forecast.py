@@ -18,6 +18,7 @@ from energynn.cli.options import (
     SystemOption,
     make_command_group,
     parse_parameters,
+    print_answer,
     print_json_or_text,
     require_runs_dir,
 )
@@ -117,7 +118,7 @@ def plan(
 
     --devices: at most; --local-batch-size: the only one. --power-limit: of the GPUs, 0.5 to 1 of
     their greatest. With factors, the answer has CO2, price and the cheapest, too; --pue multiplies
-    their kWh.
+    their kWh, not that of --energy-kwh. A GPU hour's price is of charged hours: of whole nodes.
     """
     from energynn.experiment import studies, systems
     from energynn.forecast import fit as fits
@@ -145,9 +146,7 @@ def plan(
     if as_json:
         print_json_or_text(True, plan.plan_as_json(answer) | {"next_run": advice}, "")
     else:
-        print_json_or_text(
-            False, {}, f"{wording.plan_text(answer)}\n{advice['in_words']}"
-        )
+        print_answer(f"{wording.plan_text(answer)}\n{advice['in_words']}")
 
 
 @forecast.command()

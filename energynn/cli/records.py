@@ -46,13 +46,10 @@ def show(
             one_run.save_picture(run_dir, plot)
         record = records.read_record(run_dir)
         text = command.report_text(record, run_dir, details)
-        if details and record.history:
-            from energynn.analysis import interface
+        if details:
+            from energynn.analysis import profiles
 
-            table = interface.epochs(run_dir)
-            known = ["epoch", "time_s", "energy_J", "training_loss", *record.metrics]
-            table = table[[name for name in dict.fromkeys(known) if name in table]]
-            text += f"\n{table.to_string(index=False, float_format='{:.5g}'.format)}"
+            text += profiles.phases_and_epochs_text(run_dir, record)
     print_json_or_text(as_json, record, f"{text}\n  wrote {plot}" if plot else text)
 
 
@@ -76,10 +73,13 @@ def compare(
     lines.append(f"ratio  run {len(names)} to run 1")
     # on a line of 80 columns, as far as it goes
     width = max(8, 51 // len(names) - 2)
-    shown = table.rename(columns=numbers)
-    lines.append(
-        shown.to_string(na_rep="", float_format="{:.4g}".format, max_colwidth=width)
-    )
+
+    def format_cell(value) -> str:
+        if isinstance(value, float):
+            return f"{value:.4g}".replace("nan", "")
+        return str(value)[:width]
+
+    lines.append(table.rename(columns=numbers).map(format_cell).to_string())
     remarks = table.attrs["remarks"]
     answer = {"rows": rows, "remarks": remarks}
     print_json_or_text(as_json, answer, "\n".join([*lines, *remarks]))

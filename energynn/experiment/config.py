@@ -41,7 +41,11 @@ YEARS_PATTERN = r"^(19|20)\d\d(-(19|20)\d\d)?(,(19|20)\d\d(-(19|20)\d\d)?)*(?!\n
 
 # Types of parameters with their limits; a title says in words what a pattern allows.
 FolderName = Annotated[
-    str, Meta(pattern=NAME_PATTERN, title="up to 64 letters, digits, '_', '-' and '.'")
+    str,
+    Meta(
+        pattern=rf"(?!.*\.toml$){NAME_PATTERN}",
+        title="up to 64 letters, digits, '_', '-' and '.', without .toml at its end",
+    ),
 ]
 RunId = Annotated[
     str,

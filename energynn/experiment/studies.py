@@ -545,9 +545,8 @@ def find_studies(names: list[str], system: str = "local") -> dict[str, RunConfig
             found[name] = OWN_STUDIES[name](system)
         else:
             known = [*OWN_STUDIES, *STUDY_GROUPS]
-            near = f"; give -p {name}" if "=" in name else suggestion(name, known)
             raise ValueError(
-                f"study: {name!r} is not known{near}; "
+                f"study: {name!r} is not known{suggestion(name, known)}; "
                 f"choose one of {', '.join(known)}, or a file of your own (.py)"
             )
     return found

@@ -82,7 +82,7 @@ def conversion_factors(
         ("energy_centre_kWh", 1.0 if pue > 1 else None, pue, "energy_kWh"),
         ("CO2_g", gco2_per_kwh, pue, "energy_kWh"),
         ("price", price_per_kwh, pue, "energy_kWh"),
-        ("price", price_per_gpu_hour, 1.0, "gpu_hours"),
+        ("price", price_per_gpu_hour, 1.0, "charged_hours"),
     ]
     return [each for each in factors if each[1] is not None]
 
@@ -263,6 +263,11 @@ def extrapolation_remarks(fit: Fit, run: RunConfig, work: np.ndarray) -> list[st
             lines.append(
                 f"{name} {plain[name]}: no fitted run had it, its effect is not known"
             )
+    site = fit.runs.site
+    if fit.runs.provenance == "published" and site.gpu not in site.published_as:
+        lines.append(
+            f"{site.gpu}: {site.file} calls them {site.published_as}, whose runs these are"
+        )
     if unknown := unknown_exchange_text(fit, run):
         lines.append(f"the all-reduce is left out: {unknown}")
     elif missing := _missing_exchange_text(fit, run, work):

@@ -283,8 +283,7 @@ def read_checked_runs(
     chosen, left_out = [], {}
     for folder, record in records.read_records_by_folder(runs_dir).items():
         reason = _reason_to_leave_out(record, site)
-        reason = reason or _difference(record, workload, parameters)
-        if reason:
+        if reason := reason or _difference(record, workload, parameters):
             left_out[folder.name] = reason
         else:
             chosen.append(record)

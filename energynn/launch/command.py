@@ -286,13 +286,22 @@ def report_text(record: records.Record, run_dir: Path, details: bool = False) ->
     remarks = records.remarks_on_record(record, run_dir.parent.parent)
     samples = record.samples_in_training
     if record.status == "finished" and 0 < samples < records.MIN_POWER_SAMPLES:
-        remarks.append(_more_samples_remedy(record, samples))
+        longer = 1.3 * records.MIN_POWER_SAMPLES / samples
+        remarks.append(
+            f"run it {longer:.2g} times as long, or, where its sensors are faster, measure with "
+            f"--period {SHORTEST_PERIOD_S}"
+        )
     lines += [f"  {line}" for line in remarks]
     if details:
         lines += [
             _energy_of_component_text(record, component)
             for component in [*energy.COMPONENTS, "total"]
             if getattr(record, f"energy_{component}_J") is not None
+        ]
+        lines += [
+            f"    start {one.segment}, {one.host} {one.id}: {one.energy_J:.2f} J"
+            for one in record.sensors
+            if one.primary and one.energy_J is not None
         ]
         lines += _idle_power_lines(record)
         lines.append(f"  {samples} power samples")
@@ -301,16 +310,6 @@ def report_text(record: records.Record, run_dir: Path, details: bool = False) ->
     about = record.name, record.note, f"record: {run_dir}"
     lines += [f"  {text}" for text in about if text]
     return "\n".join(map(texts.escape_controls, lines))
-
-
-def _more_samples_remedy(record: records.Record, samples: int) -> str:
-    """Say what gives a run samples enough: a finer period only where its sensors can keep it."""
-    apart_s = record.training_time_s / samples
-    fine_s = record.training_time_s / records.MIN_POWER_SAMPLES
-    if apart_s < 2 * record.sampling_period_s and fine_s > SHORTEST_PERIOD_S:
-        return f"run it longer, or measure with --period {SHORTEST_PERIOD_S}"
-    least_s = 1.3 * records.MIN_POWER_SAMPLES * apart_s
-    return f"run it for {least_s:.2g} s or longer: its sensors are read every {apart_s:.2g} s"
 
 
 def _idle_power_lines(record: records.Record) -> list[str]:

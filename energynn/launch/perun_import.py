@@ -126,10 +126,9 @@ def _write_samples_of_hosts(sensors: list[PerunSensor], folder: Path) -> None:
         own = [each for each in sensors if (each.round, each.host) == (round_, host)]
         seconds = own[0].seconds.astype(float)  # of all sensors of a host
         steps_s = np.diff(seconds)
-        if not len(steps_s):
-            raise ValueError(f"{host} has one sample, two are needed")
         are_same = all(np.array_equal(each.seconds, seconds) for each in own)
-        if not are_same or not ((steps_s >= 0) & (steps_s < np.inf)).all():
+        are_steps = len(steps_s) and ((steps_s >= 0) & (steps_s < np.inf)).all()
+        if not (are_same and are_steps):
             raise ValueError(f"the times of {host} are not those of a run")
         number = rounds.index(round_)
         place = folder / f"segment-{number + 1}" if number else folder

@@ -82,7 +82,6 @@ class JobStart(msgspec.Struct):
     started_at: str = ""
     submission: str = ""
     checkpoint: str = ""
-    ended_at: str = ""
     exit_status: int = 0
     outcome: str = ""
 

@@ -27,6 +27,7 @@ from energynn.measure import kernel, machine, perun_adapter
 from energynn.measure.samples import events_of_kind, read_events, segment_dirs
 
 HOST_LOCK_VARIABLE = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
+HOST_TAKEN_TEXT = "another measured run has this machine"
 LOCK_FOLDER = Path("/tmp")  # not TMPDIR, which differs
 CHECKPOINT_TIMEOUT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 # ranks that wait for a dead process, as perun's sampler, never end
@@ -62,8 +63,8 @@ def lock_host(patience_s: float = 0.0) -> ExitStack:
     while (held := _try_to_lock_host(f"energynn-measured-run-on-{mark}")) is None:
         if time.monotonic() > until_s:
             raise ValueError(
-                "another measured run has this machine; `pgrep -af energynn` shows it; "
-                "one at a time; in a batch job give sbatch --exclusive"
+                f"{HOST_TAKEN_TEXT}; `pgrep -af energynn` shows it; one at a time; in a batch "
+                "job give sbatch --exclusive"
             )
         time.sleep(1)
     return held
@@ -245,6 +246,8 @@ def supervise_run(run_dir: Path, parent: int) -> None:
         ranks.terminate()
     processes.end_marked(folder)
     by = f", {intent['launcher']} with status {ranks.wait()}{_last_launcher_line(folder)}"
+    if ranks.wait() > 128:
+        by += f"; {ranks.wait() - 128} is a signal, 9 often a lack of memory"
     status, why = status_and_reason(folder, intent["devices"], reason, by)
     if status in ("failed", "killed"):
         why += f"; started again, it {RESTART_TEXTS[has_checkpoint(run_dir)]}"

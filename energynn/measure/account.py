@@ -127,7 +127,10 @@ def account_for_run(
 
 
 def _total_cpu_times(events: dict[Path, list[dict]]) -> dict[str, float]:
-    """Add up the CPU time of the run's ranks, and of all else on their hosts; {} if not known."""
+    """Add up the CPU time of the run's ranks, and of all else on their hosts.
+
+    {} where a start of the run did not live to tell it.
+    """
     own_s = others_s = 0.0
     for of_segment in events.values():
         starts = {
@@ -140,6 +143,8 @@ def _total_cpu_times(events: dict[Path, list[dict]]) -> dict[str, float]:
             if {"cpu_own_s", "cpu_host_s"} <= start.keys() & end.keys():
                 own_of[end["host"]] += end["cpu_own_s"] - start["cpu_own_s"]
                 whole_of[end["host"]] = end["cpu_host_s"] - start["cpu_host_s"]
+        if starts and not whole_of:
+            return {}
         own_s += sum(own_of.values())
         others_s += sum(max(0.0, whole_of[host] - own_of[host]) for host in whole_of)
     return {"cpu_time_s": own_s, "cpu_time_others_s": others_s} if own_s else {}

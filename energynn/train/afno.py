@@ -3,8 +3,7 @@ network per patch.
 
 Shapes: N batch, C channels, H W grid, h w patches, E embedding, B blocks, S = E / B channels of a
 block, m modes. Names of parameters and numerics are those of the published FourCastNet (Pathak et
-al. 2022, github.com/NVlabs/ FourCastNet, networks/afnonet.py), so that its weights load; the code
-is our own.
+al. 2022, github.com/NVlabs/FourCastNet, networks/afnonet.py); the code is our own.
 """
 
 import functools

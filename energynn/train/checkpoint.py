@@ -26,22 +26,13 @@ def save_weights(path: Path, model: torch.nn.Module, architecture: dict) -> str:
 
 
 def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None:
-    """Put saved weights into the model: our own, or a checkpoint of the published FourCastNet.
+    """Put saved weights into the model.
 
     Raises ValueError if there are none, or if they are of another architecture.
     """
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        if "model_state" in saved:
-            # published: names of DistributedDataParallel, a norm that is not used, and no sizes
-            there = architecture
-            state_dict = {}
-            for name, values in saved["model_state"].items():
-                if not name.startswith("module.norm."):
-                    state_dict[name.removeprefix("module.")] = values
-        else:
-            there = saved["architecture"]
-            state_dict = saved["state_dict"]
+        there, state_dict = saved["architecture"], saved["state_dict"]
     except Exception as error:
         # torch.load raises whatever the damaged bytes lead it to
         reason = f"{path} is missing or damaged ({type(error).__name__})"

@@ -69,7 +69,7 @@ def test_two_runs_side_by_side_with_their_ratio(two_runs):
     table = energynn.compare(*two_runs)
     crowded, alone = table.attrs["remarks"]
     assert crowded.startswith("100.0: others used 70% of the CPU time")
-    assert alone.startswith("one run each")
+    assert alone.startswith("repeats of both")
     row = table.loc["energy_total_J"]
     assert row["ratio"] == pytest.approx(2)
     assert set(table.loc["energy_total_provenance", ["50.0", "100.0"]]) == {"simulated"}

@@ -77,7 +77,7 @@ def test_the_picture_of_a_run_has_its_energy_and_the_error_at_each_epoch(tmp_pat
     assert epochs[0]["energy (Wh)"] == pytest.approx(mean_W * 10 / 3600, rel=0.03)
     (run / "run.json").write_text("{}")
     table = energynn.epochs(run)
-    assert table["energy_J"].to_list() == pytest.approx(
+    assert table["energy_so_far_J"].to_list() == pytest.approx(
         [mean_W * 10, mean_W * 20], 0.02
     )
     assert table["top1_error"].to_list() == [0.9, 0.7]

@@ -69,3 +69,12 @@ def test_a_logarithmic_axis_has_two_round_ticks_or_more(low, ratio):
     channel = theme.log_axis(alt.Y("y:Q"), [low, low * ratio])
     ticks = channel.to_dict()["axis"]["values"]
     assert 2 <= len(ticks) <= 7 and low <= min(ticks) and max(ticks) <= low * ratio
+
+
+def test_a_series_more_leaves_those_of_the_study_their_colours():
+    names = ["R4: constant LBS", "mine", "yours"]
+    scale = theme.series_colour(pd.DataFrame({"name": names})).to_dict()["scale"]
+    of = dict(zip(scale["domain"], scale["range"], strict=True))
+    assert of[names[0]] == theme.SERIES_COLOURS["R4"] and len(set(of.values())) == 3
+    alone = theme.series_colour(pd.DataFrame({"name": names[1:]})).to_dict()["scale"]
+    assert "range" not in alone

@@ -186,7 +186,7 @@ def test_what_is_said_is_of_the_question(tmp_path, fitted):
     prices = [of["price"]["value"] for of in shown["pareto"]]
     assert shown["choices"]["cheapest"]["price"]["value"] == min(prices)
     for end in predict.INTERVAL_FIELDS:
-        kWh, hours = row["energy_kWh"][end], row["gpu_hours"][end]
+        kWh, hours = row["energy_kWh"][end], row["charged_hours"][end]
         assert row["CO2_g"][end] == pytest.approx(400 * 1.3 * kWh)
         assert row["price"][end] == pytest.approx(0.3 * 1.3 * kWh + 1.5 * hours)
     assert same["price"] == pytest.approx(row["price"])

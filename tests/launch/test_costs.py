@@ -87,7 +87,7 @@ def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_pat
     paid_kWh = 1.2 * total["energy_kWh"]
     assert total["energy_centre_kWh"] == pytest.approx(paid_kWh)
     assert total["CO2_g"] == pytest.approx(100 * paid_kWh)
-    assert total["price"] == pytest.approx(0.3 * paid_kWh + 2 * total["gpu_hours"])
+    assert total["price"] == pytest.approx(0.3 * paid_kWh + 2 * total["charged_hours"])
     submitted = ["submit", "--system", own, "--dry-run", "--runs-dir", tmp_path]
     for text in (answer(*words), answer(*submitted, "R1")):
         assert "left out: 20 run(s) on 32, 64, 128, 256 devices; five has 20" in text
@@ -95,6 +95,9 @@ def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_pat
         assert "all 45 runs: " in text or "25 to make" in text
     refused = answer(*submitted, "-p", "devices=24", status=2)
     assert "left out: 1 run(s) on 24 devices" in refused
+    assert "whose runs these are" not in answer(*words)
+    own.write_text(own.read_text() + 'gpu = "NVIDIA H100"\n')
+    assert "calls them NVIDIA A100-40GB, whose runs these are" in answer(*words)
 
 
 def test_whole_nodes_are_charged():

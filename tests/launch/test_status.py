@@ -29,7 +29,7 @@ def states_of(runs_dir):
 
 
 EPOCH = '{"t_mono_ns": 1, "t_wall_ns": 1, "event": "epoch", "epoch": 3, "epochs": 9}'
-STOPPED = {START: {"submission": "t", "ended_at": "u", "outcome": "asked to stop"}}
+STOPPED = {START: {"submission": "t", "outcome": "asked to stop"}}
 OF_ANOTHER = {START: {"submission": "an earlier one", "outcome": "failed: x"}}
 FAILED = {START: {"submission": "t", "outcome": "failed: rank 1 ended"}}
 GOES_ON = FAILED | {"job/start-2.json": {"submission": "t", "started_at": "v"}}

@@ -81,6 +81,12 @@ def test_what_the_ranks_of_a_host_did_not_use_others_did(two_gpus):
         rewrite(two_gpus / f"events-rank{rank}.jsonl", used)
     found = judged(two_gpus)
     assert (found["cpu_time_s"], found["cpu_time_others_s"]) == (7, 3)
+    cut = two_gpus / "segment-2"
+    copied(two_gpus, cut, by_s=100, wall_s=100)
+    for path in cut.glob("events-*"):
+        lines = read_lines(path)
+        write_lines(path, [one for one in lines if one["event"] != "training_end"])
+    assert "cpu_time_s" not in judged(two_gpus), "a start that did not tell its end"
 
 
 def copied(folder, target, host="h", by_s=0, wall_s=0, **header):

@@ -100,7 +100,7 @@ def test_what_epochs_of_a_command_reached_stands_beside_their_energy(
     assert record.metrics == {"loss": 0.5, "top1_error": 0.25}
     table = energynn.epochs(tmp_path / "run")
     assert table["epoch"].to_list() == [1, 2] and table["loss"].to_list() == [1, 0.5]
-    first, second = table["energy_J"]
+    first, second = table["energy_so_far_J"]
     assert 0 < first < second <= 1.05 * record.energy_total_J
     assert "75% of the images right" in answer("show", tmp_path / "run", "--details")
     assert records.check(tmp_path) == []

@@ -289,19 +289,9 @@ def test_a_sampler_that_stood_still_is_told_no_period(tmp_path, until_s):
     assert "quota of CPUs (cpu.max)" in reason
 
 
-@pytest.mark.parametrize(
-    "time_s, samples, period_s, says",
-    [
-        (2.0, 50, 0.04, "--period 0.01"),
-        (2.0, 7, 0.04, "run it for 22 s or longer"),
-        (0.3, 8, 0.04, "run it for 2.9 s or longer"),
-        (40.0, 40, 1.0, "--period 0.01"),
-    ],
-)
-def test_too_few_samples_are_told_what_gives_more(time_s, samples, period_s, says):
-    fields = {"training_time_s": time_s, "sampling_period_s": period_s}
-    record = read_as_record(minimal_record(**fields))
-    assert says in command._more_samples_remedy(record, samples)
+def test_too_few_samples_are_told_how_much_longer_gives_enough(tmp_path):
+    record = read_as_record(minimal_record(samples_in_training=8, status="finished"))
+    assert "run it 9.8 times as long" in command.report_text(record, tmp_path)
 
 
 # -------------------------------------------------------------------------------------- agreement
