@@ -96,8 +96,10 @@ def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_pat
     refused = answer(*submitted, "-p", "devices=24", status=2)
     assert "left out: 1 run(s) on 24 devices" in refused
     assert "whose runs these are" not in answer(*words)
-    own.write_text(own.read_text() + 'gpu = "NVIDIA H100"\n')
-    assert "calls them NVIDIA A100-40GB, whose runs these are" in answer(*words)
+    other = tmp_path / "other.toml"
+    other.write_text(own.read_text() + 'gpu = "NVIDIA H100"\n')
+    said = answer("forecast", "predict", "R1", "--system", other)
+    assert "calls them NVIDIA A100-40GB, whose runs these are" in said
 
 
 def test_whole_nodes_are_charged():
