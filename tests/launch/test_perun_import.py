@@ -215,7 +215,7 @@ def test_whole_runs_are_imported_and_others_named(tmp_path):
         file.move("app/nodes/two", "other/nodes/one")
     words = ["import-perun", path, "--runs-dir", tmp_path / "runs"]
     said = answer(*words, status=1)
-    for name in ("app/cut: ", "app/single: a has one sample"):
+    for name in ("app/cut: ", "app/single: the times of a are not"):
         assert f"not imported: {path}: run {name}" in said
     found = records.read_all(tmp_path / "runs")
     energies_J = {record.config["application"]: record.energy_cpu_J for record in found}
