@@ -63,13 +63,14 @@ def make_missing_runs(
             failed.append(f"{run_dir.name}: left out for lack of time")
             continue
         print_lines(f"\n--- run {number} of {len(missing)}: {run_dir.name}")
-        last_line = supervise.HOST_TAKEN_TEXT
-        while supervise.HOST_TAKEN_TEXT in last_line:
-            # a measured run of somebody else may have begun
+        while True:
+            # a measured run of somebody else may have begun, or begin before this one
             supervise.lock_host(PATIENCE_WITH_OTHERS_S).close()
             status, last_line = execute(
                 configuration.asdict(run) | (labels or {}), run_dir
             )
+            if supervise.HOST_TAKEN_TEXT not in last_line:
+                break
         made.append(time.monotonic() - begun - elapsed_s)
         record = records.read_record_if_any(run_dir)
         if record:
