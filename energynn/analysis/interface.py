@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 import pandas as pd
 import xarray as xr
-from scipy import stats
 
 from energynn import records
 from energynn.analysis import observations, profiles
@@ -289,11 +288,9 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     table = table.replace("", np.nan).dropna(how="all").rename_axis("quantity")
     busy = zip(columns, map(records.work_of_others, made), strict=True)
     remarks = [f"{name}: {words}" for name, words in busy if words]
-    first, *_, last = [np.log(joules.dropna()) for _, joules in of_run]
+    first, *_, last = [joules.dropna() for _, joules in of_run]
     if min(len(first), len(last)) > 1:
-        # Welch's t-test, of logarithms
-        test = stats.ttest_ind(last, first, equal_var=False)
-        low, high = np.exp(test.confidence_interval())
+        low, high = ratio_interval(first, last)
         remarks.append(
             f"ratio of the energies: {low:.3g} to {high:.3g} by the scatter of repeats (95 %)"
         )
@@ -301,3 +298,14 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
         remarks.append("repeats of both, each of one --name, tell how far runs scatter")
     table.attrs["remarks"] = remarks
     return table
+
+
+def ratio_interval(first: pd.Series, last: pd.Series) -> tuple[float, float]:
+    """Return the 95 % interval of the ratio of two quantities, the last over the first, from two
+    or more repeats of each: by Welch's t-test of their logarithms.
+    """
+    from scipy import stats
+
+    test = stats.ttest_ind(np.log(last), np.log(first), equal_var=False)
+    low, high = np.exp(test.confidence_interval())
+    return float(low), float(high)
