@@ -49,12 +49,11 @@ def draw_run(run_dir: Path) -> alt.HConcatChart:
     epochs[ENERGY_LABEL] = epochs.get("energy_so_far_J", 0.0) / SECOND_PER_HOUR
     names = dict.fromkeys(("time_s", "elapsed_s"), TIME_LABEL)
     names["power_W"] = POWER_LABEL
+    energy = profiles.cumulate_energy_J(power) / SECOND_PER_HOUR
+    energy = energy.rename(ENERGY_LABEL).rename_axis(TIME_LABEL).reset_index()
     power, epochs = power.rename(columns=names), epochs.rename(columns=names)
     power = power.groupby([TIME_LABEL, "component"], as_index=False)[POWER_LABEL].sum()
-    energy = power.groupby(TIME_LABEL, as_index=False)[POWER_LABEL].sum()
     step_s = energy[TIME_LABEL].diff().min()
-    energy_J = energy[POWER_LABEL].cumsum() * step_s
-    energy[ENERGY_LABEL] = energy_J / SECOND_PER_HOUR
     phases = _tabulate_phases(run_dir, record)
     # shorter ones cannot be seen
     phases = phases[phases["end"] - phases[TIME_LABEL] > step_s]

@@ -78,12 +78,19 @@ def tabulate_epochs(run_dir: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     table = pd.DataFrame(epochs.values()).drop(columns=[*EVENT_FIELDS], errors="ignore")
     power = load_power_profile(run_dir, step_s) if step_s else pd.DataFrame()
     if len(table) and len(power):
-        total_W = power.groupby("time_s")["power_W"].sum()
-        energy_J = step_s * total_W.cumsum()
-        ends_s = [0.0, *(energy_J.index + step_s / 2)]
-        so_far_J = np.interp(table["elapsed_s"], ends_s, [0.0, *energy_J])
-        table["energy_so_far_J"] = so_far_J
-    return table, power
+        energy_J = cumulate_energy_J(power)
+        table["energy_so_far_J"] = np.interp(
+            table["elapsed_s"], [0.0, *energy_J.index], [0.0, *energy_J]
+        )
+    return table.assign(provenance=record.energy_total_provenance), power
+
+
+def cumulate_energy_J(power: pd.DataFrame) -> pd.Series:
+    """Add up the energy of a ``load_power_profile`` to the end of each step, by that time in s."""
+    total_W = power.groupby("time_s")["power_W"].sum()
+    step_s = total_W.index.to_series().diff().min()
+    total_W.index += step_s / 2
+    return step_s * total_W.cumsum()
 
 
 def read_events_of_rank_0(folder: Path, begin_s: float) -> tuple[list[dict], float]:
@@ -102,7 +109,7 @@ def phases_and_epochs_text(run_dir: Path, record: Record) -> str:
         tables.append(phases.sum(numeric_only=True).reset_index())
     if record.history:
         epochs, _ = tabulate_epochs(run_dir)
-        known = ["epoch", "elapsed_s", "energy_so_far_J", "training_loss"]
+        known = ["epoch", "elapsed_s", "energy_so_far_J", "provenance", "training_loss"]
         known += record.metrics
         tables.append(epochs[[name for name in dict.fromkeys(known) if name in epochs]])
     form = {"index": False, "float_format": "{:.5g}".format}

@@ -299,7 +299,7 @@ def report_text(record: records.Record, run_dir: Path, details: bool = False) ->
             if getattr(record, f"energy_{component}_J") is not None
         ]
         lines += [
-            f"    start {one.segment}, {one.host} {one.id}: {one.energy_J:.2f} J"
+            f"    start {one.segment}, {one.host} {one.id}: {one.energy_J:.2f} J {one.provenance}"
             for one in record.sensors
             if one.primary and one.energy_J is not None
         ]
