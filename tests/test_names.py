@@ -120,8 +120,8 @@ def test_status_is_a_line_for_each_run_the_newest_first(runs, monkeypatch):
     assert max(map(len, (head, last, first))) <= 100
     monkeypatch.setenv("COLUMNS", "300")
     (runs[0] / "segment-2").mkdir()
-    assert " 2 starts" in answer("status")
     wide = answer("status")
+    assert " 2 starts" in wide
     assert "system other; seed 7" in wide and "epochs" not in wide
     assert "mine.1" not in answer("status", "other")
 

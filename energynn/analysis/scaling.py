@@ -38,12 +38,7 @@ class ScalingPanels:
         are_gpus = (rows["device_kind"] == "gpu").all()
         x = alt.X("devices:Q", title="GPUs" if are_gpus else "devices")
         x = theme.log_axis(x, [*rows["devices"], *of_model["devices"]], base=2.0)
-        ends = [*bounds["low"], *bounds["high"], *of_model["low"], *of_model["high"]]
-        y = theme.log_axis(alt.Y("value:Q", title=y_title), [*ends, *extra_limits])
-        points = theme.draw_points_with_error_bars(
-            self._chart(bounds, title), x, y, **self.channels
-        )
-        return alt.layer(*self._curves(of_model, x, y), points)
+        return self._panel(bounds, of_model, x, y_title, title, extra_limits)
 
     def speed_up(self, title: str) -> alt.LayerChart:
         """Draw the speed-up against the ratio of GPUs to the base run, and the ideal line."""
@@ -58,7 +53,7 @@ class ScalingPanels:
         x = theme.log_axis(x, ends, base=2.0, padding=6)
         values = [*rows["speed_up"], *ends]
         y = theme.log_axis(y.title("speed-up"), values, 2.0, padding=6)
-        points = self._chart(rows, title).mark_point(filled=True)
+        points = alt.Chart(rows, title=title, **self.size).mark_point(filled=True)
         points = points.encode(x, y, **self.channels)
         ideal = alt.Chart(pd.DataFrame({"ratio": ends, "speed_up": ends})).encode(x, y)
         ideal = ideal.mark_line(color=theme.GREY_COLOUR, strokeWidth=1.3)
@@ -79,13 +74,19 @@ class ScalingPanels:
         x_title = "GPU hours (h)" if unit == "kWh" else "device hours (h)"
         hours = [*over["gpu_hours"], *of_model["gpu_hours"]]
         x = theme.log_axis(alt.X("gpu_hours:Q", title=x_title), hours)
-        energies = [*over["low"], *over["high"], *ends["low"], *ends["high"]]
-        y = theme.log_axis(alt.Y("value:Q", title=f"energy ({unit})"), energies)
-        points = theme.draw_points_with_error_bars(
-            self._chart(over, title), x, y, **self.channels
-        )
         lines = self._lines_through_origin(x) if unit == "kWh" else []
-        return alt.layer(*self._curves(of_model, x, y), *lines, points)
+        return self._panel(over, of_model, x, f"energy ({unit})", title, between=lines)
+
+    def _panel(
+        self, rows, of_model, x, y_title, title, extra_limits=(), between=()
+    ) -> alt.LayerChart:
+        """Draw the model's curves, what stands between, and points with their bars."""
+        ends = [*rows["low"], *rows["high"], *of_model["low"], *of_model["high"]]
+        y = theme.log_axis(alt.Y("value:Q", title=y_title), [*ends, *extra_limits])
+        points = theme.draw_points_with_error_bars(
+            alt.Chart(rows, title=title, **self.size), x, y, **self.channels
+        )
+        return alt.layer(*self._curves(of_model, x, y), *between, points)
 
     def _lines_through_origin(self, x: alt.X) -> list[alt.Chart]:
         is_fitted = self.rows["provenance"].isin(["published", "measured"])
@@ -103,9 +104,6 @@ class ScalingPanels:
 
     def _model_of(self, quantity: str) -> pd.DataFrame:
         return self.model[self.model["quantity"] == quantity]
-
-    def _chart(self, rows: pd.DataFrame, title: str) -> alt.Chart:
-        return alt.Chart(rows, title=title, **self.size)
 
     def _curves(self, of_model: pd.DataFrame, x: alt.X, y: alt.Y) -> list[alt.Chart]:
         return theme.draw_model_curves(of_model, x, y, self.channels["color"])

@@ -633,11 +633,18 @@ def chance_percent(fit: Fit, ends: np.ndarray, most: float) -> float:
     The logarithm has Student's t, on each side of the value as wide as the interval: 95 % keep
     a limit at the high end, 5 % one at the low end.
     """
-    value, low, high = np.log(ends)
-    room, freedom = np.log(most) - value, fit.freedom.min()
-    width = high - value if room > 0 else value - low
-    far = special.stdtrit(freedom, UPPER_QUANTILE) * room / width
+    freedom = fit.freedom.min()
+    far = special.stdtrit(freedom, UPPER_QUANTILE) * half_widths(most, *ends)
     return float(100 * special.stdtr(freedom, far))
+
+
+def half_widths(limit, value, low, high, log=np.log, where=np.where):
+    """Half-widths of an interval between its value and a limit, by logarithms.
+
+    log, where: a browser's, of ``altair.expr``, make its expression of this.
+    """
+    room = log(limit / value)
+    return room / where(room > 0, log(high / value), log(value / low))
 
 
 def describe_parameters(fit: Fit) -> dict[str, dict]:

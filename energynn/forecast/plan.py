@@ -164,9 +164,8 @@ def _choose_configurations(best: pd.DataFrame) -> dict[str, int]:
     """Choose the most frugal, fastest and balanced of the Pareto set; with a price the cheapest."""
     best = best.dropna(axis="columns")
     spent = "energy_kWh" if "energy_kWh" in best else "gpu_hours"
-    # How far each is from the least time and the least cost, on the way to the other end.
-    far = np.log(best[["time_h", spent]] / best[["time_h", spent]].min())
-    far = far / far.max().clip(lower=1e-9)
+    ends = best[["time_h", spent]]
+    far = way_from_least(ends, ends.min(), ends.max())
     choices = {
         "most frugal": best[spent].idxmin(),
         "fastest": best["time_h"].idxmin(),
@@ -175,6 +174,14 @@ def _choose_configurations(best: pd.DataFrame) -> dict[str, int]:
     if "price" in best:
         choices = {"cheapest": best["price"].idxmin()} | choices
     return choices
+
+
+def way_from_least(value, least, most, log=np.log):
+    """How far a value is from the least, on the way to the most, by logarithms: 0 to 1.
+
+    log: a browser's, of ``altair.expr``, makes its expression of this.
+    """
+    return log(value / least) / (log(most / least) + 1e-9)
 
 
 def forecast_rows(plan: Plan, indices: list[int]) -> dict[int, dict]:

@@ -235,7 +235,7 @@ def plan_spec(built):
 
 @pytest.mark.parametrize("where", OFFERS)
 def test_picture_table_and_terminal_choose_the_same_runs(planned, plan_spec, where):
-    """The picture has the rules of forecast/plan.py once more, for a reader without a kernel."""
+    """The picture has the rules of forecast/plan.py as a browser reads them, without a kernel."""
     workload, _, system = where.split()
     answers = []
     for words, typed in LIMITS.items():
