@@ -1,7 +1,7 @@
 # energynn: `make help` lists what there is.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: coverage picture size wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-minutes gpu-carry lock clean env train-env python needs again
+.PHONY: coverage picture size wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-minutes gpu-carry lock clean env train-env site-writer training python needs room again
 SHELL := /bin/sh
 
 # The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
@@ -9,22 +9,18 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-# An empty file marks a part of the environment that is whole; where pyproject.toml or the lock is newer, uv looks again.
-BASE := $(VENV)/has-analysis
-DOCS := $(VENV)/has-docs
-TRAIN := $(VENV)/has-train
-ALL := $(VENV)/has-all
-# `make SITE=1 ...` uses the torch and the MPI that this machine already has.
-TRAINS := $(if $(SITE),train-site,train)
-EXTRAS := $(TRAINS),lab,dev
 # Where there is no network: a folder from `make wheelhouse`. Else the mirror that pip is told of, if it is of one, and
 # the certificates that this machine trusts.
 MIRROR = $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config get global.index-url 2>/dev/null))
 FROM = $(if $(WHEELHOUSE),--no-index --find-links $(WHEELHOUSE),$(addprefix --index-url ,$(MIRROR)))
 export UV_SYSTEM_CERTS = 1
-# uv takes the versions and checksums of the lock. It does not see a site's packages: there pip takes what fits them.
+# uv takes the versions and checksums of the lock.
 UV := $(BIN)/uv
-INSTALL = $(if $(SITE),$(BIN)/python -m pip install --no-compile,$(UV) pip install --python $(BIN)/python -c requirements.lock) $(FROM)
+INSTALL = $(UV) pip install --python $(BIN)/python -c requirements.lock $(FROM)
+# `make SITE=1 ...` uses the torch and the MPI that this machine already has. uv does not see a site's packages, so there
+# pip takes what fits them, once.
+SITE_INSTALL = $(BIN)/python -m pip install --no-compile $(FROM) -e .$(SITE_EXTRAS)
+SITE_EXTRAS := [train-site,lab,dev]
 
 # Runs and tests start hundreds of processes: compile the package and the tests once, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE =
@@ -44,7 +40,7 @@ help: ## this list
 	@echo "energynn: what does it cost, in energy, time and accuracy, to train on more GPUs?"
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-reproduce: needs $(TRAIN) ## everything: install, verify the data, run the default study, rebuild the paper, compare (10 min)
+reproduce: needs training ## everything: install, verify the data, run the default study, rebuild the paper, compare (10 min)
 	@echo "=== 1 of 7: verify the data that ship (seconds)"
 	@$(BIN)/energynn data verify
 	@echo "=== 2 of 7: train ResNet50 and FourCastNet on one and two devices, ten runs (5 min)"
@@ -60,13 +56,13 @@ reproduce: needs $(TRAIN) ## everything: install, verify the data, run the defau
 	@echo "=== 7 of 7: compare with the committed reference (seconds)"
 	@$(BIN)/energynn check --reference
 
-kick-the-tires: needs $(TRAIN) ## two short runs and the paper, to see whether all is well (5 min)
+kick-the-tires: needs training ## two short runs and the paper, to see whether all is well (5 min)
 	$(BIN)/energynn data verify
 	$(BIN)/energynn study run kick-the-tires
 	$(BIN)/energynn check runs
 	$(MAKE) --no-print-directory paper
 
-paper: $(BASE) ## figures, numbers, claims, build/paper.pdf and build/report.html from the records that are there (no torch needed)
+paper: env ## figures, numbers, claims, build/paper.pdf and build/report.html from the records that are there (no torch needed)
 	@$(MAKE) --no-print-directory -j2 build/paper.pdf
 	@echo "open build/paper.pdf, or build/report.html in a browser; figures are in build/figures/, numbers in build/numbers.json"
 
@@ -76,36 +72,36 @@ picture: build/paper.pdf ## the README's picture, as the notebook draws it here
 
 # Two processes have a core each: threads of a third one would only wait.
 test: export OMP_NUM_THREADS = 1
-test: $(ALL) ## the fast tests (5 min)
+test: train-env ## the fast tests (5 min)
 	@echo "=== the fast tests (5 min on two cores)"
 	$(PYTEST) $(FAST)
 
-test-all: $(ALL) ## these and the slow ones: real runs, killed processes, a private Slurm (22 min)
+test-all: train-env ## these and the slow ones: real runs, killed processes, a private Slurm (22 min)
 	$(MAKE) --no-print-directory test || $(ONCE_MORE)
 	@echo "=== the slow tests (16 min on two cores)"
 	$(PYTEST) $(SLOW) || $(ONCE_MORE)
 
-test-nightly: $(ALL) ## many kills at random instants, and the full matrices of launchers and signals
+test-nightly: train-env ## many kills at random instants, and the full matrices of launchers and signals
 	$(PYTEST) -m nightly
 
-lab: $(ALL) ## JupyterLab on notebooks/00_start_here.ipynb
+lab: train-env ## JupyterLab on notebooks/00_start_here.ipynb
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
-docs: $(DOCS) ## README, guides, executed notebooks, commands and Python interface as a site: build/site/index.html
+docs: site-writer ## README, guides, executed notebooks, commands and Python interface as a site: build/site/index.html
 	@$(BIN)/sphinx-build -q -W --keep-going docs build/site
 	@echo "open build/site/index.html"
 
-check: $(BASE) ## derive every number of every record again and compare
+check: env ## derive every number of every record again and compare
 	$(BIN)/energynn check runs
 
 size: ## code tokens by folder, tokens a line, rooms, arrows, floors
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/size.py
 
-bench: $(ALL) ## what measuring costs and how fast the trainers are, as ratios within one run
+bench: train-env ## what measuring costs and how fast the trainers are, as ratios within one run
 	$(BIN)/python -m tests.bench
 
-coverage: $(BASE) ## how many intervals hold the truth of invented clusters: the table of docs/forecast.md (15 min)
+coverage: env ## how many intervals hold the truth of invented clusters: the table of docs/forecast.md (15 min)
 	@$(BIN)/python -m tests.forecast.clusters 25
 
 # The machine's own Python, if it has torch; nothing is installed, nothing is fetched.
@@ -136,7 +132,7 @@ gpu-minutes: ## what a GPU draws idle, starved, in a simulated collective and at
 	  $(MINUTE) kind=collective devices=2 local_batch_size=1; fi
 
 GPU_PYTHON_VERSION ?= 3.12
-gpu-carry: $(TRAIN) ## what a machine with a GPU needs of this one and git does not bring: build/data, build/commit, build/packages
+gpu-carry: training ## what a machine with a GPU needs of this one and git does not bring: build/data, build/commit, build/packages
 	$(BIN)/energynn data verify photographs photographs_large
 	rm -rf build/packages
 	$(UV) pip install -q --target build/packages -c requirements.lock --only-binary :all: \
@@ -156,18 +152,24 @@ wheelhouse: python ## every package as a file in build/wheelhouse, for machines 
 clean: ## delete what was generated; runs/ and the environment stay
 	rm -rf build
 
-env: $(BASE) ## only the environment of the analysis
-train-env: $(ALL) ## the whole environment
-
 # ---------------------------------------------------------------------------------------------------- the environment
 
 python:
 	@test -n "$(PYTHON)" || { echo "energynn: no Python 3.11 or newer found; install one or give make PYTHON=..."; exit 2; }
 
+# Whether this machine trains already.
+TORCH = $(SITE)$(wildcard $(VENV)/lib/python*/site-packages/torch)
+
 needs: python
-	@test -e $(TRAIN) || echo "Needs about 8 GB of disk (environment 7 GB), 4 GB of memory and, on two cores, 10 minutes after the download of 3 GB."
+	@test -n "$(TORCH)" || echo "Needs about 8 GB of disk (environment 7 GB), 4 GB of memory and, on two cores, 10 minutes after the download of 3 GB."
 	@test -n "$(SITE)" || $(PYTHON) -c 'import importlib.metadata as m; \
 	  print("note: this Python has torch", m.version("torch"), "- `make SITE=1` uses it and your MPI instead of wheels")' 2>/dev/null || true
+
+# An installer finds out late that the disk is full, and leaves half an environment.
+room: python
+	@test -n "$(TORCH)" || $(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 1e9; \
+	  sys.exit(f"energynn: only {free:.1f} GB are free here; make room for 8 GB" if free < 8 else 0)'
+	@test -n "$(TORCH)" || echo "=== install what trains and measures (3 GB once); what is said is in $(VENV)/install.log"
 
 $(UV): | python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SITE),--system-site-packages) $(VENV)
@@ -175,31 +177,28 @@ $(UV): | python
 
 # What the installer says goes to a log, which is named, and shown where something fails. Nothing is compiled:
 # Python does that when it imports, and most of 14,000 files are imported by nobody.
-install = echo "=== install $(1) into $(VENV); what is said is in $(VENV)/install.log"; \
-  $(INSTALL) $(2) > $(VENV)/install.log 2>&1 \
+logged = $(1) > $(VENV)/install.log 2>&1 \
   || { tail -n 15 $(VENV)/install.log; echo "energynn: not installed; all that was said is in $(VENV)/install.log"; exit 1; }
 
-# An installer finds out late that the disk is full, and leaves half an environment.
-room = $(if $(SITE)$(wildcard $(VENV)/lib/python*/site-packages/torch),,$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 1e9; \
-  sys.exit(f"energynn: only {free:.1f} GB are free here; make room for 8 GB" if free < 8 else 0)')
+# The installer writes this command anew each time.
+$(BIN)/energynn: pyproject.toml | $(UV)
+	@echo "=== install energynn into $(VENV)"
+	@$(call logged,$(if $(SITE),$(SITE_INSTALL),$(INSTALL) --no-deps -e .))
 
-$(BASE): pyproject.toml requirements.lock | $(UV)
-	@$(call install,the analysis, -e .)
-	@touch $@
+# uv sees in a moment what is there, and then asks no network.
+packages = $(if $(SITE),true,$(call logged,$(INSTALL) -r pyproject.toml $(addprefix --extra ,$(1))))
 
-$(DOCS): pyproject.toml requirements.lock | $(UV)
-	@$(call install,what writes the site, -e ".[docs]")
-	@touch $(BASE) $@
+env: $(BIN)/energynn ## only the environment of the analysis
+	@$(call packages)
 
-$(TRAIN): pyproject.toml requirements.lock | $(UV)
-	@$(room)
-	@$(call install,what trains and measures (3 GB once), -e ".[$(TRAINS)]")
-	@touch $(BASE) $@
+site-writer: $(BIN)/energynn
+	@$(call packages,docs)
 
-$(ALL): pyproject.toml requirements.lock | $(UV)
-	@$(room)
-	@$(call install,torch and all else (3 GB once), -e ".[$(EXTRAS)]")
-	@touch $(BASE) $(DOCS) $(TRAIN) $@
+training: room $(BIN)/energynn
+	@$(call packages,train)
+
+train-env: room $(BIN)/energynn ## the whole environment
+	@$(call packages,train lab dev)
 
 # ---------------------------------------------------------------------------------------------------- the paper
 
