@@ -167,8 +167,8 @@ def export_csv(
     gCO2_per_kWh: float | None,
     price_per_kWh: float | None,
     own: bool,
-) -> int:
-    """Write ``load(runs_dir)``, or ``table(runs_dir)``, as CSV; returns the number of runs.
+) -> pd.DataFrame:
+    """Write ``load(runs_dir)``, or ``table(runs_dir)``, as CSV, and return it.
 
     With factors, which have no default as they differ by grid, contract and year, also columns
     ``CO2_g`` and ``price``.
@@ -188,7 +188,7 @@ def export_csv(
     runs.reset_index().rename(columns=spreadsheet_cell).map(spreadsheet_cell).to_csv(
         csv, index=False, errors="backslashreplace"
     )
-    return len(runs)
+    return runs
 
 
 def _mean_of_repeats(column: pd.Series):

@@ -1,4 +1,4 @@
-"""Power over time of a run: reading, thinning that keeps peaks, and what each epoch took."""
+"""Power over time of a run, and what its phases and epochs took."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,13 +114,3 @@ def phases_and_epochs_text(run_dir: Path, record: Record) -> str:
         tables.append(epochs[[name for name in dict.fromkeys(known) if name in epochs]])
     form = {"index": False, "float_format": "{:.5g}".format}
     return "\n".join(["", *(table.to_string(**form) for table in tables)])
-
-
-def thin_profile(profile: pd.DataFrame, points: int) -> pd.DataFrame:
-    """At most ``points`` rows per device: the lowest and the highest of each stretch of time: no
-    peak is lost.
-    """
-    devices = profile.groupby("device")["device"]
-    stretch = devices.cumcount() * (points // 2) // devices.transform("size")
-    power = profile.groupby(["device", stretch])["power_W"]
-    return profile.loc[sorted({*power.idxmin(), *power.idxmax()})]

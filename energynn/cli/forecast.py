@@ -68,7 +68,7 @@ def predict(
 
     By --fit, or by what is published on the system.
     """
-    from energynn.experiment import systems
+    from energynn.experiment import config, studies, systems
     from energynn.forecast import fit as fits
     from energynn.forecast import next_run, predict, wording
 
@@ -88,6 +88,13 @@ def predict(
         gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue
     )
     rows = predict.forecast_all_runs(asked, made, system, factors)
+    ids_of_study = {
+        name: {*map(config.run_id, runs)}
+        for name, runs in studies.find_studies(names, site.name).items()
+    }
+    for row in rows:
+        listed = [name for name, ids in ids_of_study.items() if row["run_id"] in ids]
+        row["studies"] = ", ".join(listed)
     advice = {"next_run": next_run.advise_next_run(made, asked)} if made else {}
     words = [wording.prediction(rows, left_out)]
     words += [each["in_words"] for each in advice.values()]

@@ -97,10 +97,12 @@ def export(
     """Write all runs, own and published, as one table for other programs."""
     from energynn.analysis import interface
 
-    number = interface.export_csv(
+    runs = interface.export_csv(
         require_runs_dir(runs_dir), csv, gco2_per_kwh, price_per_kwh, own
     )
-    print_answer(f"{csv}: {number} runs; each says how good its energy is")
+    print_answer(f"{csv}: {len(runs)} runs; each says how good its energy is")
+    for name, total in runs.filter(["CO2_g", "price"]).sum().items():
+        print_answer(f"{name} of all, where energies are known: {total:.4g}")
 
 
 def check(

@@ -124,20 +124,20 @@ def log_times_and_powers(
     """
     # A fit may try a point where a power is negative, and goes back.
     with np.errstate(invalid="ignore"):
-        return np.log(np.stack(predict_log_outcomes(names, point, work), axis=-2))
+        return np.log(np.stack(predict_times_and_powers(names, point, work), axis=-2))
 
 
 def log_times(
     names: tuple[str, ...], point: np.ndarray, work: np.ndarray
 ) -> np.ndarray:
     """Logarithms of times in s alone, (points, configurations), as ``log_times_and_powers`` has
-    them.
+    them, in half the time.
     """
     values = parameter_values(names, point[..., None, :])
     return np.log(sum(model.times_by_cause_s(values, work).values()))
 
 
-def predict_log_outcomes(
+def predict_times_and_powers(
     names: tuple[str, ...], point: np.ndarray, work: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What the model predicts at a point or several, (points, configurations) each."""
@@ -186,7 +186,7 @@ def time_residuals(fit: Fit, point: np.ndarray, seen: ObservedRuns) -> np.ndarra
 
 def power_residuals(fit: Fit, point: np.ndarray, seen: ObservedRuns) -> np.ndarray:
     """Relative errors of the known powers: of the whole, or of its parts, relative to the whole."""
-    _, whole_W, gpu_W = predict_log_outcomes(fit.names, point, seen.work)
+    _, whole_W, gpu_W = predict_times_and_powers(fit.names, point, seen.work)
     gpu_residual = (gpu_W - seen.power_gpu_W) / seen.power_W
     host_residual = (whole_W - seen.power_W) / seen.power_W - gpu_residual
     has_parts = np.isfinite(seen.power_gpu_W)

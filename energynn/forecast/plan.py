@@ -124,9 +124,10 @@ def make_plan(
             )
         )
     # without powers, energies are not known, and not judged
-    best = _pareto_rows(able[list(UNITS)].dropna(axis="columns")).sort_values("time_h")
+    known = able[list(UNITS)].dropna(axis="columns")
+    best = able[~beats(known.to_numpy()).any(axis=0)].sort_values("time_h")
     pareto = np.array(best.index)
-    choices = _choose_configurations(able.loc[best.index])
+    choices = _choose_configurations(best)
     return Plan(fit, asked, work, values, limits, pareto, choices, power_share, factors)
 
 
@@ -138,11 +139,6 @@ def _reachable_limits_text(exceeded: pd.DataFrame) -> str:
     least = np.ceil(1e4 * exceeded.min().dropna()) / 1e4
     words = [f"{LIMIT_OPTIONS[name]} {taken:.10g}" for name, taken in least.items()]
     return " or ".join(words) or "none; leave one out"
-
-
-def _pareto_rows(costs: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows that no other row beats."""
-    return costs[~beats(costs.to_numpy()).any(axis=0)]
 
 
 def beats(costs: np.ndarray) -> np.ndarray:

@@ -145,7 +145,10 @@ def status_and_reason(
         )
     if stop_reason:
         return "interrupted", f"{stop_reason}; {records.progress_in_words(events)}"
-    who = f"rank {silent[0]}" if len(silent) == 1 else f"{len(silent)} of {size} ranks"
+    who = f"{len(silent)} of {size} ranks"
+    if len(silent) == 1:
+        hosts = {event["host"] for event in events if event["rank"] == silent[0]}
+        who = " on ".join([f"rank {silent[0]}", *filter(None, hosts)])
     silence = f"{who} ended without a word{by}"
     if bad:
         told = [end for end in bad if launchers.LOST_RANK_TEXT not in end["reason"]]

@@ -94,10 +94,11 @@ def test_the_commands_show_and_export(two_runs, tmp_path):
     assert f"begun anew: 1 before, in {aside}, do not count" in shown
     shutil.rmtree(aside)
     factors = ["--gco2-per-kwh", "400", "--price-per-kwh", "0.3"]
-    answer("export", "--csv", tmp_path / "runs.csv", *factors, *runs)
+    said = answer("export", "--csv", tmp_path / "runs.csv", *factors, *runs)
     table = pd.read_csv(tmp_path / "runs.csv")
     assert {"published", "own"} <= set(table["origin"])
     assert table["CO2_g"].sum() == pytest.approx(400 * table["energy_total_kWh"].sum())
+    assert f"price of all, where energies are known: {table['price'].sum():.4g}" in said
 
 
 def test_own_runs_are_a_table_a_row_each_also_those_that_failed(two_runs, tmp_path):

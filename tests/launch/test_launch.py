@@ -485,14 +485,16 @@ def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line(tmp_path):
 def test_a_rank_without_a_word_is_named_and_not_who_misses_it(tmp_path):
     def ends(rank, reason):
         events = samples.Events(tmp_path, rank)
-        events.mark("rank_start", rank=rank, host="n")
+        events.mark("rank_start", rank=rank, host=f"n{rank}")
         events.mark("rank_end", rank=rank, status="failed", reason=reason)
 
     for rank in (0, 2):
         ends(rank, f"{launchers.LOST_RANK_TEXT} (closed by peer)")
+    samples.Events(tmp_path, 1).mark("rank_start", rank=1, host="n1")
     status, reason = supervise.status_and_reason(tmp_path, 3, "", ", srun with 137")
     assert status == "failed"
-    assert reason.startswith("rank 1 ended without a word, srun with 137; rank 0: ")
+    words = "rank 1 on n1 ended without a word, srun with 137; rank 0: "
+    assert reason.startswith(words)
     ends(1, "loss is nan")
     failed = "failed", "rank 1: loss is nan"
     assert supervise.status_and_reason(tmp_path, 3, "", "") == failed
