@@ -104,8 +104,8 @@ bench: train-env ## what measuring costs and how fast the trainers are, as ratio
 coverage: env ## how many intervals hold the truth of invented clusters: the table of docs/forecast.md (15 min)
 	@$(BIN)/python -m tests.forecast.clusters 25
 
-# The machine's own Python, if it has torch; nothing is installed, nothing is fetched.
-# GPU_MINUTES=32 makes the whole grid; GPU_CALL_MINUTES ends one call of it sooner, and the next one goes on.
+# That of .venv if it trains, else the machine's own; nothing is installed, nothing is fetched.
+# 9 minutes: the study gpu; any other number: gpu-grid. GPU_CALL_MINUTES ends one call of it sooner, and the next one goes on.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/torchrun),$(BIN)/python,python3)
 # What gpu-carry brought is of another Python than our own environment.
 CARRIED := $(if $(filter $(BIN)/% $(abspath $(BIN))/%,$(GPU_PYTHON)),,build/packages)
@@ -117,7 +117,7 @@ gpu-study: ## one NVIDIA GPU, nine minutes (or GPU_MINUTES=32), no network: reco
 	  --minutes $(GPU_CALL_MINUTES) --warm-up --runs-dir build/gpu-runs; status=$$?; mkdir -p $(or $(OUT),build); \
 	tar -czf $(or $(OUT),build)/gpu-study.tar.gz --exclude=checkpoint -C build/gpu-runs . ; exit $$status
 
-# MINUTES_WITH: parameters of all of them.
+# MINUTES_WITH: parameters added to each of these runs.
 MINUTE_S ?= 60
 WORK_SIZES ?= 32,128,256
 # As gpu-study does: H100 and H200 never share a folder. A power limit gets a system of its own.

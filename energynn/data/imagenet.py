@@ -71,7 +71,7 @@ class ImageListing:
     def __len__(self) -> int:
         return len(self.names)
 
-    def where(self, index: int) -> str:
+    def place_of_image(self, index: int) -> str:
         """Name the image's path, or its archive and its name there, for messages."""
         name = printable_file_name(self.names[index])
         return (
@@ -81,7 +81,7 @@ class ImageListing:
     def broken_image_text(self, index: int, error: Exception) -> str:
         """Say whose fault it is, whatever a decoder raised."""
         reason = " ".join(str(error).split()) or type(error).__name__
-        return f"image {self.where(index)} is broken ({reason}); copy it"
+        return f"image {self.place_of_image(index)} is broken ({reason}); copy it"
 
     def digest(self, index: int) -> str:
         """Compute the image's SHA-256."""

@@ -64,7 +64,10 @@ class ImageDataset:
         loader's workers.
         """
         positions = self.bad.nonzero().flatten().tolist()
-        return [self.listing.where(self.indices[position]) for position in positions]
+        return [
+            self.listing.place_of_image(self.indices[position])
+            for position in positions
+        ]
 
 
 def decode(data: bytes) -> torch.Tensor:

@@ -614,7 +614,9 @@ def forecast_errors(fit: Fit, facts: ObservedRuns) -> pd.DataFrame:
 
 
 def leave_one_out_errors(fit: Fit) -> pd.DataFrame:
-    """Set each run beside the forecast of the others; empty where these are too few."""
+    """Set each run beside the forecast of the others, with the terms that entered by all; empty
+    where these are too few.
+    """
     parts = [pd.DataFrame()]
     for at in range(len(fit.runs)):
         is_out = np.arange(len(fit.runs)) == at
@@ -628,7 +630,7 @@ def leave_one_out_errors(fit: Fit) -> pd.DataFrame:
 
 
 def chance_percent(fit: Fit, ends: np.ndarray, most: float) -> float:
-    """Chance that a limit holds for what ``forecast`` tells, of which ends are value, low and high.
+    """Chance that a limit holds for what ``forecast_outcomes`` tells: ends are value, low and high.
 
     The logarithm has Student's t, on each side of the value as wide as the interval: 95 % keep
     a limit at the high end, 5 % one at the low end.

@@ -1,9 +1,9 @@
 """From the readings of a sensor to the energy of a window, its bound, and reasons against it.
 
-    curve(sensor, t_s, readings, period_s) -> Curve  cumulative energy of one sensor
-    judge(evidence, unaccounted)                     the six tests; empty: no reason against it
-    entries(evidence) -> list[SensorEnergy]          sensors with their energies and bounds
-    totals(entries, window_s) -> dict                sums by component, named as in a record
+    energy_curve     cumulative energy of one sensor
+    judge_sensors    the six tests; empty: no reason against it
+    sensor_entries   sensors with their energies and bounds
+    total_energies   sums by component, named as in a record
 
 Times are seconds of one host's monotonic clock. Nothing here repairs a reading. What curves say
 about windows is ``evidence.py``'s; what is too long for a memory comes in pieces (``stream.py``).
@@ -136,7 +136,7 @@ def update_period_s(t_s: np.ndarray, values: np.ndarray) -> float | None:
 
 
 def _integrate(sensor, t_s, watts, period_s, renewed_s):
-    """Integrate a power by the trapezoidal rule; before a mean over 1 s lies what was before it."""
+    """Integrate a power by the trapezoidal rule; a mean over 1 s is exact for its own second."""
     apart_s = np.diff(t_s)
     steps_W = np.diff(watts)
     energy_J = np.append(0.0, np.cumsum(apart_s * (watts[1:] + watts[:-1]) / 2))
@@ -284,7 +284,7 @@ def _test_gaps(one: SensorEvidence, limits: dict) -> Iterator[str]:
     share = one.lost_s / one.length_s
     longest_s = one.longest_gap_s
     most_s = max(limits["gap_s"], 2 * one.period_s)
-    by = ["gap_s"]
+    by = ["gap_s", "gap_share"]
     if one.is_counter:
         most_s = max(most_s, limits["gap_share"] * one.length_s)
         most_W = limits[f"most_{one.sensor.component}_W"]
@@ -292,7 +292,6 @@ def _test_gaps(one: SensorEvidence, limits: dict) -> Iterator[str]:
         is_lost = one.edge_gap_s > most_s or longest_s > round_J / most_W
     else:
         is_lost = share > limits["gap_share"] or longest_s > most_s
-        by.append("gap_share")
     if is_lost:
         yield refusal(
             "G",
@@ -353,8 +352,8 @@ def _are_same_sensor(one: SensorEvidence, other: SensorEvidence) -> bool:
     if uuids[0] and uuids[0] == uuids[1]:
         return True
     are_counters = one.sensor.kind == other.sensor.kind == "energy"
-    are_long = are_counters and len(one.head) == len(other.head)
-    return bool(are_long and np.mean(one.head == other.head) > 0.5)
+    are_comparable = are_counters and len(one.head) == len(other.head)
+    return bool(are_comparable and np.mean(one.head == other.head) > 0.5)
 
 
 # ------------------------------------------------------------------------------------------- sums

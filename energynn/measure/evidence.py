@@ -13,7 +13,7 @@ from energynn.measure.samples import Channel, DeviceState
 
 # before and after a window: how much the power varies there, for its bound
 VARIATION_MARGIN_S = 2.0
-TEST_MARGIN_S = 1.0  # before and after a window: readings that the tests look at, too
+JUDGED_MARGIN_S = 1.0  # before and after a window: readings that the tests look at, too
 HALF_MINUTE_S = 30.0
 MAX_COMPARED_READINGS = 10_000  # readings by which two counters are compared
 
@@ -163,7 +163,7 @@ class SensorEvidence:
         if len(watts) > 1:  # one alone tells no range
             self.lowest_W = watts.min(initial=self.lowest_W)
             self.highest_W = watts.max(initial=self.highest_W)
-        near_s = self.begin_s - TEST_MARGIN_S, self.end_s + TEST_MARGIN_S
+        near_s = self.begin_s - JUDGED_MARGIN_S, self.end_s + JUDGED_MARGIN_S
         near = slice(*np.searchsorted(t_s, near_s))
         if len(t_s[near]) > 1 and is_new[near].any():
             self._add_test_readings(curve, near, is_new)
@@ -200,9 +200,9 @@ class SensorEvidence:
             )
             self.peak_W = added_W[is_new[near][begins]].max(initial=self.peak_W)
             seconds_s = max(1.0, 10 * self.late_s)
-        seconds_W = self._step_powers_W(curve, TEST_MARGIN_S, seconds_s, is_new)
+        seconds_W = self._step_powers_W(curve, JUDGED_MARGIN_S, seconds_s, is_new)
         self.peak_W = seconds_W.max(initial=self.peak_W)
-        longer_W = self._step_powers_W(curve, TEST_MARGIN_S, HALF_MINUTE_S, is_new)
+        longer_W = self._step_powers_W(curve, JUDGED_MARGIN_S, HALF_MINUTE_S, is_new)
         self.half_minute_W = longer_W.max(initial=self.half_minute_W)
         self.least = values.min(initial=self.least)
         self.most = values.max(initial=self.most)

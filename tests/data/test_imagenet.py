@@ -112,7 +112,7 @@ def test_archives_are_read_in_place_and_are_the_same_listing(tree):
     assert len(list((tree.parent / "index").iterdir())) == 2
     assert "img_train.tar: train/n01/n01_0.JPEG" in list_images(
         tree.parent / "official"
-    )[0].where(0)
+    )[0].place_of_image(0)
 
 
 def test_an_archive_that_is_missing_is_named(tree):

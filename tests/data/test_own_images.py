@@ -201,7 +201,7 @@ def test_a_name_that_is_no_text_is_taken_and_a_list_is_never_emptied(tree, monke
     printed("sha256sum", "-c", "--quiet", sums, cwd=tree)
     training = imagenet.list_images(tree)[0]
     (index,) = (k for k, name in enumerate(training.names) if b"\xff" in name)
-    assert training.where(index).endswith(r"train/b/\xff\xe4 \x1b[31m.jpg")
+    assert training.place_of_image(index).endswith(r"train/b/\xff\xe4 \x1b[31m.jpg")
     assert decode(training.read(index)).shape == (3, 8, 8)
 
 
@@ -295,7 +295,9 @@ def test_what_a_decoder_raises_has_one_sentence_from_a_worker_too(tree, fault):
     assert len(next(waiting)[1]) == len(next(waiting)[1]) == 2
     with pytest.raises(ValueError) as error:
         next(waiting)
-    assert str(error.value).startswith(f"image {training.where(4)} is broken (")
+    assert str(error.value).startswith(
+        f"image {training.place_of_image(4)} is broken ("
+    )
     assert str(error.value).endswith("); copy it, or set on_bad_image to skip")
     (tree / "train" / "a" / "0.jpg").unlink()
     with pytest.raises(FileNotFoundError, match="^.Errno 2. .*train/a/0.jpg'$"):
