@@ -177,10 +177,12 @@ def test_host_bound_is_what_neither_batch_nor_limit_makes_slower(left):
 def test_labels_are_exchanged_where_the_gpu_says_nothing(left):
     random = np.random.default_rng(46)
     of_gpu = np.array([[35.0], [70.0], [90.0], [150.0]])
-    same = left["explained"](pd.DataFrame(of_gpu * random.lognormal(0, 0.02, (4, 2))))
+    same = left["explained_share"](
+        pd.DataFrame(of_gpu * random.lognormal(0, 0.02, (4, 2)))
+    )
     assert same["share"] > 0.98 and same["as_large"] == 1 and same["orders"] == 24
     chance = [
-        left["explained"](pd.DataFrame(random.lognormal(4, 0.5, (4, 2))))
+        left["explained_share"](pd.DataFrame(random.lognormal(4, 0.5, (4, 2))))
         for _ in range(300)
     ]
     assert 0.4 < np.mean([one["share"] for one in chance]) < 0.6
