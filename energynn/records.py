@@ -380,7 +380,7 @@ def find_run(run: str | Path, runs_dir: Path) -> Path:
         which = "; ".join(called[each] for each in found[:5])
         raise ValueError(
             f"run: {str(run)!r} means {len(found)} runs in {runs_dir}; give one: "
-            f"{which or '`energynn status` lists them, `energynn study show` studies'}"
+            f"{which or '`energynn status` lists them, `energynn study list` studies'}"
         )
     return found[0]
 

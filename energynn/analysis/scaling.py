@@ -57,7 +57,8 @@ class ScalingPanels:
         points = points.encode(x, y, **self.channels)
         ideal = alt.Chart(pd.DataFrame({"ratio": ends, "speed_up": ends})).encode(x, y)
         ideal = ideal.mark_line(color=theme.GREY_COLOUR, strokeWidth=1.3)
-        return alt.layer(ideal, *self._curves(of_model, x, y), points)
+        curves = theme.draw_model_curves(of_model, x, y, self.channels["color"])
+        return alt.layer(ideal, *curves, points)
 
     def against_hours(self, title: str, unit: str = "kWh") -> alt.LayerChart:
         """Draw energies in kWh or Wh over GPU hours, with one standard deviation to each side.
@@ -86,7 +87,8 @@ class ScalingPanels:
         points = theme.draw_points_with_error_bars(
             alt.Chart(rows, title=title, **self.size), x, y, **self.channels
         )
-        return alt.layer(*self._curves(of_model, x, y), *between, points)
+        curves = theme.draw_model_curves(of_model, x, y, self.channels["color"])
+        return alt.layer(*curves, *between, points)
 
     def _lines_through_origin(self, x: alt.X) -> list[alt.Chart]:
         is_fitted = self.rows["provenance"].isin(["published", "measured"])
@@ -104,9 +106,6 @@ class ScalingPanels:
 
     def _model_of(self, quantity: str) -> pd.DataFrame:
         return self.model[self.model["quantity"] == quantity]
-
-    def _curves(self, of_model: pd.DataFrame, x: alt.X, y: alt.Y) -> list[alt.Chart]:
-        return theme.draw_model_curves(of_model, x, y, self.channels["color"])
 
 
 def summarize_own_runs(runs: pd.DataFrame, workload: str) -> dict:

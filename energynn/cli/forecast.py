@@ -88,13 +88,11 @@ def predict(
         gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue
     )
     rows = predict.forecast_all_runs(asked, made, system, factors)
-    ids_of_study = {
-        name: {*map(config.run_id, runs)}
-        for name, runs in studies.find_studies(names, site.name).items()
-    }
-    for row in rows:
-        listed = [name for name, ids in ids_of_study.items() if row["run_id"] in ids]
-        row["studies"] = ", ".join(listed)
+    for name, runs in studies.find_studies(names, site.name).items():
+        ids = {*map(config.run_id, runs)}
+        for row in rows:
+            if row["run_id"] in ids:
+                row.setdefault("studies", []).append(name)
     advice = {"next_run": next_run.advise_next_run(made, asked)} if made else {}
     words = [wording.prediction(rows, left_out)]
     words += [each["in_words"] for each in advice.values()]

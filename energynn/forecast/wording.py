@@ -164,7 +164,7 @@ def configuration_table_text(rows: list[dict]) -> str:
         first = {"": row["choice"]} if "choice" in row else {"samples": row["samples"]}
         line = first | {"GPUs": row["devices"], "LBS": row["local_batch_size"]}
         if is_repeated:
-            of = row.get("studies") or row["workload"]
+            of = ", ".join(row.get("studies", [row["workload"]]))
             line = {"": of, "runs": row["runs"]} | line
         line["GBS"] = row["global_batch_size"]
         line |= {

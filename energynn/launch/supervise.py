@@ -145,10 +145,10 @@ def status_and_reason(
         )
     if stop_reason:
         return "interrupted", f"{stop_reason}; {records.progress_in_words(events)}"
+    hosts = {event["rank"]: f" on {event['host']}" for event in events if event["host"]}
     who = f"{len(silent)} of {size} ranks"
     if len(silent) == 1:
-        hosts = {event["host"] for event in events if event["rank"] == silent[0]}
-        who = " on ".join([f"rank {silent[0]}", *filter(None, hosts)])
+        who = f"rank {silent[0]}{hosts.get(silent[0], '')}"
     silence = f"{who} ended without a word{by}"
     if bad:
         told = [end for end in bad if launchers.LOST_RANK_TEXT not in end["reason"]]
