@@ -386,7 +386,7 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
     def weights(
         self, latitudes: int, longitudes: int, channels: int = ERA5_CHANNELS
     ) -> int:
-        """Count the trained weights of the network (models/afno.py) for states on this grid."""
+        """Count the trained weights of the network (train/afno.py) for states on this grid."""
         width = self.embed_dim
         pixels = self.patch_size**2
         embedding = width * channels * pixels + width
@@ -755,7 +755,7 @@ def _names_assigned_in_cell(cell: str) -> dict:
 def parameters_help_text() -> str:
     """Describe every parameter: first what it means, then its values in the presets and limits."""
     classes = (RunConfig, ScaleFields, WatchFields, *CONFIGS.values())
-    texts = [inspect.getdoc(each) for each in classes]
+    parts = [inspect.getdoc(each) for each in classes]
     for workload, config_class in CONFIGS.items():
         lines = [
             f"parameters of {workload}, their values in {', '.join(PRESETS)}, and limits:"
@@ -764,5 +764,5 @@ def parameters_help_text() -> str:
         for name, kind in parameter_types(config_class).items():
             values = ", ".join(str(getattr(run, name)) for run in presets)
             lines.append(f"{name}: {values}; {limits_of_type(kind)}")
-        texts.append("\n".join(lines))
-    return "\n\n".join(texts)
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)

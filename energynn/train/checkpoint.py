@@ -69,7 +69,7 @@ class Checkpoints:
         self.last_s = time.monotonic()
 
     def is_due(self) -> bool:
-        """Tell whether it is time by this rank's clock; ranks agree through ``Agreement``."""
+        """Tell whether it is time by this rank's clock; ranks agree through ``RankAgreement``."""
         return self.period_s > 0 and time.monotonic() - self.last_s > self.period_s
 
     def save(self, optimizer_steps: int, **own) -> None:
