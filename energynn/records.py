@@ -280,7 +280,10 @@ def reasons_not_valid(record: Record) -> list[str]:
         if not (isinstance(value, int | float) and math.isfinite(value)):
             reasons.append(f"metric {name} is not a number")
     batch = record.config["global_batch_size"]
-    if record.samples_trained != (record.optimizer_steps or -1) * batch:
+    if (
+        record.status == "finished"
+        and record.samples_trained != (record.optimizer_steps or -1) * batch
+    ):
         reasons.append(
             "samples_trained is not optimizer_steps x devices x local batch size"
         )
@@ -354,10 +357,7 @@ def list_known_runs(runs_dir: Path) -> dict[Path, str]:
     """
     called = {}
     for path in [*runs_dir.glob("*/*/run.json"), *runs_dir.glob("*/*/job")]:
-        facts = {"started_at": "", "name": ""}
-        with join_faults(path.parent.name, []):  # as it was submitted
-            facts |= read_json(path.parent / "job" / "parameters.json")
-        facts |= read_intent_if_any(path.parent)
+        facts = {"started_at": "", "name": ""} | read_intent_if_any(path.parent)
         place = path.parent.relative_to(runs_dir)
         called[path.parent] = f"{facts['started_at']} {place} {facts['name']}"
     return dict(sorted(called.items(), key=lambda item: item[1]))
@@ -393,10 +393,16 @@ def find_runs_of_name(run: str | Path, runs_dir: Path) -> list[Path]:
 
 
 def read_intent_if_any(run_dir: Path) -> dict:
-    """Read run.json; empty where that cannot be, as before the first start of a batch job."""
+    """Read run.json, or before the first start of a batch job what it was submitted with; empty
+    where neither can be read.
+    """
+    facts: dict = {}
     with join_faults(run_dir.name, []):
-        return read_intent(run_dir)
-    return {}
+        facts |= read_json(run_dir / "job" / "parameters.json")
+        facts["config"] = dict(facts)
+    with join_faults(run_dir.name, []):
+        facts |= read_intent(run_dir)
+    return facts
 
 
 def list_settings(config: dict) -> list[str]:

@@ -39,7 +39,9 @@ def for_transformers(trainer):
 
         def on_epoch_end(self, args, state, control, **more):
             if state.is_world_process_zero:
+                is_loss_due = control.should_log  # to log makes it False
                 trainer.log(self.end())
+                control.should_log = is_loss_due
 
     return EnergyOfEpochs()
 

@@ -52,6 +52,13 @@ def test_a_strange_folder_is_measured_in_and_the_command_has_its_user_s_variable
     assert records.read_record_if_any(tmp_path / "out").status == "finished"
 
 
+def test_a_script_beside_a_checkout_finds_the_package_in_it(tmp_path):
+    (tmp_path / "energynn").mkdir()
+    script = tmp_path / "script.py"
+    script.write_text("import energynn\nenergynn.table")
+    assert not ended(sys.executable, script, cwd=tmp_path).returncode
+
+
 @pytest.mark.slow
 def test_a_study_in_a_strange_folder_with_another_kernel_in_a_pod(strange, tmp_path):
     kernel = tmp_path / "kernels" / "python3" / "kernel.json"

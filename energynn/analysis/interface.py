@@ -20,7 +20,12 @@ UNIT_OF_NAME_ENDING = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")
     "hours": "h",
     "percent": "%",
 }
-TEXT_COLUMNS = [*observations.RUN_FACTS, "provenance", "run_dir"]
+TEXT_COLUMNS = [
+    *observations.RUN_FACTS,
+    "provenance",
+    *observations.PARTS,
+    "run_dir",
+]
 # In a table of runs what is of the whole machine and the training has short names.
 SHORT_COLUMN_NAMES = {
     "training_time_s": "time_s",
@@ -70,9 +75,11 @@ RECORD_COLUMNS = [
     "energy_total_bound_J",
     "energy_total_systematic_J",
     "energy_total_provenance",
+    *observations.PARTS,
     "mean_power_total_W",
     "samples_trained",
     "optimizer_steps",
+    "job_id",
 ]
 
 
@@ -81,10 +88,10 @@ def load(runs_dir: str | Path = "") -> xr.Dataset:
     dimension ``run``.
 
     Coordinates say what was run; ``origin`` is "published", "own" (our trainers), "command"
-    (`energynn measure`) or "imported" (perun's files). ``provenance`` is that of the energies. Data
-    variables carry ``units``: kWh, h, W, %; ``<quantity>_std`` is the scatter over repeats, where
-    it is known. NaN: the run does not have it. Records that cannot be used stand with the reason in
-    ``attrs["excluded"]``.
+    (`energynn measure`) or "imported" (perun's files). ``provenance`` is that of the energies, of a
+    part of them ``energy_<part>_provenance``. Data variables carry ``units``: kWh, h, W, %;
+    ``<quantity>_std`` is the scatter over repeats, where it is known. NaN: the run has none.
+    Records that cannot be used stand with the reason in ``attrs["excluded"]``.
 
         >>> runs = load()
         >>> a100 = runs.sel(run=(runs.origin == "published"))
@@ -145,6 +152,7 @@ def _row_of_record(record: records.Record) -> dict:
     sizes = ("command", "local_batch_size", "epochs", "repeat")
     told = {name: record.config.get(name) for name in sizes}
     told["why"], told["starts"] = records.reason_of_record(record), len(record.segments)
+    told["job_id"] = record.job.get("job_id")
     told["global_batch_size"] = records.global_batch_size(record.config, record.devices)
     return msgspec.to_builtins(record) | told
 
@@ -260,7 +268,7 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     if len({*columns}) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
     table = _table_of_runs(list(map(_row_of_record, made))).drop(
-        columns=["started_at", "run_id"]
+        columns=["started_at", "run_id", "energy_total_systematic_J"]
     )
     kinds = table[RUN_SIZE_COLUMNS].groupby([*map(str, found.values())]).nunique()
     if (kinds > 1).any(axis=None):
@@ -279,9 +287,8 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
         .agg(_mean_of_repeats)
         .T.rename_axis(columns="run_id")
     )
-    table = table.drop("energy_total_systematic_J")
-    numbers = table.drop("valid").apply(pd.to_numeric, errors="coerce").iloc[:, [0, -1]]
-    table["ratio"] = numbers.iloc[:, 1] / numbers.iloc[:, 0].replace(0, np.nan)
+    values = table.drop("valid").apply(pd.to_numeric, errors="coerce")
+    table["ratio"] = values.iloc[:, -1] / values.iloc[:, 0].replace(0, np.nan)
     energies_J = pd.Series([record.energy_total_J for record in made], dtype=float)
     of_run = energies_J.groupby(columns, sort=False)
     table.loc["energy_total_spread_percent"] = 100 * of_run.std() / of_run.mean()

@@ -17,11 +17,10 @@ def load_forecasts(*workloads: str) -> pd.DataFrame:
     One row per series, number of GPUs and quantity (named as in ``observations``): value, low and
     high at 90 %, with gpu_hours and base_devices.
     """
-    series = published.read_series().items()
     return pd.concat(
         [
             _forecast_of_series(name, about)
-            for name, about in series
+            for name, about in published.read_series().items()
             if about["workload"] in workloads
         ],
         ignore_index=True,
@@ -30,14 +29,13 @@ def load_forecasts(*workloads: str) -> pd.DataFrame:
 
 def _forecast_of_series(name: str, about: dict) -> pd.DataFrame:
     fit = fits.published(about["workload"], f"horeka-{about['hardware'].lower()}")
-    fewest = fit.runs.work["devices"].min()
-    most = fit.runs.work["devices"].max()
+    seen = fit.runs.work["devices"]
     stages = {getattr(config, "stage", "") for config in fit.runs.configs}
     configs = [
         config
         for config in studies.PAPER_STUDIES[name](fit.runs.site.name)
         if config.repeat == 0
-        and fewest <= config.devices <= most
+        and seen.min() <= config.devices <= seen.max()
         and getattr(config, "stage", "") in stages
     ]
     if not configs:
@@ -77,11 +75,10 @@ def _forecast_of_series(name: str, about: dict) -> pd.DataFrame:
         "samples_per_gpu_hour": rate,
         "passes_per_gpu_hour": rate / work["local_batch_size"][:, None],
     }
-    parts = []
-    for quantity, ends in values.items():
-        parts.append(
-            pd.DataFrame(ends, columns=predict.INTERVAL_FIELDS).assign(
-                quantity=quantity, **sizes
-            )
+    parts = [
+        pd.DataFrame(ends, columns=predict.INTERVAL_FIELDS).assign(
+            quantity=name, **sizes
         )
+        for name, ends in values.items()
+    ]
     return pd.concat(parts).dropna(subset="value")

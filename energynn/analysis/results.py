@@ -9,7 +9,7 @@ import pandas as pd
 
 from energynn import records
 from energynn.experiment import config as run_config
-from energynn.host.reading import join_faults, read_json
+from energynn.host.reading import join_faults
 from energynn.measure.energy import COMPONENTS, JOULE_PER_KWH, SECOND_PER_HOUR
 
 # Quantities of a record that become columns; record_fields.toml has units and meanings.
@@ -43,6 +43,7 @@ TEXT_COLUMNS = [
     "command",
     "recipe_at_any_pace",
     "run_dir",
+    "config",
     "machine_cpu",
     "cpu_model_name",
 ]
@@ -65,10 +66,11 @@ def load_records(runs_dir: str | Path = "runs", trained: bool = True) -> pd.Data
     """Load the valid records of all systems under ``runs_dir`` into one table.
 
     Texts say what was run; ``recipe`` is equal where ``config.recipe`` and the data are,
-    ``recipe_at_any_pace`` also for those at another rate of steps; ``loader`` says
-    what gives the batches. Numbers are the quantities of the record, final metrics under their own
-    names, and kWh and h. NaN: absent from the record. ``trained``: runs of a trainer; else measured
-    commands and imported ones. Records left out stand with the reason in ``attrs["excluded"]``.
+    ``recipe_at_any_pace`` also for those at another rate of steps; ``loader`` says what gives the
+    batches; ``config`` has all parameters. Numbers are the quantities of the record, final metrics
+    under their own names, and kWh and h. NaN: absent from the record. ``trained``: runs of a
+    trainer; else measured commands and imported ones. Records left out stand with the reason in
+    ``attrs["excluded"]``.
     """
     rows = []
     excluded = []
@@ -197,11 +199,3 @@ def tabulate_phases(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         rows, columns=["run_id", "rank", "device", "phase", "time_s", *energies]
     )
-
-
-def tabulate_settings(runs: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """Tabulate what the configuration of each run says of these names; NaN where it does not."""
-    configs = []
-    for run_dir in runs["run_dir"]:
-        configs.append(read_json(Path(run_dir, "record.json"))["config"])
-    return pd.DataFrame(configs, runs.index).reindex(columns=names)

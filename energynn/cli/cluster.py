@@ -69,9 +69,15 @@ def submit(
     else:
         runs = known.list_runs_of_studies(names, site.name)
         job = "-".join(Path(name).stem for name in names)
-    dry_run = dry_run or scripts
     submit.submit_runs(
-        runs, job, site, runs_dir, dry_run, scripts, max_gpu_hours, labels
+        runs,
+        job,
+        site,
+        runs_dir,
+        dry_run or scripts,
+        scripts,
+        max_gpu_hours,
+        labels,
     )
 
 
@@ -93,7 +99,7 @@ def status(
     if watch:
         status.follow_run(records.find_run(watch, runs_dir))
         return
-    folders = status.find_run_folders(require_runs_dir(runs_dir).resolve(), studies)
+    folders = status.find_run_folders(require_runs_dir(runs_dir), studies)
     runs, notes = status.describe_runs(folders)
     print_json_or_text(
         as_json, {"runs": runs, "notes": notes}, status.status_text(runs, notes, failed)
@@ -111,7 +117,7 @@ def cancel(
     if not studies and not everything:
         raise ValueError("cancel: say which studies or runs, or --all")
     number = submit.cancel_jobs(
-        status.find_run_folders(require_runs_dir(runs_dir).resolve(), studies)
+        status.find_run_folders(require_runs_dir(runs_dir), studies)
     )
     print_answer(
         f"jobs cancelled: {number}; `energynn submit` continues from checkpoints"

@@ -19,6 +19,7 @@ from energynn.cli.options import (
 )
 
 BUILD_FOLDER = Path("build")  # where the paper lies
+CELL_WIDTH = 12  # of a comparison: three runs have a line of 80 columns
 
 
 def show(
@@ -68,21 +69,26 @@ def compare(
         table.reset_index().to_json(orient="records", double_precision=15)
     )
     *names, _ = table
-    numbers = {name: f"run {number}" for number, name in enumerate(names, start=1)}
+    numbers = {name: f"run {number}" for number, name in enumerate(names, 1)}
     lines = [f"{number}  {name}" for name, number in numbers.items()]
     lines.append(f"ratio  run {len(names)} to run 1")
-    # on a line of 80 columns, as far as it goes
-    width = max(8, 51 // len(names) - 2)
 
     def format_cell(value) -> str:
         if isinstance(value, float):
             return f"{value:.4g}".replace("nan", "")
-        return str(value)[:width]
+        return str(value)
 
-    lines.append(table.rename(columns=numbers).map(format_cell).to_string())
+    shown = table.rename(columns=numbers).map(format_cell)
+    lengths = shown.map(len).max(axis="columns")
+    long = shown.loc[lengths > CELL_WIDTH, [*numbers.values()]]
+    shown.loc[long.index, long.columns] = "below"
+    lines.append(shown.to_string())
+    if len(long):
+        lines.append(long.T.to_string())
     remarks = table.attrs["remarks"]
-    answer = {"rows": rows, "remarks": remarks}
-    print_json_or_text(as_json, answer, "\n".join([*lines, *remarks]))
+    print_json_or_text(
+        as_json, {"rows": rows, "remarks": remarks}, "\n".join([*lines, *remarks])
+    )
 
 
 def export(

@@ -266,23 +266,17 @@ def large_batch(system: str = "local") -> RunConfigs:
         sampling_period_s=0.1,
         learning_rate=0.02,
         image_size=32,
+        local_batch_size=16,
         training_samples=960,
         validation_samples=250,
         evaluate_training_set=False,
     )
-    runs = []
-    for seed in range(3):
-        for gbs, choices in LARGE_BATCH_EPOCHS.items():
-            for epochs in choices:
-                runs.append(
-                    make(
-                        local_batch_size=16,
-                        global_batch_size=gbs,
-                        epochs=epochs,
-                        seed=seed,
-                    )
-                )
-    return runs
+    return [
+        make(global_batch_size=gbs, epochs=epochs, seed=seed)
+        for seed in range(3)
+        for gbs, choices in LARGE_BATCH_EPOCHS.items()
+        for epochs in choices
+    ]
 
 
 OWN_STUDIES = {

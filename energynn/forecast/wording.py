@@ -116,9 +116,7 @@ def fit_text(fit: Fit, details: bool = False) -> str:
     spread = max(run.spread for run in fit.runs.taken)
     if spread > 2 * fits.SCATTER:
         words += f"\nruns of one configuration differ by up to {spread:.0%}: the machine was busy"
-    each = fits.leave_one_out_errors(fit)
-    if not each.empty:
-        words += "\n" + leave_one_out_text(each, details)
+    words += "\n" + leave_one_out_text(fits.leave_one_out_errors(fit), details)
     if details:
         table = pd.DataFrame(fits.describe_parameters(fit)).T.drop(columns="meaning")
         words += "\n" + table.to_string(float_format="{:.3g}".format)

@@ -121,7 +121,8 @@ def find_run_folders(runs_dir: Path, names: list[str]) -> list[Path]:
     or all.
     """
     known = records.list_known_runs(runs_dir)
-    systems = {path.parent.name for path in known}
+    # the first two are those of own runs, also where none is
+    systems = {"local", "measured"} | {path.parent.name for path in known}
     wanted = set()
     for name in names:
         if name in systems:
@@ -166,8 +167,8 @@ def _describe_run(folder: Path, queue: dict[str, slurm.QueuedJob] | None) -> dic
     ends = [start.outcome for start in starts if start.outcome.startswith("failed")]
     if ends and state in UNFINISHED_RUN_STATES:
         reason = "; ".join(filter(None, [reason, f"a start before {ends[-1]}"]))
-    facts = UNKNOWN_RUN_FACTS | (
-        msgspec.to_builtins(record) if record else records.read_intent_if_any(folder)
+    facts = UNKNOWN_RUN_FACTS | msgspec.to_builtins(
+        record or records.read_intent_if_any(folder)
     )
     row = {name: facts[name] for name in UNKNOWN_RUN_FACTS} | {
         "run_id": folder.name,

@@ -84,8 +84,10 @@ def submit_runs(
     }
     jobs = plan_jobs(runs, site, system_dir, queued)
     missing = [run for job in jobs for run in job.runs.values()]
-    done = f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued"
-    print_lines(f"{done}; {len(missing)} to make")
+    print_lines(
+        f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued; "
+        f"{len(missing)} to make"
+    )
     faults = _missing_datasets(missing, site)
     hours = 0.0
     for run in missing:  # of whole nodes; of an unknown cost the system's default

@@ -145,8 +145,13 @@ def status_and_reason(
         )
     if stop_reason:
         return "interrupted", f"{stop_reason}; {records.progress_in_words(events)}"
-    hosts = {event["rank"]: f" on {event['host']}" for event in events if event["host"]}
+    starts = events_of_kind(events, "rank_start")
+    hosts = {start["rank"]: f" on {start['host']}" for start in starts}
     who = f"{len(silent)} of {size} ranks"
+    # MPICH names the process that took the others with it
+    log = kernel.read_text(folder / "log.txt")
+    named = {one["rank"] for one in starts if f"PID {one.get('pid')} RUN" in log}
+    silent = sorted(named & {*silent}) or silent
     if len(silent) == 1:
         who = f"rank {silent[0]}{hosts.get(silent[0], '')}"
     silence = f"{who} ended without a word{by}"
@@ -248,9 +253,10 @@ def supervise_run(run_dir: Path, parent: int) -> None:
     if ranks.poll() is None:
         ranks.terminate()
     processes.end_marked(folder)
-    by = f", {intent['launcher']} with status {ranks.wait()}{_last_launcher_line(folder)}"
+    by = f", {intent['launcher']} with status {ranks.wait()}"
     if ranks.wait() > 128:
-        by += f"; {ranks.wait() - 128} is a signal, 9 often a lack of memory"
+        by += f" (signal {ranks.wait() - 128}; 9 is often a lack of memory)"
+    by += _last_launcher_line(folder)
     status, why = status_and_reason(folder, intent["devices"], reason, by)
     if status in ("failed", "killed"):
         why += f"; started again, it {RESTART_TEXTS[has_checkpoint(run_dir)]}"
@@ -276,8 +282,7 @@ def hang_reason(folder: Path, devices: int) -> str:
 
 def _last_launcher_line(folder: Path) -> str:
     """Tell the last line of the launcher; "" where it has said nothing."""
-    path = folder / "log.txt"
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    lines = kernel.read_text(folder / "log.txt").splitlines()
     own = [line.strip() for line in lines if not FOREIGN_LINE_PATTERN.fullmatch(line)]
     return f', its last line: "{own[-1][:200]}"' if own else ""
 

@@ -16,14 +16,10 @@ def test_curves_are_forecasts():
         .query("series == 'R1'")
         .set_index("quantity")
     )
-    for name, quantity in (
-        ("gpu_hours", "gpu_hours"),
-        ("energy_kWh", "energy_total_kWh"),
-    ):
-        expected = [
-            [row[name][end] for end in ("value", "low", "high")] for row in told
-        ]
-        np.testing.assert_allclose(r1.loc[quantity, ["value", "low", "high"]], expected)
+    names = {"gpu_hours": "gpu_hours", "energy_kWh": "energy_total_kWh"}
+    for name, quantity in names.items():
+        expected = [[*row[name].values()] for row in told]
+        np.testing.assert_allclose(r1.loc[quantity, [*told[0][name]]], expected)
     assert r1.loc["speed_up", "value"].iloc[0] == 1
 
 

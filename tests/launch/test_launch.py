@@ -495,6 +495,14 @@ def test_a_rank_without_a_word_is_named_and_not_who_misses_it(tmp_path):
     assert status == "failed"
     words = "rank 1 on n1 ended without a word, srun with 137; rank 0: "
     assert reason.startswith(words)
+    more = tmp_path / "mpirun"
+    more.mkdir()
+    for rank in (0, 1):
+        samples.Events(more, rank).mark(
+            "rank_start", rank=rank, host="n1", pid=10 + rank
+        )
+    (more / "log.txt").write_text("=   PID 11 RUNNING AT n1\n")
+    assert "rank 1 on n1 ended" in supervise.status_and_reason(more, 2, "", "")[1]
     ends(1, "loss is nan")
     failed = "failed", "rank 1: loss is nan"
     assert supervise.status_and_reason(tmp_path, 3, "", "") == failed

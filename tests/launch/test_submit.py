@@ -340,7 +340,8 @@ def test_a_sweep_is_every_combination_and_each_value_is_checked_before(fake_slur
     sizes = [re.search(r"-n(\d)-lbs(\d+)", each.name).groups() for each in folders]
     assert sorted(sizes) == [(n, b) for n in "12" for b in ("16", "32", "8")]
     assert len(status.find_run_folders(fake_slurm.runs_dir, ["sizes"])) == 6
-    assert "runs: 6; 6 queued" in fake_slurm.energynn("status", "sizes")
+    shown = fake_slurm.energynn("status", "sizes")
+    assert "runs: 6; 6 queued" in shown and shown.count("sizes") == 6
     many = ",".join(map(str, range(100)))
     for bad, said in (
         (
