@@ -152,7 +152,7 @@ def _write_kernel(folder: Path) -> dict[str, str]:
     words = [
         *OWN_PYTHON,
         "-m",
-        "ipykernel_launcher",
+        "ipykernel",  # the launcher takes a checkout off the path where it is the working folder
         "-f",
         "{connection_file}",
         "--InteractiveShellApp.ignore_cwd=True",
