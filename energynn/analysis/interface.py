@@ -1,5 +1,6 @@
 """The Python interface: runs as one table, power over time, comparisons."""
 
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -133,6 +134,8 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
     """
     runs_dir = Path(runs_dir or default_runs_dir())
     folders = records.list_run_folders(runs_dir)
+    if not folders:
+        warnings.warn(f"table: no run below {runs_dir.absolute()}", stacklevel=2)
     made = records.read_records_by_folder(runs_dir)
     rows = {folder: {"run_id": folder.name} | ROW_WITHOUT_RECORD for folder in folders}
     for folder, record in made.items():
@@ -172,14 +175,12 @@ def _table_of_runs(rows: list[dict]) -> pd.DataFrame:
 def export_csv(
     runs_dir: Path,
     csv: Path,
-    gCO2_per_kWh: float | None,
-    price_per_kWh: float | None,
+    factors: list[tuple],
     own: bool,
 ) -> pd.DataFrame:
     """Write ``load(runs_dir)``, or ``table(runs_dir)``, as CSV, and return it.
 
-    With factors, which have no default as they differ by grid, contract and year, also columns
-    ``CO2_g`` and ``price``.
+    With factors of ``predict.conversion_factors`` also columns ``CO2_g`` and ``price``.
     """
     if csv.is_dir() or not csv.exists():  # a pipe may take it
         require_writable_path(csv)
@@ -189,9 +190,12 @@ def export_csv(
     else:
         runs = load(runs_dir).to_dataframe()
         kWh = runs["energy_total_kWh"]
-    for name, factor in (("CO2_g", gCO2_per_kWh), ("price", price_per_kWh)):
-        if factor is not None:
-            runs[name] = factor * kWh
+    if factors:
+        from energynn.forecast import predict
+
+        made = {"energy_kWh": kWh}
+        predict.add_conversions(made, factors)
+        runs = runs.assign(**made)
     csv.parent.mkdir(parents=True, exist_ok=True)
     runs.reset_index().rename(columns=spreadsheet_cell).map(spreadsheet_cell).to_csv(
         csv, index=False, errors="backslashreplace"

@@ -13,6 +13,7 @@ from energynn.cli.options import (
     FactorOption,
     JsonOption,
     ParametersOption,
+    PueOption,
     RunsDirOption,
     StudyArgument,
     SystemOption,
@@ -37,9 +38,6 @@ StudiesArgument = Annotated[
 ]
 LimitOption = Annotated[float | None, Option(min=1e-9, help="the most of it")]
 SizeOption = Annotated[int | None, Option(min=1)]
-PueOption = Annotated[
-    float, Option(min=1, help="kWh of the centre for one of its computers")
-]
 FitFileOption = Annotated[
     Path | None,
     Option(metavar="FILE", help="of `energynn forecast fit`"),

@@ -37,6 +37,9 @@ StudyArgument = Annotated[
     str, Argument(metavar="STUDY", help="a name, or a file of your own")
 ]
 FactorOption = Annotated[float | None, Option(min=0)]
+PueOption = Annotated[
+    float, Option(min=1, help="kWh of the centre for one of its computers")
+]
 ParametersOption = Annotated[
     list[str],
     Option("-p", metavar="NAME VALUE", help="a parameter of the run, as for papermill"),

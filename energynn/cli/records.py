@@ -11,6 +11,7 @@ from energynn.cli.options import (
     DetailsOption,
     FactorOption,
     JsonOption,
+    PueOption,
     RunArgument,
     RunsDirOption,
     print_answer,
@@ -95,6 +96,7 @@ def export(
     csv: Annotated[Path, Option(metavar="FILE")],
     gco2_per_kwh: FactorOption = None,
     price_per_kwh: FactorOption = None,
+    pue: PueOption = 1.0,
     own: Annotated[
         bool, Option("--own", help="own runs alone, failed ones too, in J and s")
     ] = False,
@@ -102,12 +104,12 @@ def export(
 ) -> None:
     """Write all runs, own and published, as one table for other programs."""
     from energynn.analysis import interface
+    from energynn.forecast import predict
 
-    runs = interface.export_csv(
-        require_runs_dir(runs_dir), csv, gco2_per_kwh, price_per_kwh, own
-    )
+    factors = predict.conversion_factors(gco2_per_kwh, price_per_kwh, pue=pue)
+    runs = interface.export_csv(require_runs_dir(runs_dir), csv, factors, own)
     print_answer(f"{csv}: {len(runs)} runs; each says how good its energy is")
-    for name, total in runs.filter(["CO2_g", "price"]).sum().items():
+    for name, total in runs.filter(["energy_centre_kWh", "CO2_g", "price"]).sum().items():
         print_answer(f"{name} of all, where energies are known: {total:.4g}")
 
 

@@ -30,7 +30,7 @@ class Site(
     name: Annotated[str, Meta(pattern=r"^\w[\w.-]{0,99}\Z")]
     file: str
     scheduler: str = "slurm"
-    gpu: str = "A100"
+    gpu: str = ""  # "": as its runs say
     devices_per_node: Natural = 0  # 0: of a local system, as the machine has
     sockets_per_node: OneOrMore = 1
     max_hours: Number = 24.0

@@ -63,16 +63,21 @@ def forecast_quantities(
         result[f"energy_{part}_kWh"] = energy_kWh * part_W / power_W
     if power_share != 1:
         result = power_limit.apply_power_limit(result, power_share)
-    for made, factor, pue, of in factors:
-        result[made] = result.get(made, 0) + factor * pue * result[of]
+    add_conversions(result, factors)
     return result
+
+
+def add_conversions(quantities: dict, factors: list[tuple]) -> None:
+    """Add what follows from quantities by ``conversion_factors``, such as their CO2_g."""
+    for made, factor, pue, of in factors:
+        quantities[made] = quantities.get(made, 0) + factor * pue * quantities[of]
 
 
 def conversion_factors(
     gco2_per_kwh: float | None,
     price_per_kwh: float | None,
-    price_per_gpu_hour: float | None,
-    pue: float,
+    price_per_gpu_hour: float | None = None,
+    pue: float = 1.0,
 ) -> list[tuple]:
     """List the factors that were given: what comes of it, factor, PUE, and of which quantity.
 

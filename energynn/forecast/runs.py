@@ -219,6 +219,7 @@ def published_runs(workload: str, system: str) -> ObservedRuns:
 def printed_runs(workload: str, system: str) -> ObservedRuns:
     """Read the published runs on a system; there may be none."""
     site = systems.read_site(system)
+    site = msgspec.structs.replace(site, gpu=site.gpu or site.published_as)
     rows = [
         row
         for row in published_values.printed_costs()
@@ -322,14 +323,17 @@ def own_runs(
         )
     # whose data stand in where only they tell how many samples there are
     first = max(found, key=lambda record: record.dataset_samples or 0)
-    if site.scheduler == "local":
-        site = site_of_this_machine(site, first.machine, first.device_kind == "gpu")
-    elif site.gpu and first.device_kind != "gpu":
+    on_gpu = first.device_kind == "gpu"
+    if site.gpu and not on_gpu:
         raise ValueError(
             f"{workload}: its runs were on {first.device_name}, {site.name} has GPUs; give "
             "runs made there, or a system of cores: --system local, or a file with "
             'scheduler = "local"'
         )
+    if on_gpu and not site.gpu:
+        site = msgspec.structs.replace(site, gpu=first.device_name)
+    if site.scheduler == "local":
+        site = site_of_this_machine(site, first.machine, on_gpu)
     groups = defaultdict(list)
     for record in found:
         groups[_config_of_record(record, named)].append(record)

@@ -46,6 +46,7 @@ def cluster(seed: int) -> tuple[Site, dict, int, int, int]:
         name="world",
         file="",
         scheduler="slurm",
+        gpu="A100",
         devices_per_node=int(chance.choice([4, 8])),
         link_GB_per_s=float(chance.choice([25, 12.5, 5])),
         gpu_link_GB_per_s=float(chance.choice([50, 300])),

@@ -35,6 +35,7 @@ class Config(RunConfig, frozen=True, kw_only=True):
 TRUTH = worlds.CLUSTER | dict(tau=2e-2, t_start=2.0, fill=1.0, t_update=5e-3)
 TRUTH |= dict(efficiency=0.8, kappa=0.1, host=400.0, fed=300.0, idle=80.0, image_J=2.0)
 SYSTEM = """scheduler = "slurm"
+gpu = "A100"
 devices_per_node = 8
 nodes = 4
 link_GB_per_s = 12.5
@@ -332,7 +333,8 @@ def test_a_command_without_samples_is_told_what_it_lacks():
     assert plan.forecast_rows(made, [0])[0]["price"]["value"] is None
     refused("energies are not known", plan.make_plan, fit, asked, {"energy_kWh": 1.0})
     of_core = measured(1, 1, 10.0, device_kind="cpu core")
-    refused("horeka-a100 has GPUs", mine, of_core, system="horeka-a100")
+    for system in ("horeka-a100", "gpu-h200"):
+        refused(f"{system} has GPUs", mine, of_core, system=system)
 
 
 def test_where_the_cpus_are_estimated_the_gpus_alone_are_forecast():
