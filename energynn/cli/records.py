@@ -109,7 +109,9 @@ def export(
     factors = predict.conversion_factors(gco2_per_kwh, price_per_kwh, pue=pue)
     runs = interface.export_csv(require_runs_dir(runs_dir), csv, factors, own)
     print_answer(f"{csv}: {len(runs)} runs; each says how good its energy is")
-    for name, total in runs.filter(["energy_centre_kWh", "CO2_g", "price"]).sum().items():
+    for name, total in (
+        runs.filter(["energy_centre_kWh", "CO2_g", "price"]).sum().items()
+    ):
         print_answer(f"{name} of all, where energies are known: {total:.4g}")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pandas as pd
-from scipy import special
+from scipy import optimize, special
 
 from energynn.experiment import config
 from energynn.forecast import command, model, runs
@@ -29,10 +29,7 @@ PRIOR_ERROR_OF_SINGLE_RUNS = 0.03  # of times, where each configuration ran once
 PRIOR_MODEL_ERROR_ON_CPU = 0.08  # where others use the machine, too
 ERROR_WEIGHT = 4.0  # as many observations that counts
 MAX_ERROR_ITERATIONS = 4  # until a fit's error and its parameters agree
-# of Levenberg and Marquardt's method
-MAX_STEPS = 200
-DAMPING = 1e-3  # of the first step
-MIN_GAIN = 1e-12  # of the sum of squares, less ends it
+MIN_GAIN = 1e-12  # of the sum of squares: less ends the search
 SCATTER = 0.06  # of single jobs, as the study prints it: the least error of an interval
 CONFIDENCE_LEVEL = 0.9
 UPPER_QUANTILE = (1 + CONFIDENCE_LEVEL) / 2  # quantile at the high end of an interval
@@ -373,9 +370,13 @@ def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals)
         distance = (point - before.point) @ whiten.T
         return np.concatenate([data_residuals(point) / error, distance], axis=-1)
 
+    slopes_at = functools.partial(jacobian, residuals)
     for _ in range(MAX_ERROR_ITERATIONS):
         # parameters for an error, and the error for these parameters
-        free, slopes = least_squares(residuals, free)
+        found = optimize.least_squares(
+            residuals, free, slopes_at, method="lm", ftol=MIN_GAIN
+        )
+        free, slopes = found.x, found.jac
         residual = data_residuals(replace_free(before.point, is_free, free))
         of_data = slopes[: len(residual)]
         covariance = np.linalg.inv(slopes.T @ slopes)
@@ -403,31 +404,6 @@ def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals)
         freedom=freedoms,
         neg_log_evidence=before.neg_log_evidence + deviance / 2 * (row == 0),
     )
-
-
-def least_squares(
-    residuals: Callable, point: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Find where the squares of residuals add up to least, and their slopes there.
-
-    By the method of Levenberg and Marquardt. scipy's takes more time to be imported than this fit.
-    """
-    (residual, slopes), damping = value_and_jacobian(residuals, point), DAMPING
-    for _ in range(MAX_STEPS):
-        normal = slopes.T @ slopes
-        damped = normal + damping * np.diag(np.diag(normal))
-        step = np.linalg.solve(damped, -slopes.T @ residual)
-        next_residual = residuals(point + step)
-        gain = 1 - next_residual @ next_residual / (residual @ residual)
-        if gain > 0:
-            point, residual = point + step, next_residual
-            slopes = jacobian(residuals, point)
-            damping /= 10
-        else:
-            damping *= 10
-        if abs(gain) < MIN_GAIN:
-            break
-    return point, slopes
 
 
 def has_varied_runs(seen: ObservedRuns) -> bool:

@@ -437,6 +437,6 @@ def site_of_this_machine(site: Site, machine: dict, on_gpu: bool) -> Site:
     That is as a record has it. Cores are no GPU, and share their gradients through memory.
     """
     counted = max(len(machine["gpus"]) if on_gpu else machine["cores"], 1)
-    changed = {} if on_gpu else {"gpu": "", "gpu_link_GB_per_s": CPU_LINK_GB_PER_S}
+    changed = {} if on_gpu else {"gpu_link_GB_per_s": CPU_LINK_GB_PER_S}
     changed["devices_per_node"] = site.devices_per_node or counted
     return msgspec.structs.replace(site, nodes=site.nodes or 1, **changed)

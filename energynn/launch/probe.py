@@ -24,7 +24,7 @@ def target_run(workload: str, site: Site, parameters: dict) -> RunConfig:
     preset = {
         "preset": "smoke" if is_here else "paper",
         "system": site.name,
-        "device": "cpu" if is_here and not machine.list_gpus() else "gpu",
+        "device": "cpu" if is_here and not (site.gpu or machine.list_gpus()) else "gpu",
     }
     return config.make(workload, **preset | parameters)
 

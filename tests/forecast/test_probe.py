@@ -112,10 +112,9 @@ def test_probes_of_minutes_forecast_a_training(
     text = OWN.replace("SIZE", workload.removeprefix("own_"))
     (tmp_path / f"{workload}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    site = runs.site_of_this_machine(
-        systems.read_site("local"), {"cores": 2}, on_gpu=False
-    )
-    asked = probe.target_run(workload, systems.read_site("local"), {"devices": 2})
+    here = systems.read_site("local")
+    site = runs.site_of_this_machine(here, {"cores": 2}, on_gpu=False)
+    asked = probe.target_run(workload, here, {"devices": 2})
     values = CORES | dict(tau=tau, t_update=t_update, image_J=3 * tau)
     truth = of_truth(workload, site, asked, values)
     took_s = made_by_model(monkeypatch, truth)
@@ -124,11 +123,10 @@ def test_probes_of_minutes_forecast_a_training(
     assert 2 <= len(probes) == len(set(probes)) <= len(took_s) <= len(probes) + 2
     assert sum(took_s) + next_run.STARTUP_S * len(took_s) <= 2.2 * 60 * 1.4  # scatter
     fit = fits.fit_runs(probe.matching_runs(asked, site, tmp_path / "runs"))
-    (told,), (fact,) = (
-        predict.forecasts(fit, [asked]),
-        predict.forecasts(truth, [asked]),
+    told, fact = (
+        predict.forecasts(each, [asked])[0]["time_h"] for each in (fit, truth)
     )
-    told, fact = told["time_h"], fact["time_h"]["value"]
+    fact = fact["value"]
     assert holds(told, fact)
     assert told["value"] == pytest.approx(fact, rel=0.25)
     again = probe.make_probe_runs(asked, site, tmp_path / "runs", minutes=2.2)
