@@ -13,7 +13,7 @@ __all__ = [
     "trace",
     "window",
 ]
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 if TYPE_CHECKING:
     from energynn.analysis.interface import compare, epochs, load, table, trace

@@ -27,7 +27,11 @@ from energynn.host.reading import join_faults, read_checksums, read_json
 from energynn.measure import energy, machine
 from energynn.measure.account import SegmentAccount, account_for_run
 from energynn.measure.perun_adapter import read_perun_results
-from energynn.measure.samples import events_of_kind, read_events_of_segments
+from energynn.measure.samples import (
+    EVENT_FIELDS,
+    events_of_kind,
+    read_events_of_segments,
+)
 
 # of the earlier one no number is derived again
 RECORD_SCHEMA_VERSION = "energynn-record/3"
@@ -57,8 +61,6 @@ COUNT_FIELDS = (
 )
 # of a run, as a person gives it: no path, and no option
 RUN_NAME_PATTERN = r"(?!last$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
-# fields of every event
-EVENT_FIELDS = ("event", "t_mono_ns", "t_wall_ns", "rank", "host")
 WORKLOADS_WITHOUT_TRAINING = ("command", "perun import")  # workloads without a trainer
 START_LOCK = ".start"  # held from before there is a run.json to the end of the run
 
@@ -563,8 +565,11 @@ def is_run_locked(run_dir: Path) -> bool:
 
 
 def check(runs_dir: Path) -> list[str]:
-    """Say every fault in the records below a folder, and in its published values, a line each."""
-    faults = _check_published_values(runs_dir / "published")
+    """Say every fault in the records and the published values below a folder, a line each."""
+    faults: list[str] = []
+    for path in runs_dir.rglob("SHA256SUMS"):
+        with join_faults("published", faults):
+            faults += _check_published_values(path)
     for folder in list_run_folders(runs_dir):
         name = folder.name
         if is_abandoned_run(folder):
@@ -580,17 +585,14 @@ def check(runs_dir: Path) -> list[str]:
     return faults
 
 
-def _check_published_values(folder: Path) -> list[str]:
-    """Say which of the study's values differ from their list of SHA-256; [] without a list."""
-    faults: list[str] = []
-    path = folder / "SHA256SUMS"
-    with join_faults("published", faults):
-        for name, digest in read_checksums(path).items() if path.exists() else ():
-            if not (folder / name).is_file() or sha256(folder / name) != digest:
-                faults.append(
-                    f"{folder / name}: differs from SHA256SUMS; `git checkout {folder}` restores it"
-                )
-    return faults
+def _check_published_values(path: Path) -> list[str]:
+    """Say which of the study's values differ from their list of SHA-256."""
+    folder = path.parent
+    return [
+        f"{folder / name}: differs from SHA256SUMS; `git checkout {folder}` restores it"
+        for name, digest in read_checksums(path).items()
+        if not (folder / name).is_file() or sha256(folder / name) != digest
+    ]
 
 
 def check_record(run_dir: Path) -> list[str]:

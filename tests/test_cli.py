@@ -18,7 +18,7 @@ from tests.run_files import edit
 
 
 def test_the_version_and_the_list_of_commands():
-    assert said("--version")[:2] == (0, "energynn 0.2.0\n")
+    assert said("--version")[:2] == (0, "energynn 0.3.0.dev0\n")
     status, out, _ = said()
     assert status == 0 and "measure" in out and "forecast" in out
 

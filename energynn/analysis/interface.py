@@ -44,6 +44,7 @@ RUN_SIZE_COLUMNS = [
     "global_batch_size",
     "epochs",
 ]
+JOB_COLUMNS = ("job_id", "job_account", "job_partition", "job_qos")
 ROW_WITHOUT_RECORD = {"valid": False, "why": "no record; `energynn status` says why"}
 # of a record, in a table of runs
 RECORD_COLUMNS = [
@@ -80,7 +81,7 @@ RECORD_COLUMNS = [
     "mean_power_total_W",
     "samples_trained",
     "optimizer_steps",
-    "job_id",
+    *JOB_COLUMNS,
 ]
 
 
@@ -155,7 +156,7 @@ def _row_of_record(record: records.Record) -> dict:
     sizes = ("command", "local_batch_size", "epochs", "repeat")
     told = {name: record.config.get(name) for name in sizes}
     told["why"], told["starts"] = records.reason_of_record(record), len(record.segments)
-    told["job_id"] = record.job.get("job_id")
+    told |= {name: record.job.get(name) for name in JOB_COLUMNS}
     told["global_batch_size"] = records.global_batch_size(record.config, record.devices)
     return msgspec.to_builtins(record) | told
 
@@ -167,7 +168,7 @@ def _table_of_runs(rows: list[dict]) -> pd.DataFrame:
         more = pd.DataFrame([row.get(part, {}) for row in rows])
         texts = more.astype(str).where(more.notna())
         differs = texts.nunique() > (part == "config")
-        is_new = ~more.columns.isin(runs)
+        is_new = ~more.columns.isin([*runs, *SHORT_COLUMN_NAMES.values()])
         runs = runs.join(more.loc[:, differs & is_new])
     return runs
 

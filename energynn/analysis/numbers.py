@@ -73,23 +73,6 @@ def source_run_names(table) -> str:
     return ", ".join(names.unique())
 
 
-def source_of_rows(table) -> dict[str, str]:
-    """Tell which rows a number rests on, and by what condition they were selected."""
-    words = []
-    for column in ("origin", "workload", "hardware"):
-        words += [*table[column].unique()]
-    devices = table["devices"]
-    where = f"{', '.join(words)}, devices {devices.min()} to {devices.max()}"
-    return {"source": source_run_names(table), "holds_for": where}
-
-
-def source_of_fit(fit) -> dict[str, str]:
-    """Tell by which formula and errors a number was fitted, and to which rows."""
-    about = source_of_rows(fit.data)
-    method = f"least squares {fit.formula}, {fit.covariance} errors"
-    return about | {"source": f"{method}, on {about['source']}"}
-
-
 def fill_sentence(sentence: str, tables: dict) -> str:
     """Fill a sentence with numbers, each named as in "{slope[R4][value]:.3f} kW"."""
     return re.sub(r"(?<!\w)-(?=\d)", "\N{MINUS SIGN}", sentence.format_map(tables))

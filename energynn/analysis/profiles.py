@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 
 from energynn.measure import account, samples
-from energynn.records import EVENT_FIELDS, Record, read_record
+from energynn.measure.samples import EVENT_FIELDS
+from energynn.records import Record, read_record
 
 PROFILE_COLUMNS = ["time_s", "device", "power_W"]
 MAX_TIME_STEPS = 600  # of time: more than a line has pixels
@@ -74,7 +75,7 @@ def tabulate_epochs(run_dir: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
         for event in samples.events_of_kind(events, "epoch"):
             time_s = (event["t_mono_ns"] - zero_ns) / 1e9
             about = {"epoch": event["epoch"], "elapsed_s": time_s}
-            epochs[event["epoch"]] = about | {"energy_so_far_J": np.nan} | event
+            epochs[event["epoch"]] = about | {"energy_so_far_J": np.nan} | event | about
     table = pd.DataFrame(epochs.values()).drop(columns=[*EVENT_FIELDS], errors="ignore")
     power = load_power_profile(run_dir, step_s) if step_s else pd.DataFrame()
     if len(table) and len(power):

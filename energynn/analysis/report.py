@@ -27,6 +27,7 @@ def build_report(build_dir: Path) -> Path:
     )
     said = read_captions(build_dir)
     ledger = read_json(build_dir / "claims.json")
+    counts = ledger["counts"]["published"]
     errata = pd.DataFrame(ledger["errata"])
     errata["where"] = errata["where"].str.join("; ")
     tables = read_json(build_dir / "numbers.json")
@@ -46,10 +47,10 @@ def build_report(build_dir: Path) -> Path:
             _html_figure(name, caption) for name, caption in said.items()
         ),
         "claims": _html_table(
-            [_verdicts_of_claim(claim) for claim in ledger["claims"]]
+            list(map(_verdicts_of_claim, ledger["claims"] + ledger["restated"]))
         ),
-        "claims_count": len(ledger["claims"]),
-        "restated_count": len(ledger["restated"]),
+        "claims_count": sum(counts.values()),
+        "restated_count": counts[claims.RESTATED],
         "errata": _html_table(errata[["where", "what", "treated"]]),
         "specs": json.dumps(specs, sort_keys=True, cls=ScriptEncoder),
         "made": html.escape(numbers.fill_sentence(MADE, tables)),
@@ -74,7 +75,7 @@ def _html_figure(name: str, caption: str) -> str:
 
 def _verdicts_of_claim(claim: dict) -> dict:
     base = f" (base: {claim['base']})" if "base" in claim else ""
-    errata = f" Errata: {', '.join(claim['errata'])}." if claim["errata"] else ""
+    errata = f" Errata: {', '.join(claim['errata'])}." if claim.get("errata") else ""
     verdicts = [
         f"{one.get('on', column)}: {claims.words(one)}"
         for column, one in claims.verdicts_by_column(claim)
@@ -82,5 +83,5 @@ def _verdicts_of_claim(claim: dict) -> dict:
     return {
         "place": claim["place"],
         "statement": claim["says"] + base + errata,
-        "verdicts": "; ".join(verdicts),
+        "verdicts": "; ".join(verdicts) or claims.RESTATED,
     }

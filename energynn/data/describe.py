@@ -12,6 +12,7 @@ from pathlib import Path
 from energynn.data import imagenet, manifests, photographs
 from energynn.data.folders import compute_digests, digest_of_file, list_files
 from energynn.host.files import atomic_write, shipped_path, write_json
+from energynn.host.texts import group_by_reason
 
 # what is said of each in words
 DESCRIPTIONS_FILE = shipped_path("data_manifests") / "descriptions.json"
@@ -75,7 +76,11 @@ def build_manifest(dataset: str, source: Path | None = None) -> list[str]:
     with atomic_write(target / "SHA256SUMS") as file:
         file.write(os.fsencode("".join(lines)))
     write_json(target / "manifest.json", manifest)
-    return [*found, *_summarize_remarks(remarks)]
+    told = {
+        imagenet.printable_file_name(os.fsencode(name)): remarks[name]
+        for name in sorted(remarks)
+    }
+    return [*found, *group_by_reason(told, MAX_NAMED_FILES)]
 
 
 def _describe_images(
@@ -108,20 +113,6 @@ def _count_images(listing: imagenet.ImageListing) -> str:
     counted = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
     classes = len(listing.classes)
     return f"{path.parts[0]}: {len(listing)} images of {classes} classes: {counted}"
-
-
-def _summarize_remarks(remarks: dict[str, str]) -> list[str]:
-    """Tell each reason once, with the first names."""
-    names = {}
-    for name, reason in sorted(remarks.items()):
-        names.setdefault(reason, []).append(
-            imagenet.printable_file_name(os.fsencode(name))
-        )
-    return [
-        f"{len(these)} {reason}: {', '.join(these[:MAX_NAMED_FILES])}"
-        + ", ..." * (len(these) > MAX_NAMED_FILES)
-        for reason, these in names.items()
-    ]
 
 
 def _croissant_files(folder: Path, sums: dict[str, str]) -> list[dict]:

@@ -109,6 +109,9 @@ def requested_runs(
             "`energynn forecast fit` writes"
         )
     found = longest and [config.replace(longest, devices=1, accumulation_steps=1)]
+    if longest and "preset" in parameters:  # it gives all that is not given
+        about = {"system": site.name, "device": longest.device}
+        found = [config.make(longest.workload, **about | parameters)]
     if names:
         found = studies.list_runs_of_studies(names, site.name)
     # The sizes that are given, and the number of devices, make the global batch anew.

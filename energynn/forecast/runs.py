@@ -18,6 +18,7 @@ from energynn.experiment.config import Epoch, RunConfig
 from energynn.experiment.systems import Site
 from energynn.forecast import command
 from energynn.measure.energy import SECOND_PER_HOUR
+from energynn.measure.window import SIZE_FILE
 
 BYTES_PER_GB = 1e9
 CPU_LINK_GB_PER_S = 8.0  # between processes on cores, before their runs have told
@@ -379,7 +380,8 @@ def recipe_of_fit(values: dict) -> dict:
 
 def run_parameters(record: records.Record) -> dict:
     """Read the parameters of a run; of a command also what its windows told of its network."""
-    return (record.metrics if "command" in record.config else {}) | record.config
+    told = record.metrics.get(SIZE_FILE) if "command" in record.config else None
+    return ({SIZE_FILE: told} if told else {}) | record.config
 
 
 def recipe_of_record(record: records.Record) -> frozenset[str]:

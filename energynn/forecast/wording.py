@@ -1,7 +1,5 @@
 """Show forecasts, plans, fits and probes to people, as text."""
 
-from collections import defaultdict
-
 import numpy as np
 import pandas as pd
 
@@ -12,6 +10,7 @@ from energynn.forecast import predict, scaling_cost
 from energynn.forecast.fit import Fit
 from energynn.forecast.plan import Plan
 from energynn.forecast.predict import INTERVAL_FIELDS, UNITS
+from energynn.host.texts import group_by_reason
 
 UNITS_OF_QUANTITIES = UNITS | {
     "energy_centre_kWh": "kWh of the centre",
@@ -25,7 +24,7 @@ def prediction(rows: list[dict], left_out: str = "") -> str:
     last = rows[-1]
     shares = pd.DataFrame(last["time_share_percent"]).T.round().astype(int)
     heading = f"share of each cause in the time on {last['devices']} GPUs in %"
-    parts = [configuration_table_text(rows), left_out, f"{heading}\n{shares}"]
+    parts = [left_out, configuration_table_text(rows), f"{heading}\n{shares}"]
     if (number_of_runs := sum(row["runs"] for row in rows)) > 1:
         names = predict.PRICED_QUANTITIES | UNITS_OF_QUANTITIES
         sums = {
@@ -125,13 +124,8 @@ def fit_text(fit: Fit, details: bool = False) -> str:
 
 def left_out_runs_text(reasons: dict[str, str]) -> str:
     """Count the runs that a fit leaves out, by the reason, and name the first of each."""
-    names = defaultdict(list)
-    for name, reason in reasons.items():
-        names[reason].append(name)
-    lines = [f"\n{len(reasons)} run(s) left out:"] if reasons else []
-    for reason, of_reason in names.items():
-        lines.append(f"  {len(of_reason)} {reason}, as {of_reason[0]}")
-    return "\n".join(lines)
+    lines = [f"\n{len(reasons)} run(s) left out:", *group_by_reason(reasons)]
+    return "\n  ".join(lines) if reasons else ""
 
 
 def leave_one_out_text(each: pd.DataFrame, with_table: bool = True) -> str:

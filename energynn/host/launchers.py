@@ -150,14 +150,15 @@ def find_launcher(devices: int) -> str:
     """Name what starts the ranks: ``srun`` in a batch job, else ``mpirun``.
 
     Where perun or MPI is missing it is ``torchrun``, or ``alone`` for one device; then only our own
-    sampler measures, on this host. Raises ValueError for several devices in a batch job without.
+    sampler measures, on this host. Raises ValueError for several devices in a batch job without,
+    and where there is no torch.
     """
     in_batch_job = SRUN_VARIABLE in os.environ
     if in_batch_job and PYTHON_VARIABLE in os.environ:  # perun and MPI are in there
         return "srun"
+    require_package("torch")
     try:
-        if importlib.util.find_spec("perun") is None:
-            raise ValueError(f"no perun found; {INSTALLATION} installs it")
+        require_package("perun")
         if not in_batch_job:
             find_mpirun()
         return "srun" if in_batch_job else "mpirun"
@@ -165,6 +166,12 @@ def find_launcher(devices: int) -> str:
         if devices > 1 and in_batch_job:
             raise
     return "torchrun" if devices > 1 else "alone"
+
+
+def require_package(name: str) -> None:
+    """Raise ValueError with the remedy where a package is not installed."""
+    if importlib.util.find_spec(name) is None:
+        raise ValueError(f"no {name} found; {INSTALLATION} installs it")
 
 
 def find_mpirun() -> str:

@@ -151,7 +151,7 @@ def work_of_others(own_s: float, others_s: float, time_s: float, hosts: int = 1)
     part = others_s / (own_s + others_s or 1)
     if part < MIN_OTHERS_SHARE or others_s < MIN_OTHERS_CORES * time_s * hosts:
         return ""
-    return f"others used {part:.0%} of the CPU time; what they drew is counted"
+    return f"others used {part:.0%} of the busy CPU time; what they drew is counted"
 
 
 def end_marked(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import reprlib
+from collections import defaultdict
 from collections.abc import Callable
 
 # half characters that stand for no byte
@@ -62,6 +63,18 @@ def spreadsheet_cell(value):
     except ValueError:
         return f"'{shown}" if shown.startswith(FORMULA_STARTS) else shown
     return shown
+
+
+def group_by_reason(reasons: dict[str, str], shown: int = 1) -> list[str]:
+    """Tell each reason once, by how many names have it, and so many of them first."""
+    names = defaultdict(list)
+    for name, reason in reasons.items():
+        names[reason].append(name)
+    return [
+        f"{len(these)} {reason}: {', '.join(these[:shown])}"
+        + ", ..." * (len(these) > shown)
+        for reason, these in names.items()
+    ]
 
 
 def short_repr(value) -> str:

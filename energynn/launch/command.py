@@ -30,7 +30,13 @@ from energynn.launch import supervise
 from energynn.measure import devices, energy, machine
 from energynn.measure.account import IDLE_WINDOWS
 from energynn.measure.sampler_process import READY_LIMIT_S, start_sampler, wait_until
-from energynn.measure.samples import Events, events_of_kind, read_events, segment_dirs
+from energynn.measure.samples import (
+    EVENT_FIELDS,
+    Events,
+    events_of_kind,
+    read_events,
+    segment_dirs,
+)
 from energynn.measure.window import SIZE_FILE
 
 IDLE_BASELINE_S = 1.0  # before and after the command
@@ -235,7 +241,7 @@ def _run_command(
     size_B = sum(int(each.suffix[1:]) for each in folder.glob(f"{SIZE_FILE}.*"))
     metrics = {SIZE_FILE: size_B} if size_B else {}
     for epoch in events_of_kind(read_events(folder), "epoch")[-1:]:
-        about = {"epoch", *records.EVENT_FIELDS}
+        about = {"epoch", *EVENT_FIELDS}
         metrics |= {name: epoch[name] for name in epoch if name not in about}
     events.mark("training_end", exit_status=status, metrics=metrics)
     if status < 0 or stopped:
@@ -324,7 +330,7 @@ def _idle_power_lines(record: records.Record) -> list[str]:
             f"{name.upper()} {W:.1f} W" for name, W in watts.items() if W is not None
         ]
         if known:
-            lines.append(f"  idle {when} the training: {', '.join(known)}")
+            lines.append(f"  idle, {when}: {', '.join(known)}")
     return lines
 
 

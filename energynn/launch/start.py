@@ -117,6 +117,7 @@ def prepare_intent(config: RunConfig, run_dir: Path) -> dict:
     """
     runs_dir = run_dir.parent.parent
     launchers.require_no_slurm_step()
+    launcher = launchers.find_launcher(config.devices)
     require_room_for_workers(config)
     manifests.verify_data_of_run(config)  # before anything is written
     described = machine.describe_machine()
@@ -149,7 +150,7 @@ def prepare_intent(config: RunConfig, run_dir: Path) -> dict:
         "config_digest": configuration.json_digest(values),
         "data_digest": configuration.manifest_digest(config.dataset),
         "data_root": str(data_root),
-        "launcher": launchers.find_launcher(config.devices),
+        "launcher": launcher,
         "devices": config.devices,
         "git_commit": commit,
         "git_dirty": dirty,

@@ -138,8 +138,14 @@ def _total_cpu_times(events: dict[Path, list[dict]]) -> dict[str, float]:
         }
         own_of: Counter[str] = Counter()
         whole_of: dict[str, float] = {}
-        for end in events_of_kind(of_segment, "training_end"):
-            start = starts.get(end["rank"], {})
+        # a rank that was stopped tells at its very end
+        ends = {
+            each["rank"]: each
+            for each in reversed(of_segment)
+            if each["event"] in ("training_end", "rank_end")
+        }
+        for rank, end in ends.items():
+            start = starts.get(rank, {})
             if {"cpu_own_s", "cpu_host_s"} <= start.keys() & end.keys():
                 own_of[end["host"]] += end["cpu_own_s"] - start["cpu_own_s"]
                 whole_of[end["host"]] = end["cpu_host_s"] - start["cpu_host_s"]

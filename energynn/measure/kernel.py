@@ -74,7 +74,7 @@ def list_training_devices() -> dict[str, str]:
             continue
         if vendor == "0x1002":
             radeons.append(path)
-        is_own_graphics = vendor == "0x8086" and ":00:" in path.name
+        is_own_graphics = vendor == "0x8086" and ":00:02." in path.name
         if not is_own_graphics and _may_open_device(path):
             found[path.name] = VENDORS[vendor]
     # those of AMD's that are part of the processor, as an APU has one

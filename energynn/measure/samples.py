@@ -224,12 +224,12 @@ class Events:
     def mark(self, event: str, **fields) -> None:
         """Write an event, so that it is in the file even if the process is killed.
 
-        Those of the training have CPU times, which are looked up outside of it.
+        Those of the training have CPU times, which are looked up outside of it, and the last one.
         """
         if event == "training_start":
             fields |= cpu_times()
         clocks = {"t_mono_ns": time.monotonic_ns(), "t_wall_ns": time.time_ns()}
-        if event == "training_end":
+        if event in ("training_end", "rank_end"):
             fields |= cpu_times()
         self.file.write(json.dumps(clocks | {"event": event} | fields) + "\n")
 
@@ -249,6 +249,9 @@ class EventLine(msgspec.Struct):
     t_wall_ns: InstantNs
     rank: int = 0
     host: str = ""
+
+
+EVENT_FIELDS = EventLine.__struct_fields__
 
 
 def read_events(folder: Path) -> list[dict]:

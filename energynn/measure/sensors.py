@@ -25,7 +25,8 @@ from energynn.measure.samples import Channel, DeviceState, Header
 HWMON_FOLDER = Path("/sys/class/hwmon")
 PCI_ADDRESS_PATTERN = re.compile(r"[\da-f]+:[\da-f]{2}:[\da-f]{2}\.[\da-f]")
 STATE_POLL_PERIOD_S = 1.0  # between looks at what devices tell
-GRACE_GPU_PATTERN = re.compile(r"\bG[BH]\d")  # NVIDIA GH200, GB200
+# on one module with a CPU: NVIDIA GH200, GB200, AMD MI300A and what is a processor's own
+MODULE_GPU_PATTERN = re.compile(r"\bG[BH]\d|MI300A|Radeon Graphics")
 MODULE_RATIO = 1.1  # of a GPU's power, that a counter of more than the GPU shows
 SENSOR_WATCH_TIME_S = 1.0  # before the first sample, to see which sensors work
 
@@ -38,6 +39,12 @@ class Sensor(Channel, kw_only=True):
 
     read: Callable[[], float]
     tell: Callable[[], DeviceState] | None = None
+
+    @property
+    def names(self) -> set[str]:
+        """Names by which a person may leave it out."""
+        place = self.id, self.component, self.component + self.device
+        return set(map(_plain_name, [*place, *self.notes.values()]))
 
     @property
     def is_zone(self) -> bool:
@@ -53,27 +60,34 @@ class SensorInventory(msgspec.Struct):
 
 
 def drop_left_out_sensors(inventory: SensorInventory, names: Collection[str]) -> None:
-    """Drop what a person names in system.toml, and say so.
+    """Drop what a person names in system.toml, and say so, also of a name that nothing has.
 
     A name is a sensor's id, a component (gpu, cpu, ram or dram), one with its device (cpu1), or
-    what a device tells of itself: a UUID, a PCI address.
+    what a device tells of itself: a UUID, a PCI address. Of a CPU that is left out no estimate
+    counts.
     """
-    left_out = {name.replace("dram", "ram") for name in names} | set(names)
-    inventory.problems += [f"{name} is left out by system.toml" for name in names]
-    # of devices without a sensor: a line goes when all that it names are left out
-    inventory.unaccounted = [
-        text
-        for text in inventory.unaccounted
-        if not left_out.issuperset(PCI_ADDRESS_PATTERN.findall(text) or [text])
-    ]
-    inventory.sensors = [
-        each
-        for each in inventory.sensors
-        if left_out.isdisjoint(
-            [each.id, each.component, each.component + each.device]
-            + [*each.notes.values()]
-        )
-    ]
+    left_out = set(map(_plain_name, names))
+    before, lines = inventory.sensors, inventory.unaccounted
+    kept = [one for one in before if left_out.isdisjoint(one.names)]
+    if any(one.component == "cpu" for one in before if one not in kept):
+        kept = [one for one in kept if one.kind != "busy"]
+    # of GPUs without a sensor: a line goes when all that it names are left out
+    found = {text: {*PCI_ADDRESS_PATTERN.findall(text)} or {text} for text in lines}
+    unread = [text for text in lines if not found[text] <= left_out]
+    inventory.sensors = kept
+    inventory.unaccounted = [] if "gpu" in left_out else unread
+    known = {"gpu"} if lines else set()
+    known = known.union(*found.values(), *(one.names for one in before))
+    for name in names:
+        is_here = _plain_name(name) in known
+        said = "is left out by system.toml" if is_here else "in left_out names nothing"
+        inventory.problems.append(f"{name} {said}")
+
+
+def _plain_name(name) -> str:
+    """Write a name in one way: UUIDs as torch has them, PCI addresses as Linux."""
+    plain = str(name).lower().replace("dram", "ram")
+    return re.sub(r"^(gpu-(?=\w+-)|0000(?=[\da-f]{4}:))", "", plain)
 
 
 def choose(inventory: SensorInventory, faults: dict[str, str]) -> None:
@@ -103,14 +117,14 @@ def choose(inventory: SensorInventory, faults: dict[str, str]) -> None:
 
 
 def count_modules_once(inventory: SensorInventory, watts: dict[str, float]) -> None:
-    """Of GPUs on one module with a Grace CPU, read nothing that counts the CPU a second time.
+    """Of GPUs on one module with a CPU, read nothing that counts the CPU a second time.
 
     watts: mean power by sensor. A counter that shows more than the power is the module's. Where
     both show the same, nobody knows whose it is, and the CPU is left out.
     https://github.com/ml-energy/zeus/issues/172
     """
     for sensor in list(inventory.sensors):
-        if sensor.kind != "power" or not GRACE_GPU_PATTERN.search(
+        if sensor.kind != "power" or not MODULE_GPU_PATTERN.search(
             sensor.notes.get("name", "")
         ):
             continue

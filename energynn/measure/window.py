@@ -27,7 +27,13 @@ from energynn.host.processes import MARK_VARIABLE, cpu_times, is_alive, work_of_
 from energynn.host.progress import accuracy_text
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import start_sampler, wait_until
-from energynn.measure.samples import Events, Header, last_sample_time_ns, read_pieces
+from energynn.measure.samples import (
+    EVENT_FIELDS,
+    Events,
+    Header,
+    last_sample_time_ns,
+    read_pieces,
+)
 from energynn.measure.stream import read_sensor_streams
 
 SAMPLING_PERIOD_S = 0.04
@@ -268,11 +274,12 @@ def log_epoch(epoch: int, **reached: float) -> None:
     ValueError or TypeError for what is no number.
     """
     numbers = {name: float(value) for name, value in reached.items()}
-    rank, _ = rank_and_size()
-    with suppress(OSError):  # no run is measured, or it has ended
-        folder = Path(os.environ.get(MARK_VARIABLE, "/dev/null"))
-        if rank == 0:
-            Events(folder, rank).mark("epoch", epoch=int(epoch), **numbers)
+    if taken := {*EVENT_FIELDS} & numbers.keys():
+        raise ValueError(f"log_epoch: {min(taken)} is a name of ours; give another")
+    with suppress(OSError, KeyError):  # no run is measured, or it has ended
+        folder = Path(os.environ[MARK_VARIABLE])
+        if rank_and_size()[0] == 0:
+            Events(folder, 0).mark("epoch", epoch=int(epoch), **numbers)
 
 
 # ---------------------------------------------------------------------------------- the sampler

@@ -69,7 +69,7 @@ def test_two_runs_side_by_side_with_their_ratio(two_runs):
     edit(two_runs[1] / "record.json", **busy)
     table = energynn.compare(*two_runs)
     crowded, alone = table.attrs["remarks"]
-    assert crowded.startswith("100.0: others used 70% of the CPU time")
+    assert crowded.startswith("100.0: others used 70% of the busy CPU time")
     assert alone.startswith("repeats of both")
     row = table.loc["energy_total_J"]
     assert row["ratio"] == pytest.approx(2)
@@ -86,7 +86,7 @@ def test_the_commands_show_and_export(two_runs, tmp_path):
     edit(two_runs[0] / "record.json", **idle)
     shown = answer("show", two_runs[0], "--details", *runs)
     assert re.search(r"TOTAL +24\d\d\.\d\d J +simulated", shown)
-    assert "  idle before the training: GPU 61.0 W, CPU 12.3 W\n" in shown
+    assert "  idle, before: GPU 61.0 W, CPU 12.3 W\n" in shown
     # what was spent before a run began anew is told, and not added
     aside = two_runs[0].parent / "superseded"
     shutil.copytree(two_runs[0], aside / f"{records.read_record(two_runs[0]).run_id}.1")

@@ -228,7 +228,7 @@ def test_a_changed_record_is_not_fitted(simulated, tmp_path):
         fits.published("fourcastnet", "horeka-a100"), [other], tmp_path / "runs"
     )
     told = forecast(own)
-    assert "1 run(s) left out:\n  1 of fourcastnet, as fourcastnet-" in told
+    assert "1 run(s) left out:\n  1 of fourcastnet: fourcastnet-" in told
     edit(path, training_time_s=3.0)
     assert "record_sha256 differs" in refusal(own)
 

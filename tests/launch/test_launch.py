@@ -404,10 +404,13 @@ def test_a_run_that_failed_by_a_timeout_goes_on_with_a_longer_one(tmp_path, laun
 
 
 def test_several_devices_of_a_batch_job_need_perun(monkeypatch):
-    monkeypatch.setattr(launchers.importlib.util, "find_spec", lambda name: None)
+    there = {"torch": "somewhere"}
+    monkeypatch.setattr(launchers.importlib.util, "find_spec", there.get)
     assert launchers.find_launcher(2) == "torchrun"
     monkeypatch.setenv(launchers.SRUN_VARIABLE, "")
     refused("no perun found", launchers.find_launcher, 2)
+    there.clear()
+    refused("no torch found", launchers.find_launcher, 1)
 
 
 TWO_POINTS = """

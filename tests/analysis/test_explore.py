@@ -2,16 +2,16 @@
 
 import pytest
 
-from energynn.analysis import catalogue
 from energynn.experiment import config
 from energynn.measure import machine
 from tests.analysis.conftest import write_run
+from tests.analysis.notebook import execute
 
 COMMAND = {"workload": "command", "system": "measured", "samples": False}
 
 
 @pytest.fixture
-def runs_dir(tmp_path, monkeypatch):
+def explored(tmp_path, monkeypatch):
     """Three repeats of one training, of which git has the first, beside a measured command."""
     folders = []
     for repeat, time_s in enumerate([60.0, 66.0, 72.0]):
@@ -22,14 +22,14 @@ def runs_dir(tmp_path, monkeypatch):
     write_run(tmp_path, run, config={"command": "python a.py"}, run_id="a", **COMMAND)
     files = f"runs/README.md\nruns/local/{folders[0].name}/record.json"
     monkeypatch.setattr(machine, "call_git", lambda *words: files)
-    return tmp_path
+    about = {"runs_dir": str(tmp_path), "build_dir": str(tmp_path / "build")}
+    return execute("90_explore", live=False, **about)
 
 
-def test_each_run_is_one_point_and_mine_are_those_that_git_does_not_have(runs_dir):
-    points = catalogue.tabulate_points(runs_dir)
+def test_each_run_is_one_point_and_mine_are_those_that_git_does_not_have(explored):
+    points = explored["points"]
     published = points.query("origin == 'published'")
     assert len(published) == 28 and points["run"].is_unique
-    assert points.attrs["excluded"] == []
     assert (published["run_dir"] == "").all() and not published["is_mine"].any()
     # one run that two of the study's series share
     assert "R1|R4" in set(published["all_series"])
@@ -41,10 +41,8 @@ def test_each_run_is_one_point_and_mine_are_those_that_git_does_not_have(runs_di
     assert (command["kind"], command["command"]) == ("measured command", "python a.py")
 
 
-def test_a_point_tells_the_scatter_of_its_repeats_in_small_units(runs_dir):
-    own = catalogue.tabulate_points(runs_dir).query(
-        "workload == 'resnet50' and run_dir != ''"
-    )
+def test_a_point_tells_the_scatter_of_its_repeats_in_small_units(explored):
+    own = explored["points"].query("workload == 'resnet50' and run_dir != ''")
     # 20 W over 60, 66 and 72 s
     assert {*own["energy"]} == {"0.333 Wh", "0.367 Wh", "0.4 Wh"}
     assert {*own["repeats"]} == {"3: 0.367 Wh +- 9.1 %"}
