@@ -24,8 +24,11 @@ else:
         """Import a name of the Python interface when it is first used."""
         if name not in __all__:
             raise AttributeError(f"module 'energynn' has no attribute {name!r}")
-        if name in ("Window", "log_epoch", "phases", "window"):
-            from energynn.measure import window as place
-        else:
-            from energynn.analysis import interface as place
+        try:
+            if name in ("Window", "log_epoch", "phases", "window"):
+                from energynn.measure import window as place
+            else:
+                from energynn.analysis import interface as place
+        except ModuleNotFoundError as error:
+            raise ImportError(f"{error}; `pip install {__path__[0]}/..`") from error
         return getattr(place, name)

@@ -6,7 +6,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -97,6 +97,15 @@ class RunIntent(Struct, kw_only=True, omit_defaults=True):
     git_dirty: bool | None = None
 
 
+class ToldSizes(Struct):
+    """Of a configuration what tables ask for, whoever wrote it."""
+
+    command: str = ""
+    local_batch_size: OptionalCount = None
+    global_batch_size: OptionalCount = None
+    epochs: OptionalCount = None
+
+
 class Record(RunIntent, kw_only=True):
     """What is known of a run at its end; what is not has its default, and is not in the file."""
 
@@ -163,7 +172,7 @@ class Record(RunIntent, kw_only=True):
     doubts: list[str] = []
     flags: list[str] = []
     sensors: list[energy.SensorEnergy]
-    metrics: dict
+    metrics: dict[str, str | float | None]
     history: list[dict]
     segments: list[SegmentAccount]
     exit_status: OptionalCount = None
@@ -336,8 +345,12 @@ def _is_hidden_file(path: Path) -> bool:
 
 def list_run_folders(runs_dir: Path) -> list[Path]:
     """Find the folders of all runs below a folder, or itself if it is one; superseded ones too."""
-    files = chain(runs_dir.rglob("run.json"), runs_dir.rglob("record.json"))
-    folders = {path.parent for path in files}
+    # rglob follows no links
+    folders = {
+        path.parent
+        for name, above in product(("run.json", "record.json"), ("**", "*/*"))
+        for path in runs_dir.glob(f"{above}/{name}")
+    }
     return sorted(
         each for each in folders if not _is_hidden_file(each.relative_to(runs_dir))
     )
@@ -439,6 +452,7 @@ def read_record(run_dir: Path) -> Record:
         )
     values = read_json(path)
     with join_faults("record.json"):
+        convert(values.get("config"), ToldSizes)
         return convert(values, Record)
 
 
@@ -569,7 +583,12 @@ def check(runs_dir: Path) -> list[str]:
     faults: list[str] = []
     for path in runs_dir.rglob("SHA256SUMS"):
         with join_faults("published", faults):
-            faults += _check_published_values(path)
+            faults += [
+                f"{path.parent / name}: differs from SHA256SUMS; `git checkout {path.parent}` "
+                "restores it"
+                for name, digest in read_checksums(path).items()
+                if not (file := path.parent / name).is_file() or sha256(file) != digest
+            ]
     for folder in list_run_folders(runs_dir):
         name = folder.name
         if is_abandoned_run(folder):
@@ -583,16 +602,6 @@ def check(runs_dir: Path) -> list[str]:
     for copy, other in find_copies(read_records_by_folder(runs_dir)).items():
         faults.append(f"{copy}: has the samples of {other}; keep one of the two")
     return faults
-
-
-def _check_published_values(path: Path) -> list[str]:
-    """Say which of the study's values differ from their list of SHA-256."""
-    folder = path.parent
-    return [
-        f"{folder / name}: differs from SHA256SUMS; `git checkout {folder}` restores it"
-        for name, digest in read_checksums(path).items()
-        if not (folder / name).is_file() or sha256(folder / name) != digest
-    ]
 
 
 def check_record(run_dir: Path) -> list[str]:

@@ -178,8 +178,9 @@ def export_csv(
     csv: Path,
     factors: list[tuple],
     own: bool,
+    name: str = "",
 ) -> pd.DataFrame:
-    """Write ``load(runs_dir)``, or ``table(runs_dir)``, as CSV, and return it.
+    """Write ``load(runs_dir)``, or ``table(runs_dir)``, of a name, as CSV, and return it.
 
     With factors of ``predict.conversion_factors`` also columns ``CO2_g`` and ``price``.
     """
@@ -187,6 +188,7 @@ def export_csv(
         require_writable_path(csv)
     if own:
         runs = table(runs_dir).set_index("started_at")
+        runs = runs.query("name == @name") if name else runs
         kWh = runs["energy_J"] / JOULE_PER_KWH
     else:
         runs = load(runs_dir).to_dataframe()
@@ -262,9 +264,15 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     Raises ValueError for fewer than two runs, and where runs of one name are no repeats.
     """
     found: dict[Path, str | Path] = {}
+    remarks = []
     for run in runs:
         folders = records.find_runs_of_name(run, Path(runs_dir or default_runs_dir()))
-        found |= {folder: run for folder in folders}
+        ended = [
+            each for each in folders if records.read_record(each).status == "finished"
+        ]
+        if 0 < len(ended) < len(folders):
+            remarks.append(f"{run}: without {len(folders) - len(ended)} unfinished")
+        found |= dict.fromkeys(ended or folders, run)
     made = [records.read_record(folder) for folder in found]
     numbers, columns = Counter(found.values()), []
     for record, run in zip(made, found.values(), strict=True):
@@ -299,7 +307,7 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     table.loc["energy_total_spread_percent"] = 100 * of_run.std() / of_run.mean()
     table = table.replace("", np.nan).dropna(how="all").rename_axis("quantity")
     busy = zip(columns, map(records.work_of_others, made), strict=True)
-    remarks = [f"{name}: {words}" for name, words in busy if words]
+    remarks += [f"{name}: {words}" for name, words in busy if words]
     first, *_, last = [joules.dropna() for _, joules in of_run]
     if min(len(first), len(last)) > 1:
         low, high = ratio_interval(first, last)

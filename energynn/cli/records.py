@@ -100,6 +100,7 @@ def export(
     own: Annotated[
         bool, Option("--own", help="own runs alone, failed ones too, in J and s")
     ] = False,
+    name: Annotated[str, Option(help="own runs of this name alone")] = "",
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
 ) -> None:
     """Write all runs, own and published, as one table for other programs."""
@@ -107,7 +108,8 @@ def export(
     from energynn.forecast import predict
 
     factors = predict.conversion_factors(gco2_per_kwh, price_per_kwh, pue=pue)
-    runs = interface.export_csv(require_runs_dir(runs_dir), csv, factors, own)
+    folder = require_runs_dir(runs_dir)
+    runs = interface.export_csv(folder, csv, factors, own or bool(name), name)
     print_answer(f"{csv}: {len(runs)} runs; each says how good its energy is")
     for name, total in (
         runs.filter(["energy_centre_kWh", "CO2_g", "price"]).sum().items()

@@ -111,18 +111,14 @@ def study_list() -> None:
 
 @study.command("show")
 def study_show(name: StudyArgument = "smoke") -> None:
-    """Show the runs of a study and what they cost."""
-    from energynn.experiment import config, studies
+    """Show what a study is for, and what its runs cost."""
+    from energynn.experiment import studies
     from energynn.forecast import costs
 
     for member, runs in studies.find_studies([name]).items():
         about = studies.OWN_STUDIES.get(member)
         table = costs.cost_text(costs.study_cost_table(member, runs))
-        print_answer(f"{inspect.getdoc(about) if about else member}\n\n{table}\n")
-        firsts = [run for run in runs if not run.repeat] or runs
-        print_answer("\n".join(map(config.run_id, firsts)))
-        if len(firsts) < len(runs):
-            print_answer("and their repeats")
+        print_answer(f"{inspect.getdoc(about) if about else member}\n\n{table}")
 
 
 def measure(

@@ -15,7 +15,7 @@ from energynn.data.era5_values import (
 )
 from energynn.host.reading import require_plain_hdf5
 
-TIME_NAMES = ("time", "valid_time", "timestamp")
+TIME_NAMES = ("time", "valid_time", "timestamp", "times", "datetime", "date", "dates")
 MISSING_TIMES_REMEDY = (
     "write its times into a data set `time`, with units as `hours since 1970-01-01`"
 )
@@ -38,7 +38,9 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
     fields = file["fields"]
     shape = fields.shape
     # names are texts, bytes or one text; numbers name none
-    said = _read_texts(file, "channels", "channel", "channel_names", "fields")
+    said = _read_texts(
+        file, "channels", "channel", "channel_names", "variables", "names", "fields"
+    )
     text = " ".join(said.astype("S").astype(str))
     names = re.findall(r"[\w@-]*[A-Za-z][\w@-]*", text)
     channels = [*map(our_name, names)] or [*CHANNELS, "sst"]
@@ -53,10 +55,10 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
             f"2 (rows - 1)), as (1460, 21, 721, 1440); it is {fields.dtype} {shape}"
         )
     times, remark = _read_times(file, year)
-    latitude_deg = _read_texts(file, "latitude", "lat")
+    latitude_deg = _read_texts(file, "latitude", "lat", "latitudes", "lats")
     if len(latitude_deg) != shape[2]:
         latitude_deg = np.linspace(90, -90, shape[2])
-    longitude_deg = _read_texts(file, "longitude", "lon")
+    longitude_deg = _read_texts(file, "longitude", "lon", "longitudes", "lons")
     if len(longitude_deg) != shape[3]:
         longitude_deg = np.arange(shape[3]) * 360 / shape[3]
 
@@ -64,7 +66,7 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
         raise ValueError(
             f"{times.size} times of {shape[0]} states; {MISSING_TIMES_REMEDY}"
         )
-    fill = _read_texts(file, "_FillValue", "missing_value")
+    fill = _read_texts(file, "_fillvalue", "missing_value")
 
     def read_channels(row: int) -> Iterator[tuple[str, np.ndarray]]:
         planes = fields[row]
@@ -79,9 +81,10 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
 def _read_texts(file, *names: str) -> np.ndarray:
     """Read what an attribute or a data set of one of these names says, flat; empty if none does."""
     for holder in (file["fields"].attrs, file.attrs, file):
+        called = {name.lower(): name for name in holder}
         for name in names:
-            if name in holder and (holder is not file or name != "fields"):
-                return np.ravel(np.array(holder[name]))
+            if name in called and (holder is not file or name != "fields"):
+                return np.ravel(np.array(holder[called[name]]))
     return np.empty(0)
 
 
@@ -93,12 +96,15 @@ def _parse_date(text: str) -> np.datetime64:
 def _read_times(file, year: int) -> tuple[np.ndarray, str]:
     """List the times of a file, and what a person should know of them."""
     count = len(file["fields"])
-    clock = next((file[name] for name in TIME_NAMES if name in file), None)
+    clock = next((file[name] for name in file if name.lower() in TIME_NAMES), None)
     if clock is not None:
         import xarray as xr  # here, because it brings pandas
 
         values = clock[:]
-        attributes = dict(clock.attrs)
+        attributes = {
+            name: text.decode() if isinstance(text, bytes) else text
+            for name, text in clock.attrs.items()
+        }
         if clock.dtype.kind in "OS":
             values = np.array([*map(_parse_date, clock.asstr()[:])])
         else:

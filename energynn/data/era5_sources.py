@@ -131,6 +131,9 @@ def _rename_variables(dataset):
     ValueError for a dimension that we do not know, and for a unit that is not known.
     """
     dataset = dataset.squeeze()
+    for name, each in dataset.coords.items():
+        if each.dtype.kind == "m" and each.any() and "valid_time" not in dataset:
+            raise ValueError(f"{name}: add this lead of a forecast to its time")
 
     def name_of_ours(name: str, word: str) -> str:
         if name in dataset.coords:
@@ -229,6 +232,8 @@ def _join_parts(place: str, parts: list[Era5Part], year: int) -> YearSource:
             raise ValueError(
                 f"{part.file}: longitude does not go eastward once around; sort it, each once"
             )
+        if np.ptp(np.diff(here[0])) > 1e-3:
+            raise ValueError(f"{part.file}: latitude does not go in equal steps")
         for name, one, other in zip(GRID_COORDINATES, grid, here, strict=True):
             # nearly: float32 in one file and float64 in another
             if len(one) != len(other) or not np.allclose(one, other, rtol=0, atol=1e-3):

@@ -138,6 +138,8 @@ def _list_images_of_split(
     store = root / f"{split}.ppm"
     archive = root / f"ILSVRC2012_img_{split}.tar"
     if store.is_file():
+        if (root / split).is_dir():
+            raise ValueError(f"images: {root}: keep one of {split}/ and {store.name}")
         return make_listing(store, **np.load(store.with_suffix(".npz")))
     if (root / split).is_dir():
         return make_listing(root, _list_images_of_tree(root, split, remarks))

@@ -745,6 +745,7 @@ def _assigned_in_cells(namespace: dict) -> tuple[dict, dict]:
 
 def _names_assigned_in_cell(cell: str) -> dict:
     """Return the names that a cell assigns, in their order."""
+    cell = re.sub("^[%!].*", "", cell, flags=re.MULTILINE)  # IPython's own
     try:
         symbols = symtable.symtable(cell, "cell", "exec").get_symbols()
     except SyntaxError:  # it had no effect

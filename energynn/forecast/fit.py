@@ -582,6 +582,7 @@ def forecast_errors(fit: Fit, facts: ObservedRuns) -> pd.DataFrame:
         half = value - np.where(value > 0, low, high)
         part = {"devices": facts.work["devices"], "quantity": quantity}
         part["local_batch_size"] = facts.work["local_batch_size"]
+        part["samples"] = facts.work["trained"] * part["devices"]
         for end, off in {"value": value, "low": low, "high": high}.items():
             part[f"{end}_percent"] = 100 * np.expm1(off)
         part["is_inside"], part["is_odd"] = (low < 0) & (high > 0), value / half > ODD

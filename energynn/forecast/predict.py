@@ -110,8 +110,7 @@ def requested_runs(
         )
     found = longest and [config.replace(longest, devices=1, accumulation_steps=1)]
     if longest and "preset" in parameters:  # it gives all that is not given
-        about = {"system": site.name, "device": longest.device}
-        found = [config.make(longest.workload, **about | parameters)]
+        found = [config.make(longest.workload, **{"system": site.name} | parameters)]
     if names:
         found = studies.list_runs_of_studies(names, site.name)
     # The sizes that are given, and the number of devices, make the global batch anew.
@@ -263,7 +262,8 @@ def extrapolation_remarks(fit: Fit, run: RunConfig, work: np.ndarray) -> list[st
         far = 1.01 * most / least if name == "trained" else 1
         if not least / far <= value <= most * far:
             words = name.replace("trained", "samples of a device")
-            lines.append(f"{words} beyond {least:g} to {most:g}: nothing measured")
+            known = f"{least:g} to {most:g}" if least < most else f"{least:g}"
+            lines.append(f"{words} beyond {known}: nothing measured")
     plain = config.asdict(run)
     for name in sorted(runs.recipe_of_fit(plain)):
         had = {getattr(one, name, None) for one in fit.runs.configs}

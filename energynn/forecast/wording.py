@@ -84,14 +84,15 @@ def choice_text(plan: Plan, best: dict, fastest: dict) -> str:
     spent = "energy_kWh" if plan.fit.has_power else "gpu_hours"
     if "cheapest" in plan.choices:
         spent = "price"
-    words = f"{best['choice']}: {best['devices']} GPU{'s' * (best['devices'] > 1)}"
+    device = "GPU" if plan.fit.runs.site.gpu else "core"
+    words = f"{best['choice']}: {best['devices']} {device}{'s' * (best['devices'] > 1)}"
     for name, chance in best["chance_percent"].items():
         taken = f"{number_text(best[name]['value'])} of {plan.limits[name]:g}"
         words += f", {taken} {UNITS[name]} (chance {chance_text(chance)})"
     spared = 100 - 100 * best[spent]["value"] / fastest[spent]["value"]
     if best["run_id"] != fastest["run_id"]:
         words += f"; spares {spared:.0f} % of the {UNITS_OF_QUANTITIES[spent]} of "
-        words += f"{fastest['devices']} GPUs, the fastest"
+        words += f"{fastest['devices']} {device}s, the fastest"
     return words
 
 
@@ -136,7 +137,8 @@ def leave_one_out_text(each: pd.DataFrame, with_table: bool = True) -> str:
     words = f"each run forecast from the others: {inside} of {len(each)} values inside"
     for odd in each[each["is_odd"]].itertuples():
         words += (
-            f"\nodd: {odd.quantity} of {odd.devices} GPU(s), local batch {odd.local_batch_size}: "
+            f"\nodd: {odd.quantity} of {odd.samples:,.0f} samples on {odd.devices:g} device(s), "
+            f"local batch {odd.local_batch_size:g}: "
             f"the others say {odd.value_percent:+.0f} % ({odd.low_percent:+.0f} to "
             f"{odd.high_percent:+.0f}); make this run again, or move it out of the folder"
         )

@@ -84,7 +84,7 @@ LAUNCHERS = (*MPI_LAUNCHERS, TORCHRUN_VARIABLES, SRUN_RANK_VARIABLES)
 # sites set for MPI (OMPI_MCA_) is none of it. PERUN_ would overrule our file of perun's options.
 RANK_VARIABLE_PATTERN = re.compile(
     r"((LOCAL_|NODE_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|MPI_LOCAL.*"
-    r"|(TORCHELASTIC|PET|PMI|HYDI|PERUN)_.*|(PMIX|OMPI|PRTE)_(?!MCA_).*)"
+    r"|(TORCHELASTIC|PET|PMI|HYDI|HYDRA|MPIEXEC|PERUN)_.*|(PMIX|OMPI|PRTE)_(?!MCA_).*)"
 )
 INTERACTIVE_STEP_ID = "4294967290"  # of salloc: a shell, not a task
 

@@ -37,16 +37,20 @@ def own_environment() -> dict[str, str]:
     """Return this environment for a process of ours and all that it starts, which then import
     nothing from the folder that they happen to be in.
 
-    What a user named on PYTHONPATH stays, as absolute paths: an empty entry is the working folder.
+    What a user named on PYTHONPATH, and as a folder of ours, stays, as absolute paths: an empty
+    entry is the working folder.
     """
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     entries = [os.path.abspath(entry) for entry in named if entry]
     if IS_CHECKOUT:  # of this one, not of another that is named, too
         entries.insert(0, str(PACKAGE_FOLDER.parent))
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(entries)),
-        "PYTHONSAFEPATH": "1",
+    folders = {
+        name: os.path.abspath(text)
+        for name, text in os.environ.items()
+        if name.startswith("ENERGYNN_") and os.path.isdir(text)
     }
+    path = os.pathsep.join(dict.fromkeys(entries))
+    return os.environ | folders | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def end_with_parent(
@@ -149,7 +153,11 @@ def busy_core_seconds() -> float:
 def work_of_others(own_s: float, others_s: float, time_s: float, hosts: int = 1) -> str:
     """Say which part of the busy CPU time was not one's own; "" where that is little."""
     part = others_s / (own_s + others_s or 1)
-    if part < MIN_OTHERS_SHARE or others_s < MIN_OTHERS_CORES * time_s * hosts:
+    # beyond 1: what has left this process took its time along
+    if (
+        not MIN_OTHERS_SHARE <= part <= 1
+        or others_s < MIN_OTHERS_CORES * time_s * hosts
+    ):
         return ""
     return f"others used {part:.0%} of the busy CPU time; what they drew is counted"
 

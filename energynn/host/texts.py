@@ -72,7 +72,6 @@ def group_by_reason(reasons: dict[str, str], shown: int = 1) -> list[str]:
         names[reason].append(name)
     return [
         f"{len(these)} {reason}: {', '.join(these[:shown])}"
-        + ", ..." * (len(these) > shown)
         for reason, these in names.items()
     ]
 

@@ -228,11 +228,9 @@ def status_text(rows: list[dict], notes: list[str], failed: bool = False) -> str
     cells = [TABLE_HEADER, *(_cells_of_row(row, rows) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [" ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
-    if not failed and len(rows) > 1:
-        columns = max(
-            MIN_TABLE_WIDTH, shutil.get_terminal_size((MIN_TABLE_WIDTH, 1)).columns
-        )
-        lines = [line[:columns] for line in lines]
+    width, _ = shutil.get_terminal_size((0, 0))  # 0: into a file or pipe
+    if width and not failed and len(rows) > 1:
+        lines = [line[: max(MIN_TABLE_WIDTH, width)] for line in lines]
     counts = Counter(row["state"] for row in rows)
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
     total = energy_text(sum(row["energy_total_J"] for row in rows))
@@ -258,9 +256,10 @@ def _cells_of_row(row: dict, rows: list[dict]) -> list[str]:
         for each in rows[1 + rows.index(row) :]
         if each["workload"] == row["workload"]
     ]
-    parts = [row["reason"], records.differing_settings_text(config, earlier[:1])]
-    parts += [row["job"] and f"job {row['job']}"]
-    parts += [f"{row['starts']} starts" if row["starts"] > 1 else "", row["others"]]
+    starts = f"{row['starts']} starts" if row["starts"] > 1 else ""
+    differs = records.differing_settings_text(config, earlier[:1])
+    job = row["job"] and f"job {row['job']}"
+    parts = [row["reason"], starts, differs, job, row["others"]]
     what = config.get("command", row["workload"])
     return [
         row["since"][5:16].replace("T", " "),

@@ -1,7 +1,6 @@
 """Submit the missing runs of studies as job arrays."""
 
 import math
-import os
 import re
 import shlex
 import string
@@ -33,7 +32,12 @@ LIMIT_MARGIN = 1.3  # of the time limit over the high end of the forecast
 SPARE_H = 0.5
 WARNING_TIME_S = 300  # before the time limit: for a step, a checkpoint and the record
 # of this environment, exported in the script
-FORWARDED_VARIABLES = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")
+FORWARDED_VARIABLES = (
+    "PYTHONPATH",
+    "ENERGYNN_IMAGENET",
+    "ENERGYNN_ERA5",
+    "ENERGYNN_POWERCAP",
+)
 
 
 class JobArray(NamedTuple):
@@ -86,7 +90,7 @@ def submit_runs(
     missing = [run for job in jobs for run in job.runs.values()]
     print_lines(
         f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued; "
-        f"{len(missing)} to make"
+        f"{len(missing)} to make{', which alone are named' if labels else ''}"
     )
     faults = _missing_datasets(missing, site)
     hours = 0.0
@@ -229,10 +233,8 @@ def render_job_script(
 
 def _setup_lines(site: Site) -> Iterator[str]:
     """Write the lines that prepare a job: environment, then set-up, which may end the job."""
-    environment = {"PYTHONPATH": own_environment()["PYTHONPATH"]}
-    environment |= {
-        name: os.environ[name] for name in FORWARDED_VARIABLES if os.environ.get(name)
-    }
+    ours = own_environment()
+    environment = {name: ours[name] for name in FORWARDED_VARIABLES if ours.get(name)}
     if site.srun is not None:
         environment[SRUN_VARIABLE] = shlex.join(" ".join(site.srun).split())
     if site.python:

@@ -37,6 +37,7 @@ MAX_SILENCE_AT_END_S = 90.0  # when all have trained
 FOREIGN_LINE_PATTERN = re.compile(
     r"\s*(\[[\d,]+\]|\d+: ).*|\W*|This typically refers to.*|Please see the FAQ page.*"
 )
+FAULT_LINE_PATTERN = re.compile(r"\bAbort\(|[Ff]atal error|srun: error: ")
 POLL_PERIOD_S = 5.0  # between two looks at the ranks' files
 RESTART_TEXTS = {
     True: "goes on from its checkpoint",
@@ -281,10 +282,13 @@ def hang_reason(folder: Path, devices: int) -> str:
 
 
 def _last_launcher_line(folder: Path) -> str:
-    """Tell the last line of the launcher; "" where it has said nothing."""
+    """Tell the first line of a log that names a fault, else the launcher's last; "" without one."""
     lines = kernel.read_text(folder / "log.txt").splitlines()
     own = [line.strip() for line in lines if not FOREIGN_LINE_PATTERN.fullmatch(line)]
-    return f', its last line: "{own[-1][:200]}"' if own else ""
+    faults = [line.strip() for line in lines if FAULT_LINE_PATTERN.search(line)]
+    where = "log.txt says" if faults else "its last line"
+    told = faults[:1] or own[-1:]
+    return f', {where}: "{told[0][:200]}"' if told else ""
 
 
 def _gpu_indices(intent: dict) -> list[int]:

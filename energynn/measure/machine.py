@@ -2,6 +2,7 @@
 it.
 """
 
+import difflib
 import importlib.metadata
 import json
 import os
@@ -200,9 +201,12 @@ def load_system(path: Path) -> dict:
     Raises ValueError where one cannot be read.
     """
     try:
-        return msgspec.to_builtins(
-            msgspec.convert(read_system_table(path), SystemDescription)
-        )
+        table = read_system_table(path)
+        ours = SystemDescription.__struct_fields__
+        for name in table.keys() - {*ours}:
+            if name in THRESHOLDS or difflib.get_close_matches(name, ours, cutoff=0.8):
+                raise ValueError(f"{name} is no table; one of {', '.join(ours)} is")
+        return msgspec.to_builtins(msgspec.convert(table, SystemDescription))
     except ValueError as error:
         raise ValueError(
             f"{path}: cannot be read ({error}); mend or delete it"

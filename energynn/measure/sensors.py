@@ -76,8 +76,7 @@ def drop_left_out_sensors(inventory: SensorInventory, names: Collection[str]) ->
     unread = [text for text in lines if not found[text] <= left_out]
     inventory.sensors = kept
     inventory.unaccounted = [] if "gpu" in left_out else unread
-    known = {"gpu"} if lines else set()
-    known = known.union(*found.values(), *(one.names for one in before))
+    known = {"gpu"}.union(*found.values(), *(one.names for one in before))
     for name in names:
         is_here = _plain_name(name) in known
         said = "is left out by system.toml" if is_here else "in left_out names nothing"

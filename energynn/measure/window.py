@@ -307,22 +307,23 @@ class SamplerProcess:
 
 
 _samplers_lock = threading.Lock()
-_running_samplers: dict[bool, SamplerProcess] = {}  # with and without GPUs
+_running_samplers: dict[str, SamplerProcess] = {}  # by what they read
 
 
 def _sampler_of_process(no_gpu: bool) -> SamplerProcess:
     """Return the sampler of this process; another one where it has died, or ended with a parent."""
-    with _samplers_lock:
-        if no_gpu not in _running_samplers or not is_alive(
-            _running_samplers[no_gpu].process
-        ):
-            _running_samplers[no_gpu] = _start_window_sampler(no_gpu)
-        return _running_samplers[no_gpu]
-
-
-def _start_window_sampler(no_gpu: bool) -> SamplerProcess:
     path = machine.system_file()
     system = machine.load_system(path)
+    asked = f"{no_gpu} {os.environ.get('CUDA_VISIBLE_DEVICES')} {system}"
+    with _samplers_lock:
+        if asked not in _running_samplers or not is_alive(
+            _running_samplers[asked].process
+        ):
+            _running_samplers[asked] = _start_window_sampler(no_gpu, path, system)
+        return _running_samplers[asked]
+
+
+def _start_window_sampler(no_gpu: bool, path: Path, system: dict) -> SamplerProcess:
     folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
     write_json(
         folder / "run.json",

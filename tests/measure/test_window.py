@@ -174,7 +174,7 @@ def sampled(tmp_path, monkeypatch):
     sampler = window.SamplerProcess(
         file, header, psutil.Process(), path, machine.load_system(path)
     )
-    monkeypatch.setattr(window, "_start_window_sampler", lambda no_gpu: sampler)
+    monkeypatch.setattr(window, "_start_window_sampler", lambda *_: sampler)
     monkeypatch.setattr(window, "_running_samplers", {})
 
 
