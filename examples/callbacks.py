@@ -28,7 +28,7 @@ class Epochs:
 def for_transformers(trainer):
     """Its values go where the Trainer's go: ``report_to``, and ``trainer.state.log_history``.
 
-    Of several ranks the first has them.
+    Of several ranks the first has them. The evaluation after an epoch is not in it.
     """
     from transformers import TrainerCallback
 
@@ -47,7 +47,7 @@ def for_transformers(trainer):
 
 
 def for_lightning():
-    """Its values go to the Trainer's logger, beside the loss."""
+    """Its values go to the Trainer's logger, beside the loss; validation is in the epoch."""
     from lightning.pytorch import Callback
 
     class EnergyOfEpochs(Callback, Epochs):
@@ -59,6 +59,6 @@ def for_lightning():
             if trainer.is_global_zero:
                 told = self.end()
                 for logger in trainer.loggers:
-                    logger.log_metrics(told, step=trainer.current_epoch)
+                    logger.log_metrics(told, step=trainer.global_step)
 
     return EnergyOfEpochs()
