@@ -172,7 +172,7 @@ class Record(RunIntent, kw_only=True):
     doubts: list[str] = []
     flags: list[str] = []
     sensors: list[energy.SensorEnergy]
-    metrics: dict[str, str | float | None]
+    metrics: dict[str, str | bool | int | float | None]
     history: list[dict]
     segments: list[SegmentAccount]
     exit_status: OptionalCount = None

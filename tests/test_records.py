@@ -159,6 +159,13 @@ def test_a_changed_published_value_is_a_fault(tmp_path):
     assert "SHA256SUMS is damaged" in fault and "\n" not in fault
 
 
+def test_a_run_behind_a_link_is_read(run_dir, tmp_path):
+    built(run_dir)
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "seen" / "anna").symlink_to(run_dir.parent)
+    assert len(records.read_all(tmp_path / "seen")) == 1
+
+
 def test_what_another_machines_sums_round_to_is_no_fault(run_dir):
     phases = built(run_dir).energy_phases
     rest = phases[-1]

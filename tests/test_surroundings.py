@@ -86,7 +86,10 @@ def test_what_a_user_names_stays_and_an_empty_entry_does_not(
     """The folder of a workload is named by a relative path in docs/own.md."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", named)
-    first, *entries = processes.own_environment()["PYTHONPATH"].split(":")
+    monkeypatch.setenv("ENERGYNN_IMAGENET", ".")
+    ours = processes.own_environment()
+    assert ours["ENERGYNN_IMAGENET"] == str(tmp_path)
+    first, *entries = ours["PYTHONPATH"].split(":")
     assert first == str(files.PACKAGE_FOLDER.parent)
     assert entries == [entry.format(here=tmp_path) for entry in stays]
 
@@ -163,14 +166,21 @@ def test_a_step_that_can_start_no_ranks_says_so_before_anything(
         )
 
 
-def test_the_reason_has_the_last_line_of_the_launcher(around, tmp_path):
+@pytest.mark.parametrize(
+    "says, where",
+    [
+        ("srun: Job 2 step creation temporarily disabled", "its last line"),
+        ("srun: error: n2: task 1: Killed", "log.txt says"),
+    ],
+)
+def test_the_reason_has_a_line_of_the_launcher(around, tmp_path, says, where):
     """srun is a program that cannot go on, after a rank's line."""
-    says = "srun: Job 2 step creation temporarily disabled (Requested nodes are busy)"
-    lines = f"echo '{says}'; echo '0: epoch 1'; echo; echo ----"
+    last = "echo 'srun: Force Terminated'; " * ("error" in says)
+    lines = f"echo '{says}'; {last}echo '0: epoch 1'; echo; echo ----"
     write_program(tmp_path / "srun", f"{lines}\nexit 1")
     around(f"PATH={tmp_path}:{os.environ['PATH']} ENERGYNN_SRUN=--overlap")
     done = energynn("run", "--runs-dir", tmp_path / "runs", *TINY)
-    assert f'srun with status 1, its last line: "{says}"; no epoch' in done.stderr
+    assert f'srun with status 1, {where}: "{says}"; no epoch' in done.stderr
 
 
 def test_a_tmpdir_too_long_for_a_socket_is_refused_and_the_remedy_helps(tmp_path):

@@ -76,6 +76,12 @@ def test_two_runs_side_by_side_with_their_ratio(two_runs):
     assert set(table.loc["energy_total_provenance", ["50.0", "100.0"]]) == {"simulated"}
     assert table.loc["system", "100.0"] == "other", folders
     refused("two runs or more", energynn.compare, two_runs[0], two_runs[0])
+    bad, good = two_runs
+    for folder in two_runs:
+        edit(folder / "run.json", name="again")
+    edit(bad / "record.json", status="failed")
+    told = energynn.compare("again", bad, runs_dir=bad.parents[1]).attrs["remarks"]
+    assert told[0] == "again: without 1 unfinished"
 
 
 def test_the_commands_show_and_export(two_runs, tmp_path):

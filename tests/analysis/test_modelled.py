@@ -33,5 +33,3 @@ def test_the_model_is_silent_where_no_published_run_tells():
         "F4": 16,
         "F5": 32,
     }
-    powers = rows[rows["quantity"] == "mean_power_gpu_W"]
-    assert set(powers["series"]) == {"F1", "F3"}  # nobody knows the CPUs of the others

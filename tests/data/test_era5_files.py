@@ -208,6 +208,14 @@ CASES = {
     "every hour": (netcdf(hours=np.arange(HOURS[0] - 3, HOURS[0] + 20)), ""),
     "no units of time": (netcdf(without_units), "0.nc: time has no units; write them"),
     "forecast": (netcdf(forecast), ""),
+    "a forecast's lead": (
+        netcdf(lambda s: s.assign_coords(step=np.timedelta64(6, "h"))),
+        "0.nc: step: add this lead",
+    ),
+    "a row missing": (
+        netcdf(lambda s: s.isel(latitude=[0, 1, 2, 4, 5, 6, 7, 8])),
+        "latitude does not go in equal steps",
+    ),
     "fewer times": (hdf5(hours=HOURS[:3]), "2019.h5: 3 times of 4 states"),
     "begins well": (hdf5(a_start_time="20190101"), ""),
     "365_day": (netcdf(with_calendar), "0.nc: time is of the calendar 365_day"),

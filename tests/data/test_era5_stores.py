@@ -267,6 +267,9 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch):
     assert "2016.npy differs from its sha256" in answer(*verify, status=2)
     # a run's start compares what takes seconds
     assert manifests.verify("era5") == described
+    (described / "2017.json").touch()
+    refused("2017.json is not in the manifest; `energynn", manifests.verify, "era5")
+    (described / "2017.json").unlink()
     monkeypatch.delenv("ENERGYNN_ERA5")
     refused(
         "era5: does not ship; set ENERGYNN_ERA5",

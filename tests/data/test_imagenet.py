@@ -194,6 +194,8 @@ def test_a_prepared_store_is_the_same_listing_with_other_pixels(
     data = list_images(out)[0].read(0)
     assert decode(data).shape == (3, 20, 26)
     assert (decode(data).permute(1, 2, 0).numpy() == load_with_pillow(data)).all()
+    (out / "train").mkdir()
+    refused("keep one of train/ and train.ppm", list_images, out)
     of_before = data.replace(b"P6\n", b"P6\n# 50 38\n", 1)  # with the original's size
     assert (decode(of_before) == decode(data)).all()
 

@@ -54,7 +54,8 @@ def test_any_value_of_any_parameter_is_within_its_limits_or_refused_by_name(
     name = data.draw(st.sampled_from([name for name in kinds if name != "workload"]))
     limits = msgspec.json.schema(kinds[name])
     try:
-        cell = {"In": [f"workload, {name} = 'here'"], "workload": workload, name: value}
+        source = f"%%time\nworkload, {name} = 'here'"
+        cell = {"In": [source], "workload": workload, name: value}
         made = config.make(**config.notebook_parameters(cell))
     except ValueError as error:
         text = str(error)

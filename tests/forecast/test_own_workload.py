@@ -289,7 +289,7 @@ def test_a_system_is_described_by_what_a_forecast_reads(tmp_path):
 def test_runs_of_two_networks_are_no_fit():
     plain, told = measured(20_000, 1, 10.0), measured(20_000, 1, 10.0, NETWORK)
     refused("several recipes .*gradient_bytes 16800000.* by param", mine, plain, told)
-    seen = replace(plain, metrics=NETWORK)
+    seen = replace(plain, metrics=NETWORK | {"loss": 0.1})
     assert [run.repeats for run in mine(told, seen).taken] == [2]
 
 

@@ -88,7 +88,7 @@ EPOCHS = """
 import time, energynn
 for epoch in (1, 2):
     time.sleep(1)
-    energynn.log_epoch(epoch, top1_error=0.5 / epoch, loss=1 / epoch)
+    energynn.log_epoch(epoch, top1_error=0.5 / epoch, loss=1 / epoch, energy_J=0, elapsed_s=0)
 """
 
 
@@ -97,7 +97,9 @@ def test_what_epochs_of_a_command_reached_stands_beside_their_energy(
 ):
     words = [sys.executable, "-c", EPOCHS]
     record, _, _ = measured(tmp_path / "run", *words)
-    assert record.metrics == {"loss": 0.5, "top1_error": 0.25}
+    own = {"energy_J": 0, "elapsed_s": 0}
+    assert record.metrics == {"loss": 0.5, "top1_error": 0.25} | own
+    assert energynn.table(tmp_path)["energy_J"].item() == record.energy_total_J
     table = energynn.epochs(tmp_path / "run")
     assert table["epoch"].to_list() == [1, 2] and table["loss"].to_list() == [1, 0.5]
     first, second = table["energy_so_far_J"]
@@ -110,6 +112,7 @@ def test_what_epochs_of_a_command_reached_stands_beside_their_energy(
     energynn.log_epoch(3, loss=0.1)
     assert not [*tmp_path.glob("events-*")], "only the first rank tells"
     refused("could not convert", energynn.log_epoch, 3, loss="low")
+    refused("rank is a name of ours", energynn.log_epoch, 3, rank=64)
 
 
 def test_what_devices_exchange_is_told_and_seen(tmp_path):

@@ -126,6 +126,8 @@ def test_a_remedy_keeps_what_was_left_out_before(tmp_path):
         "[cpu_model]\nleft_out = ['dram']",
         "[cpu_model]\nidle_W_per_core = -1\nfull_W_per_core = 1",
         "[thresholds]\nleast_W = 1",
+        "[threshold]\nleast_cpu_W = 1",
+        "least_cpu_W = 1",
         "cpu_model = 5",
         "",
     ],

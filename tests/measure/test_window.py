@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import energynn
+from energynn.host.processes import work_of_others
 from energynn.measure import energy, machine, samples, window
 from energynn.measure.samples import Channel
 from tests import powercap
@@ -178,6 +179,18 @@ def sampled(tmp_path, monkeypatch):
     monkeypatch.setattr(window, "_running_samplers", {})
 
 
+def test_a_window_reads_the_gpus_that_are_visible_now(sampled, monkeypatch):
+    for visible in ("0", "1", "1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        with energynn.window("block"):
+            pass
+    assert len(window._running_samplers) == 2
+
+
+def test_a_child_that_took_its_time_along_is_not_others():
+    assert work_of_others(-3.0, 9.0, 5.0) == ""
+
+
 def test_what_speaks_against_a_window_names_the_remedy_of_a_window(sampled):
     with energynn.window("block") as block:
         time.sleep(0.1)
@@ -186,7 +199,9 @@ def test_what_speaks_against_a_window_names_the_remedy_of_a_window(sampled):
     ]
 
 
-@pytest.mark.parametrize("others_s, said", [(0.0, ""), (0.3, "others used 75% of the")])
+@pytest.mark.parametrize(
+    "others_s, said", [(0.0, ""), (0.3, "others used 75% of the busy")]
+)
 @pytest.mark.parametrize("every_s", [0.0, 60.0])
 def test_a_window_and_phases_say_how_busy_others_were(
     sampled, monkeypatch, others_s, said, every_s
