@@ -28,7 +28,7 @@ class Epochs:
 def for_transformers(trainer):
     """Its values go where the Trainer's go: ``report_to``, and ``trainer.state.log_history``.
 
-    Of several ranks the first has them. The evaluation after an epoch is not in it.
+    Of several ranks the first has them. What is evaluated within an epoch counts.
     """
     from transformers import TrainerCallback
 

@@ -186,7 +186,7 @@ def export_csv(
     """
     if csv.is_dir() or not csv.exists():  # a pipe may take it
         require_writable_path(csv)
-    if own:
+    if own or name:
         runs = table(runs_dir).set_index("started_at")
         runs = runs.query("name == @name") if name else runs
         kWh = runs["energy_J"] / JOULE_PER_KWH

@@ -29,9 +29,10 @@ def verify(
     for dataset in datasets or manifests.VERIFIABLE_DATASETS:
         with join_faults(dataset):
             folder = manifests.verify(dataset, folder=root, every_byte=True)
-        is_store = any(folder.glob("*.ppm"))
-        how = "there; no pixel is checked" if is_store else "there and has its SHA-256"
-        print_answer(f"{dataset}: every file of its manifest is {how} ({folder})")
+        how = "no pixel is checked" if [*folder.glob("*.ppm")] else "has its SHA-256"
+        print_answer(
+            f"{dataset}: every file of its manifest is there and {how} ({folder})"
+        )
 
 
 @data.command()

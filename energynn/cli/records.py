@@ -109,7 +109,7 @@ def export(
 
     factors = predict.conversion_factors(gco2_per_kwh, price_per_kwh, pue=pue)
     folder = require_runs_dir(runs_dir)
-    runs = interface.export_csv(folder, csv, factors, own or bool(name), name)
+    runs = interface.export_csv(folder, csv, factors, own, name)
     print_answer(f"{csv}: {len(runs)} runs; each says how good its energy is")
     for name, total in (
         runs.filter(["energy_centre_kWh", "CO2_g", "price"]).sum().items()

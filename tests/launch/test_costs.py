@@ -94,7 +94,7 @@ def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_pat
     for text in (answer(*words), answer(*submitted, "R1")):
         assert "left out: 20 run(s) on 32, 64, 128, 256 devices; five has 20" in text
         assert "published runs on NVIDIA A100-40GB" in text
-        assert "all 45 runs: " in text or "25 to make" in text
+        assert "\n45 runs: " in f"\n{text}" or "25 to make" in text
     refused = answer(*submitted, "-p", "devices=24", status=2)
     assert "left out: 1 run(s) on 24 devices" in refused
     assert "whose runs these are" not in answer(*words)
