@@ -57,8 +57,6 @@ def for_lightning():
 
         def on_train_epoch_end(self, trainer, module):
             if trainer.is_global_zero:
-                told = self.end()
-                for logger in trainer.loggers:
-                    logger.log_metrics(told, step=trainer.global_step)
+                module.log_dict(self.end(), rank_zero_only=True)
 
     return EnergyOfEpochs()

@@ -72,7 +72,7 @@ def test_a_trainer_s_epochs_have_their_energy(tmp_path, monkeypatch, library):
             assert len([each for each in history if name in each]) == 2
     else:
         logger, told = Mock(spec=made.pytorch.loggers.CSVLogger), []
-        logger.log_metrics = lambda values, step: told.append(values)
+        logger.log_metrics = lambda metrics, step: told.append(metrics)
         steps = {
             "training_step": lambda self, rows, _n: loss_of(self, **rows)["loss"],
             "configure_optimizers": lambda self: torch.optim.SGD(self.parameters()),
