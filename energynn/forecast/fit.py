@@ -358,6 +358,7 @@ def _fit_times_and_powers(seen: ObservedRuns, entered: tuple[str, ...]) -> Fit:
     return fit
 
 
+@np.errstate(invalid="ignore")  # it may try a negative power or time, and goes back
 def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals) -> Fit:
     """Fit the free parameters to times (row 0) or powers (1), and estimate the model's error."""
     whiten = np.linalg.cholesky(np.linalg.inv(before.covariance)).T

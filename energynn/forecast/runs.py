@@ -331,8 +331,8 @@ def own_runs(
             "runs made there, or a system of cores: --system local, or a file with "
             'scheduler = "local"'
         )
-    if on_gpu and not site.gpu:
-        site = msgspec.structs.replace(site, gpu=first.device_name)
+    if on_gpu:
+        site = msgspec.structs.replace(site, gpu=site.gpu or first.device_name)
     if site.scheduler == "local":
         site = site_of_this_machine(site, first.machine, on_gpu)
     groups = defaultdict(list)

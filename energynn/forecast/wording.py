@@ -31,8 +31,8 @@ def prediction(rows: list[dict], left_out: str = "") -> str:
             name: each for name, each in predict.total_of_rows(rows).items() if each
         }
         words = [f"{number_text(each)} {names[name]}" for name, each in sums.items()]
-        of_all = "all " * (not left_out)
-        parts.insert(0, f"{of_all}{number_of_runs} runs: {', '.join(words)}")
+        total = f"{number_of_runs} runs: {', '.join(words)}"
+        parts.insert(0, total if left_out else f"all {total}")
     return "\n\n".join(filter(None, parts))
 
 

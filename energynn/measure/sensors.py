@@ -78,9 +78,8 @@ def drop_left_out_sensors(inventory: SensorInventory, names: Collection[str]) ->
     inventory.unaccounted = [] if "gpu" in left_out else unread
     known = {"gpu"}.union(*found.values(), *(one.names for one in before))
     for name in names:
-        is_here = _plain_name(name) in known
-        said = "is left out by system.toml" if is_here else "in left_out names nothing"
-        inventory.problems.append(f"{name} {said}")
+        more = "" if _plain_name(name) in known else ", but names nothing here"
+        inventory.problems.append(f"{name} is left out by system.toml{more}")
 
 
 def _plain_name(name) -> str:

@@ -103,12 +103,8 @@ def test_what_is_left_out_is_named_by_device_or_sensor(name, gone):
     (said,) = inventory.problems
     drop_left_out_sensors(inventory, ["0001:04:00.0"])
     assert len(inventory.unaccounted) == lines
-    why = (
-        "is left out by system.toml"
-        if gone or lines < 2
-        else "in left_out names nothing"
-    )
-    assert said == f"{name} {why}"
+    more = "" if gone or lines < 2 else ", but names nothing here"
+    assert said == f"{name} is left out by system.toml{more}"
 
 
 def test_a_remedy_keeps_what_was_left_out_before(tmp_path):
