@@ -136,7 +136,7 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
     runs_dir = Path(runs_dir or default_runs_dir())
     folders = records.list_run_folders(runs_dir)
     if not folders:
-        warnings.warn(f"table: no run below {runs_dir.absolute()}")
+        warnings.warn(f"table: no run below {runs_dir.absolute()}", stacklevel=2)
     made = records.read_records_by_folder(runs_dir)
     rows = {folder: {"run_id": folder.name} | ROW_WITHOUT_RECORD for folder in folders}
     for folder, record in made.items():

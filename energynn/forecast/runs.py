@@ -380,8 +380,8 @@ def recipe_of_fit(values: dict) -> dict:
 
 def run_parameters(record: records.Record) -> dict:
     """Read the parameters of a run; of a command also what its windows told of its network."""
-    told = record.metrics.get(SIZE_FILE) if "command" in record.config else None
-    return ({SIZE_FILE: told} if told else {}) | record.config
+    told = record.metrics if "command" in record.config else {}
+    return {SIZE_FILE: told.get(SIZE_FILE, 0)} | record.config
 
 
 def recipe_of_record(record: records.Record) -> frozenset[str]:
