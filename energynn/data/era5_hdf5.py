@@ -15,7 +15,7 @@ from energynn.data.era5_values import (
 )
 from energynn.host.reading import require_plain_hdf5
 
-TIME_NAMES = ("time", "valid_time", "timestamp", "times", "datetime", "date", "dates")
+TIME_NAMES = ("time", "valid_time", "timestamp", "times", "Time", "datetime", "dates")
 MISSING_TIMES_REMEDY = (
     "write its times into a data set `time`, with units as `hours since 1970-01-01`"
 )
@@ -96,7 +96,7 @@ def _parse_date(text: str) -> np.datetime64:
 def _read_times(file, year: int) -> tuple[np.ndarray, str]:
     """List the times of a file, and what a person should know of them."""
     count = len(file["fields"])
-    clock = next((file[name] for name in file if name.lower() in TIME_NAMES), None)
+    clock = next((file[name] for name in TIME_NAMES if name in file), None)
     if clock is not None:
         import xarray as xr  # here, because it brings pandas
 

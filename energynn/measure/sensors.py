@@ -25,8 +25,8 @@ from energynn.measure.samples import Channel, DeviceState, Header
 HWMON_FOLDER = Path("/sys/class/hwmon")
 PCI_ADDRESS_PATTERN = re.compile(r"[\da-f]+:[\da-f]{2}:[\da-f]{2}\.[\da-f]")
 STATE_POLL_PERIOD_S = 1.0  # between looks at what devices tell
-# on one module with a CPU: NVIDIA GH200, GB200, AMD MI300A and what is a processor's own
-MODULE_GPU_PATTERN = re.compile(r"\bG[BH]\d|MI300A|Radeon Graphics")
+# on one module with a CPU: NVIDIA GH200, GB200, AMD MI300A
+MODULE_GPU_PATTERN = re.compile(r"\bG[BH]\d|MI300A")
 MODULE_RATIO = 1.1  # of a GPU's power, that a counter of more than the GPU shows
 SENSOR_WATCH_TIME_S = 1.0  # before the first sample, to see which sensors work
 
