@@ -111,6 +111,8 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir):
     row = pd.read_csv(table).set_index("name").loc["'=1+1"]
     assert row["command"].startswith("'@x")
     assert row["energy_J"] > 0, "numbers stay numbers"
+    forge(run_dir / "record.json", config={"command": 5})
+    assert "its files cannot be read" in answer("status", "--runs-dir", folder)
 
 
 @pytest.mark.parametrize("sensors", [[{}], [{"primary": True}], [{"notes": None}]])

@@ -101,8 +101,8 @@ def status(
         return
     folders = status.find_run_folders(require_runs_dir(runs_dir), studies)
     runs, notes = status.describe_runs(folders)
-    if not runs:
-        notes = [f"no run below {runs_dir.absolute()}"]
+    if not folders:
+        notes.append(f"no run below {runs_dir.absolute()}")
     print_json_or_text(
         as_json, {"runs": runs, "notes": notes}, status.status_text(runs, notes, failed)
     )
