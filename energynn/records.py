@@ -225,6 +225,13 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
         limits_W = [notes.get(f"limit{when}_W") for notes in gpus]
         if any(limits_W):
             result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
+    for of_start in by_segment.values():
+        told = Counter(one["epoch"] for one in events_of_kind(of_start, "epoch"))
+        if again := [epoch for epoch, times in told.items() if times > 1]:
+            result["flags"].append(
+                f"epoch {again[0]} was told more than once in one start, the last counts; "
+                "measure each training by a command of its own"
+            )
     for event in events_of_kind(events, "outlived"):
         result["flags"].append(leftover_processes_text(event["processes"]))
     _add_perun_results(result, run_dir, intent.get("perun_run"), trusted)
@@ -528,7 +535,7 @@ def record_fingerprints(record: Record) -> set[str]:
     return marks | {"{:.9g} s, {:.9g} J".format(*took)} if all(took) else marks
 
 
-def remarks_on_record(record: Record, runs_dir: Path | None = None) -> list[str]:
+def remarks_on_record(record: Record, run_dir: Path) -> list[str]:
     """Say by what thresholds of its own a record was judged, what it leaves out, and remedies."""
     own = record.thresholds
     lines = [
@@ -539,17 +546,31 @@ def remarks_on_record(record: Record, runs_dir: Path | None = None) -> list[str]
     lines += [f"left out by system.toml: {name}" for name in record.left_out]
     if len(record.segments) > 1:
         lines.append(f"{len(record.segments)} starts, which add up")
-    aside = runs_dir / record.system / "superseded" if runs_dir else Path()
+    aside = run_dir.parent / "superseded"
     if before := len(list(aside.glob(f"{record.run_id}.[0-9]*"))):
         lines.append(f"begun anew: {before} before, in {aside}, do not count")
     lines += filter(None, [work_of_others(record)])
     used = [sensor.notes for sensor in record.sensors if sensor.primary]
     ways = {notes["measured_by"] for notes in used if "measured_by" in notes}
     lines += [f"CPU: estimated; to have it measured, {way}" for way in sorted(ways)]
+    # of a run that was copied elsewhere, one's own
+    is_at_home = run_dir.parent.name == record.system
+    runs_dir = run_dir.parent.parent if is_at_home else None
     path = machine.system_file(runs_dir, record.system)
     # what perun has measured cannot be measured again
     doubts = record.doubts if record.system != "imported" else []
     return lines + machine.system_file_remedy(doubts, path)
+
+
+def ways_of_energy_text(record: Record) -> str:
+    """Say which components an energy is the sum of, and how each was found."""
+    ways = {
+        name.upper(): getattr(record, f"energy_{name}_provenance")
+        for name in energy.COMPONENTS
+    }
+    return (
+        ", ".join(f"{name} {way}" for name, way in ways.items() if way) or "not known"
+    )
 
 
 def work_of_others(record: Record) -> str:

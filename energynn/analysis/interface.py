@@ -308,6 +308,10 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     table = table.replace("", np.nan).dropna(how="all").rename_axis("quantity")
     busy = zip(columns, map(records.work_of_others, made), strict=True)
     remarks += [f"{name}: {words}" for name, words in busy if words]
+    ways = [records.ways_of_energy_text(record) for record in made]
+    if len({*ways}) > 1:
+        told = dict(zip(columns, ways, strict=True))
+        remarks += [f"{name}: its energy is {told[name]}" for name in told]
     first, *_, last = [joules.dropna() for _, joules in of_run]
     if min(len(first), len(last)) > 1:
         low, high = ratio_interval(first, last)

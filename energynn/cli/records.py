@@ -152,9 +152,8 @@ def check(
         print_answer(f"FAULT {fault}")
     readable = records.read_all(folder)
     names = defaultdict(list)
-    for record in readable:
-        where = folder if (folder / record.system).is_dir() else None
-        for remark in records.remarks_on_record(record, where):
+    for run_dir, record in records.read_records_by_folder(folder).items():
+        for remark in records.remarks_on_record(record, run_dir):
             names[remark].append(record.run_id)
     for remark, (first, *more) in names.items():
         others = f" and {len(more)} more" if more else ""

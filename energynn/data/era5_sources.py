@@ -189,8 +189,9 @@ def _part_of_dataset(file: str, dataset) -> Era5Part:
     levels_hPa = np.empty(0)
     if "level" in dataset.coords:
         level = dataset.level
-        pascal = level.attrs.get("units") == "Pa" or level.max() > 2_000
-        levels_hPa = np.rint(np.atleast_1d(level) / (100 if pascal else 1)).astype(int)
+        unit = level.attrs.get("units") or ("Pa" if level.max() > 2_000 else "hPa")
+        level_Pa = convert_to_our_unit("level", np.atleast_1d(level), unit)
+        levels_hPa = np.rint(level_Pa / 100).astype(int)
         is_ours = np.isin(levels_hPa, LEVELS_HPA)
         levels_hPa = levels_hPa[is_ours]
         dataset = dataset.isel(level=is_ours, missing_dims="ignore")

@@ -52,6 +52,7 @@ WANTED_NAMES = {*ALIASES_BY_CHANNEL, *CHANNELS, "q500", "q850"}
 # Unit, least and most of a variable, or of all whose names begin with it. There is room for
 # atmospheres that are made up, and none for a fill value.
 VARIABLE_RANGES = {
+    "level": ("Pa", 0, 150_000),
     "sp": ("Pa", 0, 150_000),
     "mslp": ("Pa", 0, 150_000),
     "tcwv": ("kg/m2", -5, 400),

@@ -417,15 +417,24 @@ def _mean_observation(
     spread = max(times_s) / min(times_s) - 1
     power_W = None
     if scope:
-        powers_W = [getattr(record, f"mean_power_{scope}_W") for record in group]
+        powers_W = [_power_of_used_devices_W(record, scope) for record in group]
         power_W = _geometric_mean(powers_W) / run.devices
     power_gpu_W = None
     if scope == "total" and _measured_scope(group, ("gpu",)):
-        powers_W = [record.mean_power_gpu_W for record in group]
+        powers_W = [_power_of_used_devices_W(record, "gpu") for record in group]
         power_gpu_W = _geometric_mean(powers_W) / run.devices
     return Observation(
         config.asdict(run), time_s, power_W, len(group), spread, power_gpu_W
     )
+
+
+def _power_of_used_devices_W(record: records.Record, scope: str) -> float:
+    """Give the mean power without that of GPUs which only stood in the host, and were idle."""
+    primary = (sensor for sensor in record.sensors if sensor.primary)
+    gpus = len({(one.host, one.id) for one in primary if one.component == "gpu"})
+    unused = max(0, gpus - record.devices) / max(1, gpus)
+    idle_W = unused * (record.idle_power_gpu_before_W or 0.0)
+    return getattr(record, f"mean_power_{scope}_W") - idle_W
 
 
 def _geometric_mean(values: list[float]) -> float:

@@ -27,7 +27,7 @@ from energynn.host.files import (
 from energynn.host.launchers import own_launcher, rank_and_size
 from energynn.host.progress import summarize_record
 from energynn.launch import supervise
-from energynn.measure import devices, energy, machine
+from energynn.measure import devices, energy, kernel, machine
 from energynn.measure.account import IDLE_WINDOWS
 from energynn.measure.sampler_process import READY_LIMIT_S, start_sampler, wait_until
 from energynn.measure.samples import (
@@ -98,6 +98,7 @@ def measure_command(
             "rank_start",
             rank=rank,
             host=platform.node(),
+            boot_id=kernel.boot_id(),
             pid=os.getpid(),
             **devices.visible_gpus(records.read_intent(run_dir)),
         )
@@ -289,7 +290,7 @@ def report_text(record: records.Record, run_dir: Path, details: bool = False) ->
     lines = [f"energynn: {name}: {status}", f"  {summarize_record(record)}"]
     if not record.valid:
         lines.append(f"  NOT valid as evidence: {'; '.join(record.invalid_reasons)}")
-    remarks = records.remarks_on_record(record, run_dir.parent.parent)
+    remarks = records.remarks_on_record(record, run_dir)
     samples = record.samples_in_training
     if record.status == "finished" and 0 < samples < records.MIN_POWER_SAMPLES:
         longer = 1.3 * records.MIN_POWER_SAMPLES / samples

@@ -13,7 +13,13 @@ from typing import NamedTuple
 COMMAND_TIMEOUT_S = 20
 REQUEUE_WAIT_S = 60  # in which Slurm ends a job that it has queued again
 # variables that are options of Slurm's commands, which nobody sees and which would change a job
-SLURM_OPTION_PREFIXES = ("SBATCH_", "SQUEUE_", "SCANCEL_", "SCONTROL_")
+SLURM_OPTION_PREFIXES = (
+    "SBATCH_",
+    "SQUEUE_",
+    "SCANCEL_",
+    "SCONTROL_",
+    "SLURM_CLUSTERS",
+)
 # of these, who pays and where it runs: our script does not say it
 KEPT_VARS = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
 # a site's own lines may stand before and after

@@ -136,6 +136,11 @@ def read_cluster(system: str, options: list[str] = ()) -> Site:
         raise ValueError(
             f"system: {site.name} is no cluster; `energynn study run NAME` works here"
         )
+    if any(word.startswith(("-M", "--cluster")) for word in [*site.sbatch, *options]):
+        raise ValueError(
+            "sbatch: --clusters: a job of another cluster is not found again; submit from a login "
+            "node of that cluster"
+        )
     return msgspec.convert(
         msgspec.structs.asdict(site) | {"sbatch": [*site.sbatch, *options]}, Site
     )

@@ -229,6 +229,7 @@ def _read_host(
             entry.segment = number
             entry.host = name
         unread += header.unaccounted
+        unread += devices.ranks_of_namesake(host, events)
         host.doubts = energy.judge_sensors(trained, unread, limits)
         host.phases = list(_energies_of_phases(name, events, spans, streams))
         starts = events_of_kind(events, "training_start")

@@ -5,6 +5,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from energynn.measure import kernel
 from energynn.measure.sensors import Sensor, SensorInventory
 
 AMD_DRIVER_FOLDER = Path("/sys/module/amdgpu")
@@ -33,7 +34,8 @@ def add_amd_sensors(inventory: SensorInventory) -> None:
             sensor.notes = {"uuid": uuid, "name": board["product_name"]}
             with suppress(Exception):  # an old amdsmi
                 sensor.notes["pci"] = amdsmi.amdsmi_get_gpu_device_bdf(handle).lower()
-            inventory.sensors.append(sensor)
+            if sensor.notes.get("pci") not in kernel.list_own_graphics():
+                inventory.sensors.append(sensor)
     except Exception as error:  # whatever a vendor's library throws
         inventory.unaccounted.append(
             f"AMD GPUs cannot be read: {type(error).__name__}; see `amd-smi list`"

@@ -66,6 +66,17 @@ def used_devices(events: list[dict]) -> set[str] | None:
     return found
 
 
+def ranks_of_namesake(host, events: list[dict]) -> list[str]:
+    """Say in words that ranks ran on another machine of a host's name, which has no samples."""
+    boots = {event.get("boot_id") for event in events_of_kind(events, "rank_start")}
+    if not host.boot_id or boots <= {None, "", host.boot_id}:
+        return []
+    return [
+        f"another machine is called {host.name}, too, and has no samples; give each its own name "
+        "(hostnamectl hostname NAME)"
+    ]
+
+
 def plain_uuid(uuid: str | None) -> str:
     """Write a GPU's UUID as torch does, NVML begins it with GPU-; "" where there is none."""
     return (uuid or "").removeprefix("GPU-").lower()

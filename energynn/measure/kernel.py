@@ -63,27 +63,13 @@ def cpu_counter_remedy() -> str:
 def list_training_devices() -> dict[str, str]:
     """Return vendors of the devices that may train, by PCI address.
 
-    A CPU's own graphics is none of them: its energy is in the package's. What this process may
-    not open, as in containers and jobs of batch systems, is left out.
+    What this process may not open, as in containers and jobs of batch systems, is left out.
     """
-    found = {}
-    radeons = []
-    for path in sorted(PCI_DEVICES_FOLDER.glob("*")):
-        vendor = read_text(path / "vendor")
-        if vendor not in VENDORS or _pci_class(path) not in GPU_PCI_CLASSES:
-            continue
-        if vendor == "0x1002":
-            radeons.append(path)
-        is_own_graphics = vendor == "0x8086" and ":00:02." in path.name
-        if not is_own_graphics and _may_open_device(path):
-            found[path.name] = VENDORS[vendor]
-    # those of AMD's that are part of the processor, as an APU has one
-    displays = [path for path in radeons if _pci_class(path) != ACCELERATOR_PCI_CLASS]
-    beside_cpu = [path for path in displays if _is_part_of_cpu(path)]
-    is_apu = "Radeon" in cpu_name() and displays == radeons
-    # cards stand before it
-    for path in beside_cpu or (displays[-1:] if is_apu else []):
-        found.pop(path.name, None)
+    found = {
+        path.name: vendor
+        for path, vendor in _list_gpus().items()
+        if path.name not in list_own_graphics() and _may_open_device(path)
+    }
     if not NVIDIA_DRIVER_FOLDER.is_dir():
         return found
     found = {name: vendor for name, vendor in found.items() if vendor != "NVIDIA"}
@@ -93,6 +79,30 @@ def list_training_devices() -> dict[str, str]:
         if minor is None or os.access(f"/dev/nvidia{minor[1]}", os.R_OK | os.W_OK):
             found[path.parent.name] = "NVIDIA"
     return found
+
+
+def list_own_graphics() -> list[str]:
+    """List the PCI addresses of a CPU's own graphics, whose energy is in the package's."""
+    gpus = _list_gpus()
+    intels = [path for path in gpus if gpus[path] == "Intel" and ":00:02." in path.name]
+    radeons = [path for path in gpus if gpus[path] == "AMD"]
+    # those of AMD's that are part of the processor, as an APU has one
+    displays = [path for path in radeons if _pci_class(path) != ACCELERATOR_PCI_CLASS]
+    beside_cpu = [path for path in displays if _is_part_of_cpu(path)]
+    is_apu = "Radeon" in cpu_name() and displays == radeons
+    # cards stand before it
+    amds = beside_cpu or (displays[-1:] if is_apu else [])
+    return [path.name for path in intels + amds]
+
+
+def _list_gpus() -> dict[Path, str]:
+    """Return the vendors of all that may be a GPU."""
+    vendors = {
+        path: VENDORS.get(read_text(path / "vendor"), "")
+        for path in sorted(PCI_DEVICES_FOLDER.glob("*"))
+        if _pci_class(path) in GPU_PCI_CLASSES
+    }
+    return {path: vendor for path, vendor in vendors.items() if vendor}
 
 
 def _pci_class(path: Path) -> str:

@@ -252,7 +252,7 @@ UNKNOWN_GPU_TEXT = (
     "write a number, or a UUID of `nvidia-smi -L`, once; a part of a GPU (MIG) has no energy of "
     "its own: `sudo nvidia-smi -mig 0` makes all GPUs whole again"
 )
-VALUES_WITHOUT_GPU = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES
+VALUES_WITHOUT_GPU = ("", "-1", "none", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES
 
 
 def add_nvidia_sensors(inventory: SensorInventory, visible: str | None) -> None:
@@ -357,17 +357,26 @@ def parse_visible_devices(
 ) -> tuple[list[int], list[str]]:
     """Return the devices that a variable as CUDA_VISIBLE_DEVICES leaves, and what CUDA refuses.
 
-    An entry is a number or a UUID; one that is unknown, or names a device again, is refused. None
-    leaves all.
+    An entry is a number, or a UUID or its beginning; one that is unknown, or names a device again,
+    is refused. None leaves all.
     """
-    known: dict[str | None, int] = {str(each): each for each in range(len(gpus))}
     if value is None:
-        return list(known.values()), []
-    known |= {gpu.get("uuid"): number for number, gpu in enumerate(gpus)}
+        return list(range(len(gpus))), []
     entries = list(filter(None, map(str.strip, value.split(","))))
-    named = Counter(known[entry] for entry in entries if entry in known)
-    refused = {entry for entry in entries if named[known.get(entry, -1)] != 1}
-    return sorted(named), sorted(refused)
+    found = {entry: _number_of_entry(gpus, entry) for entry in entries}
+    named = Counter(found[entry] for entry in entries)
+    refused = {each for each in entries if found[each] < 0 or named[found[each]] > 1}
+    return sorted(named.keys() - {-1}), sorted(refused)
+
+
+def _number_of_entry(gpus: list[dict], entry: str) -> int:
+    """Return the device that an entry names; -1 where that is none, or several."""
+    found = [
+        number
+        for number, gpu in enumerate(gpus)
+        if entry == str(number) or gpu.get("uuid", "").startswith(entry)
+    ]
+    return found[0] if len(found) == 1 else -1
 
 
 def nvml_power_semantics(gpu_name: str) -> str:

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from energynn.experiment.config import RunConfig
 from energynn.host import launchers
-from energynn.measure import machine
+from energynn.measure import kernel, machine
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class World:
             "rank": self.rank,
             "world_size": self.size,
             "host": self.host,
+            "boot_id": kernel.boot_id(),
             "pid": os.getpid(),
         }
         if self.device.type == "cpu":

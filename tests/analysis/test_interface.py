@@ -65,10 +65,14 @@ def test_two_runs_side_by_side_with_their_ratio(two_runs):
         about = dict(run_id=str(joules), energy_total_bound_J=joules)
         energy_J = POWER_W * TRAINING_S * joules / 50
         edit(folder / "record.json", energy_total_J=energy_J, **about)
-    busy = dict(cpu_time_s=30.0, cpu_time_others_s=70.0)
+    busy = dict(
+        cpu_time_s=30.0, cpu_time_others_s=70.0, energy_ram_provenance="measured"
+    )
     edit(two_runs[1] / "record.json", **busy)
     table = energynn.compare(*two_runs)
-    crowded, alone = table.attrs["remarks"]
+    crowded, less, more, alone = table.attrs["remarks"]
+    assert less == "50.0: its energy is CPU simulated"
+    assert more == f"100.0{less[4:]}, RAM measured"
     assert crowded.startswith("100.0: others used 70% of the busy CPU time")
     assert alone.startswith("repeats of both")
     row = table.loc["energy_total_J"]
@@ -98,6 +102,11 @@ def test_the_commands_show_and_export(two_runs, tmp_path):
     shutil.copytree(two_runs[0], aside / f"{records.read_record(two_runs[0]).run_id}.1")
     shown = answer("show", two_runs[0], *runs)
     assert f"begun anew: 1 before, in {aside}, do not count" in shown
+    others = tmp_path / "runs" / "alice" / two_runs[0].parent.name / two_runs[0].name
+    shutil.copytree(two_runs[0], others)
+    noted = answer("check", tmp_path / "runs", status=1)
+    assert noted.count("begun anew: 1 before") == 1 and "more: begun" not in noted
+    shutil.rmtree(others)
     shutil.rmtree(aside)
     factors = "--gco2-per-kwh 400 --price-per-kwh 0.3 --pue 1.5".split()
     said = answer("export", "--csv", tmp_path / "runs.csv", *factors, *runs)

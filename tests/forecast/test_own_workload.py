@@ -293,9 +293,14 @@ def test_runs_of_two_networks_are_no_fit():
     assert [run.repeats for run in mine(told, seen).taken] == [2]
 
 
-@pytest.mark.parametrize("cpu_W", [0, 200])
-def test_eight_gpus_of_a_light_host_are_forecast_from_one(cpu_W, tmp_path):
-    """One GPU drew 300 W and its host 9 W; the file knows no power, or that of another host."""
+@pytest.mark.parametrize("cpu_W, idle_W", [(0, 0), (200, 0), (0, 60)])
+def test_eight_gpus_of_a_light_host_are_forecast_from_one(cpu_W, idle_W, tmp_path):
+    """One GPU drew 300 W, its host 9 W, each GPU beside it what it draws idle; the file knows no
+    power, or that of another host.
+    """
+    plain = dict(component="gpu", device="", kind="energy", provenance="measured")
+    gpus = [{"id": f"gpu_{number}"} | plain for number in range(8)]
+    beside = dict(sensors=gpus, idle_power_gpu_before_W=8.0 * idle_W)
     path, found = tmp_path / "ws8.toml", []
     link = "gpu_link_GB_per_s = 300"
     path.write_text(f"devices_per_node = 8\nnodes = 1\n{link}\ncpu_W = {cpu_W}\n")
@@ -305,8 +310,9 @@ def test_eight_gpus_of_a_light_host_are_forecast_from_one(cpu_W, tmp_path):
         (1600, 16, 13),
         (1600, 8, 15),
     ):
-        facts = {}
-        for part, power_W in {"gpu": 300.0, "cpu": 9.0, "total": 309.0}.items():
+        facts = {} | beside
+        gpu_W = 300.0 + 7 * idle_W
+        for part, power_W in {"gpu": gpu_W, "cpu": 9.0, "total": gpu_W + 9}.items():
             facts[f"mean_power_{part}_W"] = power_W
             facts[f"energy_{part}_J"] = power_W * time_s
             facts[f"energy_{part}_provenance"] = "measured"

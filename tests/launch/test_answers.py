@@ -42,7 +42,7 @@ def test_an_answer_without_a_number_is_sbatch_s_and_is_not_kept(fake_slurm, answ
 
 
 CHANGING = """SBATCH_TIMELIMIT SBATCH_ARRAY_INX SBATCH_NO_REQUEUE SBATCH_BEGIN SBATCH_WAIT
-SQUEUE_STATES SQUEUE_NAMES SQUEUE_FORMAT SCANCEL_STATE SCANCEL_INTERACTIVE"""
+SLURM_CLUSTERS SQUEUE_STATES SQUEUE_NAMES SQUEUE_FORMAT SCANCEL_STATE SCANCEL_INTERACTIVE"""
 
 
 def test_no_variable_changes_what_the_script_or_we_ask_for(fake_slurm, monkeypatch):
@@ -85,3 +85,4 @@ def test_all_that_a_script_asks_for_is_given_as_options_and_one_s_own_too(
     names = {re.split("[ =]", comment)[0] for comment in comments}
     assert names <= {word.split("=")[0] for word in options}
     assert "$.sbatch" in fake_slurm.submit("--", "--wrap=touch x", status=2)
+    assert "node of that cluster" in fake_slurm.submit("--", "-M there", status=2)

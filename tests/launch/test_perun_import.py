@@ -148,11 +148,11 @@ def test_sensors_of_one_host_have_the_same_times(written):
     refused("the times of a are not", imported, path)
 
 
-def test_what_is_imported_is_told_nothing_that_would_not_help(written):
+def test_what_is_imported_is_told_nothing_that_would_not_help(written, tmp_path):
     counter = np.full(21, 7, "uint64")  # of DRAM that is not counted
     dead = ("ram", "dram_0", *CPU[0][2:4], counter)
     (record,), _, _ = imported(written([*CPU, dead]))
-    assert record.doubts and records.remarks_on_record(record) == []
+    assert record.doubts and records.remarks_on_record(record, tmp_path) == []
 
 
 def test_two_runs_are_two_folders_and_each_can_be_read_by_name(tmp_path):

@@ -2,6 +2,8 @@
 segments, hosts.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -270,6 +272,13 @@ def of_a_machine_of_two_names(run_dir):
     copied(run_dir, run_dir, host="g")
 
 
+def of_a_rank_on_a_namesake(run_dir):
+    for rank, boot in enumerate("bc"):
+        tell_boot = partial(dict.update, boot_id=boot)
+        rewrite(run_dir / f"events-rank{rank}.jsonl", tell_boot)
+    copied(run_dir, run_dir, boot_id="b")
+
+
 def of_a_start_that_counts_twice(run_dir):
     copied(run_dir, run_dir / "segment-2", wall_s=1)
 
@@ -282,6 +291,7 @@ def of_a_start_that_counts_twice(run_dir):
         (of_a_host_without_gpus, "g in segment 1 has 0 gpu sensors"),
         (of_a_host_without_samples, "no samples of g"),
         (of_a_machine_of_two_names, "(b): its energy counts twice"),
+        (of_a_rank_on_a_namesake, "another machine is called h, too"),
         (of_a_start_that_counts_twice, "two segments overlap"),
     ],
 )

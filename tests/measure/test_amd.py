@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from energynn.host.files import REPOSITORY
-from energynn.measure import amd
+from energynn.measure import amd, kernel
 from energynn.measure.sensors import SensorInventory
 from tests.processes import printed
 
@@ -58,7 +58,7 @@ def test_a_host_without_them_starts_nothing():
     printed(sys.executable, "-c", program, cwd=REPOSITORY)
 
 
-def test_amd_gpus_give_their_powers_in_watts(amdsmi):
+def test_amd_gpus_give_their_powers_in_watts(amdsmi, monkeypatch):
     amdsmi.fields[1] = "current_socket_power"  # an MI300
     inventory = found()
     assert inventory.problems == inventory.unaccounted == []
@@ -67,6 +67,9 @@ def test_amd_gpus_give_their_powers_in_watts(amdsmi):
         ("1", 200),
         ("2", 300),
     ]
+    own = ["0000:01:00.0"]  # its energy is in the package's
+    monkeypatch.setattr(kernel, "list_own_graphics", lambda: own)
+    assert [sensor.device for sensor in found().sensors] == ["0", "2"]
     first = inventory.sensors[0]
     kinds = first.component, first.kind, first.to_SI, first.provenance
     assert kinds == ("gpu", "power", 1.0, "measured") and first.notes["name"] == "MI210"

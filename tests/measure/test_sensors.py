@@ -373,7 +373,7 @@ GPUS = [{"uuid": "GPU-AA11"}, {"uuid": "GPU-AB22"}, {"uuid": "GPU-CC33"}]
         (" 1 , 2 ", [1, 2], []),
         ("0,7,1", [0, 1], ["7"]),
         ("GPU-AB22", [1], []),
-        ("GPU-A,GPU-CC33", [2], ["GPU-A"]),  # the beginning of a name is none
+        ("GPU-A,GPU-C", [2], ["GPU-A"]),  # two begin so, and one
         ("MIG-77", [], ["MIG-77"]),
         ("0,0,1", [0, 1], ["0"]),
         ("1,GPU-AB22", [1], ["1", "GPU-AB22"]),
