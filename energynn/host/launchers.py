@@ -102,11 +102,11 @@ def own_launcher() -> LauncherVariables | None:
     return next((variables for variables in LAUNCHERS if variables.are_set()), None)
 
 
-def count_ranks_of_this_host() -> int:
-    """How many ranks run on this host; 1 where no launcher says it."""
+def count_ranks_of_this_host(otherwise: int = 1) -> int:
+    """How many ranks run on this host; ``otherwise`` where no launcher says it."""
     told = [os.environ.get(variables.ranks_of_host, "") for variables in LAUNCHERS]
     numbers = re.findall(r"^\d+", "\n".join(told), re.MULTILINE)
-    return max(map(int, numbers), default=1)
+    return max(map(int, numbers), default=otherwise)
 
 
 def use_loopback_on_one_host(size: int) -> None:

@@ -46,7 +46,7 @@ def start_sampler(
         )
         return ours.close, 0
     held = [owner, take_host and take_host()]
-    here = min(size, count_ranks_of_this_host())
+    here = min(size, count_ranks_of_this_host(size))
     program = "from energynn.measure.sampler_process import sample_for_parent; "
     sampler = subprocess.Popen(
         [*OWN_PYTHON, "-c", f"{program}sample_for_parent({str(folder)!r}, {here})"],
