@@ -37,6 +37,9 @@ StudiesArgument = Annotated[
     list[str], Argument(metavar="STUDY...", help="names, or files of your own")
 ]
 LimitOption = Annotated[float | None, Option(min=1e-9, help="the most of it")]
+PowerLimitOption = Annotated[
+    float, Option(help="of the GPUs, 0.5 to 1 of their greatest")
+]
 SizeOption = Annotated[int | None, Option(min=1)]
 FitFileOption = Annotated[
     Path | None,
@@ -52,6 +55,7 @@ def predict(
     held_out: Annotated[
         bool, Option("--held-out", help="instead: own runs beside their forecast")
     ] = False,
+    power_limit: PowerLimitOption = 1.0,
     gco2_per_kwh: FactorOption = None,
     price_per_kwh: FactorOption = None,
     price_per_gpu_hour: FactorOption = None,
@@ -85,7 +89,7 @@ def predict(
     factors = predict.conversion_factors(
         gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue
     )
-    rows = predict.forecast_all_runs(asked, made, system, factors)
+    rows = predict.forecast_all_runs(asked, made, system, factors, power_limit)
     for name, runs in studies.find_studies(names, site.name).items():
         ids = {*map(config.run_id, runs)}
         for row in rows:
@@ -109,7 +113,7 @@ def plan(
     max_global_batch_size: SizeOption = None,
     local_batch_size: SizeOption = None,
     devices: SizeOption = None,
-    power_limit: float = 1.0,
+    power_limit: PowerLimitOption = 1.0,
     gco2_per_kwh: FactorOption = None,
     price_per_kwh: FactorOption = None,
     price_per_gpu_hour: FactorOption = None,
@@ -119,8 +123,7 @@ def plan(
 ) -> None:
     """Plan how many devices and which batch size, within your limits.
 
-    --devices: at most; --local-batch-size: the only one. --power-limit: of the GPUs, 0.5 to 1 of
-    their greatest. With factors, the answer has CO2, price and the cheapest, too; --pue multiplies
+    --devices: at most; --local-batch-size: the only one. With factors, the answer has CO2, price and the cheapest, too; --pue multiplies
     their kWh, not that of --energy-kwh. A GPU hour's price is of charged hours: of whole nodes.
     """
     from energynn.experiment import studies, systems

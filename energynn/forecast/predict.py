@@ -178,7 +178,11 @@ def _missing_exchange_text(fit: Fit, run: RunConfig, work: np.ndarray) -> str:
 
 
 def forecast_all_runs(
-    asked: list[RunConfig], fit: Fit | None, system: str, factors: list[tuple]
+    asked: list[RunConfig],
+    fit: Fit | None,
+    system: str,
+    factors: list[tuple],
+    power_share: float = 1.0,
 ) -> list[dict]:
     """Forecast runs as ``forecasts`` does, without a fit by what is published on the system."""
     by_workload, result = defaultdict(list), []
@@ -186,7 +190,7 @@ def forecast_all_runs(
         by_workload[run.workload].append(run)
     for workload, of_it in by_workload.items():
         made = fit or fits.published(workload, system)
-        result += forecasts(made, of_it, factors=factors)
+        result += forecasts(made, of_it, power_share, factors)
     return result
 
 
