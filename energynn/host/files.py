@@ -95,9 +95,10 @@ def checkpoint_folder(run_dir: Path) -> Path:
     return folder.resolve() / f"{run_dir.name}-{digest[:8]}"
 
 
-def has_checkpoint(run_dir: Path) -> bool:
-    """Tell whether a run that is started again goes on, instead of beginning anew."""
-    return any(checkpoint_folder(run_dir).glob("*.sha256"))
+def newest_checkpoint_name(run_dir: Path) -> str:
+    """Name the checkpoint from which a run goes on that is started again; "": it begins anew."""
+    marks = checkpoint_folder(run_dir).glob("*.sha256")
+    return max((path.stem for path in marks), default="")
 
 
 def write_json(path: Path, value) -> None:

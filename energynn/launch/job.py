@@ -33,7 +33,7 @@ def main(run_dir: Path) -> int:
     start = status.JobStart(
         files.utc_time_text(),
         status.read_submission(run_dir).submitted_at,
-        _newest_checkpoint_name(run_dir),
+        files.newest_checkpoint_name(run_dir),
     )
     status.write_job_file(run_dir, name, start)
     signals = supervise.forward_signals()
@@ -83,7 +83,7 @@ def _judge_end_of_start(
     if record and record.status == "finished":  # the same would happen again
         return 1, f"failed: not valid: {reason}"
     # the starts of this submission from the newest checkpoint, but those cancelled
-    here = start.submission, _newest_checkpoint_name(run_dir)
+    here = start.submission, files.newest_checkpoint_name(run_dir)
     failures = sum(
         (each.submission, each.checkpoint) == here
         and each.exit_status != CANCELLED_EXIT_STATUS
@@ -97,11 +97,6 @@ def _judge_end_of_start(
     if signal.SIGUSR1 in signals:
         return RESUMABLE_STATUS, "asked to stop"
     return RESUMABLE_STATUS, f"failed: {reason}"
-
-
-def _newest_checkpoint_name(run_dir: Path) -> str:
-    marks = files.checkpoint_folder(run_dir).glob("*.sha256")
-    return max((path.stem for path in marks), default="")
 
 
 def _request_stop_of_ranks(

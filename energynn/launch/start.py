@@ -15,7 +15,12 @@ from energynn.data import manifests
 from energynn.experiment import config as configuration
 from energynn.experiment.config import RunConfig
 from energynn.host import launchers, processes
-from energynn.host.files import REPOSITORY, has_checkpoint, is_locked, write_json
+from energynn.host.files import (
+    REPOSITORY,
+    is_locked,
+    newest_checkpoint_name,
+    write_json,
+)
 from energynn.host.launchers import LAUNCHERS_WITHOUT_PERUN
 from energynn.host.progress import print_lines
 from energynn.launch import command, supervise
@@ -207,7 +212,7 @@ def begin_run(intent: dict, run_dir: Path) -> None:
     all of them. One that is moved has a record before.
     """
     if (run_dir / "run.json").exists():
-        if has_checkpoint(run_dir):
+        if newest_checkpoint_name(run_dir):
             supervise.make_segment_folder(run_dir)
             # job and GPUs may be others now
             before = records.read_intent(run_dir)

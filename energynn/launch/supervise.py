@@ -22,7 +22,7 @@ from pathlib import Path
 
 from energynn import records
 from energynn.host import launchers, processes
-from energynn.host.files import PACKAGE_FOLDER, has_checkpoint, utc_time_text
+from energynn.host.files import PACKAGE_FOLDER, newest_checkpoint_name, utc_time_text
 from energynn.measure import kernel, machine, perun_adapter
 from energynn.measure.samples import events_of_kind, read_events, segment_dirs
 
@@ -260,7 +260,8 @@ def supervise_run(run_dir: Path, parent: int) -> None:
     by += _last_launcher_line(folder)
     status, why = status_and_reason(folder, intent["devices"], reason, by)
     if status in ("failed", "killed"):
-        why += f"; started again, it {RESTART_TEXTS[has_checkpoint(run_dir)]}"
+        newest = newest_checkpoint_name(run_dir)
+        why += f"; started again, it {RESTART_TEXTS[bool(newest)]}"
     try:
         records.save_record(run_dir, status, why)
     except OSError as error:
