@@ -49,10 +49,12 @@ def smoke(system: str) -> RunConfigs:
     states = partial(
         make, "fourcastnet", patch_size=6, epochs=12, sampling_period_s=0.02
     )
-    runs = []
-    for repeat in range(2):
-        # the same seed each time: their difference is the machine's noise
-        runs += [images(devices=n, local_batch_size=12, repeat=repeat) for n in (1, 2)]
+    # the same seed each time: the difference of repeats is the machine's noise
+    runs = [
+        images(devices=n, local_batch_size=12, repeat=repeat)
+        for repeat in range(2)
+        for n in (1, 2)
+    ]
     runs.append(images(devices=2, global_batch_size=12))
     for n in (1, 2):
         pretraining = states(devices=n)
@@ -289,8 +291,6 @@ OWN_STUDIES = {
 # `energynn study show` tells their cost. Hardware is where the paper ran them; `energynn submit`
 # runs them anywhere.
 
-IMAGENET_TRAINING_IMAGES = config.IMAGENET_IMAGES["train"]
-IMAGENET_VALIDATION_IMAGES = config.IMAGENET_IMAGES["val"]
 SMALL_DEVICE_NUMBERS = (1, 2, 4, 8, 16)
 LARGE_DEVICE_NUMBERS = (32, 64, 128, 256)
 ALL_DEVICE_NUMBERS = SMALL_DEVICE_NUMBERS + LARGE_DEVICE_NUMBERS
@@ -307,12 +307,19 @@ def _make_resnet50_runs(
     for n in devices:
         images = {}  # all of them
         if n < n_max:
-            images["training_samples"] = IMAGENET_TRAINING_IMAGES * n // n_max
-            images["validation_samples"] = IMAGENET_VALIDATION_IMAGES * n // n_max
-        make = partial(
-            _make_paper_run, "resnet50", system=system, devices=n, **batch, **images
-        )
-        runs += [make(repeat=repeat) for repeat in range(5)]
+            images["training_samples"] = config.IMAGENET_IMAGES["train"] * n // n_max
+            images["validation_samples"] = config.IMAGENET_IMAGES["val"] * n // n_max
+        runs += [
+            _make_paper_run(
+                "resnet50",
+                system=system,
+                devices=n,
+                repeat=repeat,
+                **batch,
+                **images,
+            )
+            for repeat in range(5)
+        ]
     return runs
 
 
@@ -406,16 +413,17 @@ def f2(system: str) -> RunConfigs:
     Figures: 4, 7. Hardware: A100. Command: `energynn submit F2 --system horeka-a100`.
     Expected: more energy than F1, and large-batch effects beyond GBS 64.
     """
-    runs = []
-    for before in f1(system)[2:]:
-        runs += _make_fourcastnet_runs(
-            system,
-            (before.devices,),
+    return [
+        _make_paper_run(
+            "fourcastnet",
+            system=system,
+            devices=before.devices,
             local_batch_size=1,
             stage="finetune",
             initial_run=config.run_id(before),
         )
-    return runs
+        for before in f1(system)[2:]
+    ]
 
 
 def f3(system: str) -> RunConfigs:
@@ -466,8 +474,17 @@ def fluctuation(system: str) -> RunConfigs:
     horeka-a100`.
     Expected: a spread of about 4 %.
     """
-    make = partial(_make_paper_run, "fourcastnet", system=system, devices=64)
-    return [make(local_batch_size=1, epochs=20, repeat=repeat) for repeat in range(3)]
+    return [
+        _make_paper_run(
+            "fourcastnet",
+            system=system,
+            devices=64,
+            local_batch_size=1,
+            epochs=20,
+            repeat=repeat,
+        )
+        for repeat in range(3)
+    ]
 
 
 PAPER_STUDIES = {
