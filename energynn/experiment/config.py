@@ -22,6 +22,7 @@ from msgspec.structs import asdict, fields, replace
 
 from energynn.host import texts
 from energynn.host.files import DATA_MANIFESTS, sha256
+from energynn.host.reading import read_toml
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
 RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
@@ -221,9 +222,7 @@ WATCH_FIELDS = frozenset(WatchFields.__struct_fields__) - frozenset(
 FIELDS_OUTSIDE_NAME = WATCH_FIELDS - {"sampling_period_s", "perun_sampling_period_s"}
 
 # Of each parameter with a default the value when it came. The file says what it is for.
-ORIGINAL_DEFAULTS = msgspec.toml.decode(
-    Path(__file__).with_name("values_at_birth.toml").read_bytes(), type=dict[str, dict]
-)
+ORIGINAL_DEFAULTS = read_toml(Path(__file__).with_name("values_at_birth.toml"))
 
 
 class ResNet50Config(RunConfig, frozen=True, kw_only=True):
