@@ -506,10 +506,11 @@ def read_all(runs_dir: Path) -> list[Record]:
 
 def read_records_by_folder(runs_dir: Path) -> dict[Path, Record]:
     """Read the records below a folder that can be read, by the folder of each."""
-    found = (
-        (folder, read_record_if_any(folder)) for folder in list_run_folders(runs_dir)
-    )
-    return {folder: record for folder, record in found if record}
+    return {
+        folder: record
+        for folder in list_run_folders(runs_dir)
+        if (record := read_record_if_any(folder))
+    }
 
 
 def find_copies(found: dict[Path, Record]) -> dict[Path, Path]:
