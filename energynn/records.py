@@ -526,10 +526,12 @@ def find_copies(found: dict[Path, Record]) -> dict[Path, Path]:
 
 def record_fingerprints(record: Record) -> set[str]:
     """What no two runs share, whatever they are called: files of samples, and time with energy."""
-    files = record.files
     # of runs that were killed before they had a sample, the files are empty alike
-    held = [name for name in files if "samples-" in name and files[name].get("bytes")]
-    marks = {f"{files[name]}" for name in held}
+    marks = {
+        f"{about}"
+        for name, about in record.files.items()
+        if "samples-" in name and about.get("bytes")
+    }
     took = record.training_time_s, record.energy_total_J
     if record.launcher == "simulated" or not marks:
         return set()
