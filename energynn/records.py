@@ -6,6 +6,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -419,10 +420,10 @@ def read_intent_if_any(run_dir: Path) -> dict:
     where neither can be read.
     """
     facts: dict = {}
-    with join_faults(run_dir.name, []):
+    with suppress(Exception):  # whatever ill-typed files raise
         facts |= read_json(run_dir / "job" / "parameters.json")
         facts["config"] = dict(facts)
-    with join_faults(run_dir.name, []):
+    with suppress(Exception):
         facts |= read_intent(run_dir)
     return facts
 
@@ -473,10 +474,9 @@ def read_intent(run_dir: Path) -> dict:
 
 def read_record_if_any(run_dir: Path) -> Record | None:
     """Read the record of a run; None if it has none or it cannot be read."""
-    try:
+    with suppress(OSError, ValueError):
         return read_record(run_dir)
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def reason_of_record(record: Record | None) -> str:
