@@ -50,9 +50,9 @@ class LauncherVariables(NamedTuple):
 
     def place(self) -> tuple[int, int]:
         """Read the rank and the number of all; raises ValueError for what is no place."""
-        texts = os.environ[self.rank], os.environ[self.size]
-        if all(map(str.isdecimal, texts)) and int(texts[0]) < int(texts[1]):
-            return int(texts[0]), int(texts[1])
+        rank, size = os.environ[self.rank], os.environ[self.size]
+        if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
+            return int(rank), int(size)
         raise ValueError(f"{self}: is no place among ranks; {self.remedy()}")
 
     def __str__(self) -> str:
