@@ -159,9 +159,10 @@ def find_launcher(devices: int) -> str:
     require_package("torch")
     try:
         require_package("perun")
-        if not in_batch_job:
-            find_mpirun()
-        return "srun" if in_batch_job else "mpirun"
+        if in_batch_job:
+            return "srun"
+        find_mpirun()
+        return "mpirun"
     except ValueError:
         if devices > 1 and in_batch_job:
             raise
