@@ -141,14 +141,14 @@ def staging_folder(parent: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def lock(path: Path, shared: bool = False, wait: bool = False) -> TextIO | None:
+def lock(path: Path, shared: bool = False) -> TextIO | None:
     """Open a file that this process holds locked until it is closed; None where another holds it.
 
-    ``shared``: several processes may hold it. ``wait``: until the others have let go. Raises
-    ValueError with the remedy on a file system without locks.
+    ``shared``: several processes may hold it, and one waits until who holds it alone has let go.
+    Raises ValueError with the remedy on a file system without locks.
     """
     file = open(path, "a+")  # over NFS only what may be written can be locked
-    if _try_flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait):
+    if _try_flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB):
         return file
     file.close()
     return None
@@ -159,13 +159,13 @@ def is_locked(path: Path) -> bool:
     if not path.is_file():  # a pipe would wait for who writes it
         return False
     with open(path) as file:
-        return not _try_flock(file, fcntl.LOCK_SH, wait=False)
+        return not _try_flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def _try_flock(file: TextIO, kind: int, wait: bool) -> bool:
+def _try_flock(file: TextIO, operation: int) -> bool:
     """Lock an open file; False where another process holds it."""
     try:
-        fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
+        fcntl.flock(file, operation)
         return True
     except BlockingIOError:
         return False

@@ -37,7 +37,7 @@ def start_sampler(
     """
     host = platform.node()
     ranks = folder / f".ranks-{host}"
-    ours = lock(ranks, shared=True, wait=True)
+    ours = lock(ranks, shared=True)
     assert ours  # who waits has it
     owner = lock(folder / f".sampler-{host}")
     if owner is None:
