@@ -25,9 +25,9 @@ else:
         if name not in __all__:
             raise AttributeError(f"module 'energynn' has no attribute {name!r}")
         try:
-            if name in ("Window", "log_epoch", "phases", "window"):
-                from energynn.measure import window as place
-            else:
+            from energynn.measure import window as place
+
+            if not hasattr(place, name):
                 from energynn.analysis import interface as place
         except ModuleNotFoundError as error:
             raise ImportError(f"{error}; `pip install {__path__[0]}/..`") from error
