@@ -64,9 +64,9 @@ def select_runs_that_fit(
     """
     most = site.nodes * site.devices_per_node or math.inf
     kept = [run for run in runs if run.devices <= most]
-    if len(kept) == len(runs):
-        return runs, ""
     sizes = sorted({run.devices for run in runs if run.devices > most})
+    if not sizes:
+        return runs, ""
     left_out = (
         f"left out: {len(runs) - len(kept)} run(s) on {', '.join(map(str, sizes))} devices; "
         f"{site.name} has {most} (nodes, devices_per_node in {site.file})"
