@@ -11,11 +11,11 @@ from pathlib import Path
 
 from energynn.data import imagenet, manifests, photographs
 from energynn.data.folders import compute_digests, digest_of_file, list_files
-from energynn.host.files import atomic_write, shipped_path, write_json
+from energynn.host.files import atomic_write, write_json
 from energynn.host.texts import group_by_reason
 
 # what is said of each in words
-DESCRIPTIONS_FILE = shipped_path("data_manifests") / "descriptions.json"
+DESCRIPTIONS_FILE = manifests.DATA_MANIFESTS / "descriptions.json"
 
 
 CLASS_FOLDER_PATTERN = re.compile("(train|val)/.*/")
