@@ -374,16 +374,16 @@ def check_labels(name: str = "", note: str = "") -> dict:
     return {key: text for key, text in (("name", name), ("note", note)) if text}
 
 
-def list_known_runs(runs_dir: Path) -> dict[Path, str]:
-    """Return the folder of each run that was submitted or started, the oldest first, and its start,
-    system, run_id and name in one line.
+def list_known_runs(runs_dir: Path) -> dict[str, Path]:
+    """Return the folder of each run that was submitted or started, the oldest first, by a line of
+    its start, system, run_id and name.
     """
     called = {}
     for path in [*runs_dir.glob("*/*/run.json"), *runs_dir.glob("*/*/job")]:
         facts = {"started_at": "", "name": ""} | read_intent_if_any(path.parent)
         place = path.parent.relative_to(runs_dir)
-        called[path.parent] = f"{facts['started_at']} {place} {facts['name']}"
-    return dict(sorted(called.items(), key=lambda item: item[1]))
+        called[f"{facts['started_at']} {place} {facts['name']}"] = path.parent
+    return dict(sorted(called.items()))
 
 
 def find_run(run: str | Path, runs_dir: Path) -> Path:
@@ -395,23 +395,23 @@ def find_run(run: str | Path, runs_dir: Path) -> Path:
         return Path(run)
     called = list_known_runs(runs_dir)
     is_whole = rf"[ /]{re.escape(str(run))}( |$)"
-    found = [each for each in called if re.search(is_whole, called[each])]
-    found = found or [each for each in called if str(run) in called[each]]
+    found = [line for line in called if re.search(is_whole, line)]
+    found = found or [line for line in called if str(run) in line]
     if run == "last":
         found = [*called][-1:]
     if len(found) != 1:
-        which = "; ".join(called[each] for each in found[:5])
+        which = "; ".join(found[:5])
         raise ValueError(
             f"run: {str(run)!r} means {len(found)} runs in {runs_dir}; give one: "
             f"{which or '`energynn status` lists them, `energynn study list` studies'}"
         )
-    return found[0]
+    return called[found[0]]
 
 
 def find_runs_of_name(run: str | Path, runs_dir: Path) -> list[Path]:
     """Find the folders of all runs of one name; else what ``find_run`` does."""
-    called = list_known_runs(runs_dir)
-    named = [each for each in called if called[each].split(" ")[2:] == [str(run)]]
+    called = list_known_runs(runs_dir).items()
+    named = [folder for line, folder in called if line.split(" ")[2:] == [str(run)]]
     return named or [find_run(run, runs_dir)]
 
 

@@ -120,7 +120,7 @@ def find_run_folders(runs_dir: Path, names: list[str]) -> list[Path]:
     """List the folders of runs that were submitted or started: of systems, studies, single runs,
     or all.
     """
-    known = records.list_known_runs(runs_dir)
+    known = records.list_known_runs(runs_dir).values()
     # the first two are those of own runs, also where none is
     systems = {"local", "measured"} | {path.parent.name for path in known}
     wanted = set()
