@@ -134,8 +134,7 @@ def _row_of_record(record: records.Record, run_dir: Path) -> dict:
 
 def _recipe_digest(record: records.Record, left_out: Collection[str] = ()) -> str:
     """Compute a short digest of a run's recipe and data, without what ``left_out`` names."""
-    values = run_config.recipe(record.config)
-    kept = {name: values[name] for name in values if name not in left_out}
+    kept = run_config.recipe(record.config, left_out)
     return run_config.json_digest({"config": kept, "data": record.data_digest})[:8]
 
 

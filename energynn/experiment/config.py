@@ -642,13 +642,15 @@ def add_missing_parameters(values: dict) -> dict:
     return first | values
 
 
-def recipe(values: dict) -> dict:
+def recipe(values: dict, left_out: Iterable[str] = ()) -> dict:
     """Select from a configuration what decides the numbers: two runs with the same have one recipe.
 
     They may differ in scale, in the amount of data, in where they ran and in how they were watched.
+    ``left_out``: further parameters in which they may differ.
     """
     kept = add_missing_parameters(values).items()
-    return {name: value for name, value in kept if name not in FIELDS_OUTSIDE_RECIPE}
+    outside = FIELDS_OUTSIDE_RECIPE.union(left_out)
+    return {name: value for name, value in kept if name not in outside}
 
 
 def json_digest(value) -> str:

@@ -372,10 +372,7 @@ def workload_name(record: records.Record) -> str:
 
 def recipe_of_fit(values: dict) -> dict:
     """Select from a configuration what all runs of one fit share."""
-    kept = config.recipe(values).items()
-    return {
-        name: value for name, value in kept if name not in PARAMETERS_THAT_MAY_DIFFER
-    }
+    return config.recipe(values, PARAMETERS_THAT_MAY_DIFFER)
 
 
 def run_parameters(record: records.Record) -> dict:
