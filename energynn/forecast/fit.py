@@ -667,7 +667,6 @@ def write_fit(path: Path, fit: Fit) -> dict:
         "runs": msgspec.to_builtins(fit.runs),
         "parameters": describe_parameters(fit),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, content)
     return content
 

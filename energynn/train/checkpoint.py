@@ -80,7 +80,6 @@ class Checkpoints:
         own["random"] = distributed.read_random_state()
         ranks = distributed.all_gather(own, self.world)
         if self.world.rank == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"{optimizer_steps:012d}.pt"
             parts = {name: part.state_dict() for name, part in self.parts.items()}
             saved = {"optimizer_steps": optimizer_steps, "parts": parts, "ranks": ranks}
