@@ -55,7 +55,7 @@ def run(
     runs = studies.make_sweep(parameters)
     if len(runs) > 1:
         return _report_failed_runs(
-            local.make_missing_runs(runs, runs_dir.absolute(), labels=labels)
+            local.make_missing_runs(runs, runs_dir, labels=labels)
         )
     try:
         start.make_run(runs[0], runs_dir, labels)
@@ -92,7 +92,7 @@ def study_run(
 
     runs = studies.list_runs_of_studies([name], "local")
     return _report_failed_runs(
-        local.make_missing_runs(runs, runs_dir.absolute(), minutes, warm_up)
+        local.make_missing_runs(runs, runs_dir, minutes, warm_up)
     )
 
 

@@ -39,6 +39,7 @@ def make_missing_runs(
     labels: name and note of every run.
     Raises ValueError with the remedy if this machine cannot make the runs.
     """
+    runs_dir = runs_dir.absolute()
     missing = [run for run in runs if not _has_valid_record(run, runs_dir)]
     begun = time.monotonic()
     # one of each kind, so that none is refused after hours

@@ -79,7 +79,7 @@ def make_probe_runs(
 def _make_long_enough_run(run: RunConfig, runs_dir: Path) -> RunConfig:
     """Make a run, of more epochs where it was too short for the power samples of a valid one."""
     for _ in range(MAX_ATTEMPTS):
-        if failed := local.make_missing_runs([run], runs_dir.absolute()):
+        if failed := local.make_missing_runs([run], runs_dir):
             raise ValueError(f"probe: {failed[0]}")
         record = records.read_record_if_any(config.folder(run, runs_dir))
         if record.valid:
