@@ -548,11 +548,11 @@ def _validate_parameters(config_class: type[RunConfig], given: dict) -> dict:
     known = parameter_types(config_class)
     values = {}
     for name, value in given.items():
-        if name in NOTEBOOK_OPTIONS and name not in known:
-            raise ValueError(
-                f"{name}: is no parameter; give --{name.replace('_', '-')} {value}"
-            )
         if name not in known:
+            if name in NOTEBOOK_OPTIONS:
+                raise ValueError(
+                    f"{name}: is no parameter; give --{name.replace('_', '-')} {value}"
+                )
             raise ValueError(
                 f"{name}: not a parameter of {config_class.__name__}{suggestion(name, known)}; "
                 f"`energynn run --list` shows all {len(known)} of them"
