@@ -47,13 +47,6 @@ def printed_runs(name: str = "values") -> list[dict]:
     return list(found.values())
 
 
-def printed_costs() -> list[dict]:
-    """List the printed runs whose GPU hours and energy are both known."""
-    return [
-        run for run in printed_runs() if {"gpu_hours", "energy_total_kWh"} <= run.keys()
-    ]
-
-
 def _value_with_spread(row: dict[str, str]) -> dict[str, float | str]:
     """Read the value of a row, its spread, its rounding, its place and components."""
     quantity = row["quantity"]

@@ -223,8 +223,10 @@ def printed_runs(workload: str, system: str) -> ObservedRuns:
     site = msgspec.structs.replace(site, gpu=site.gpu or site.published_as)
     rows = [
         row
-        for row in published_values.printed_costs()
-        if row["workload"] == workload and row["device_name"] == site.published_as
+        for row in published_values.printed_runs()
+        if {"gpu_hours", "energy_total_kWh"} <= row.keys()
+        and row["workload"] == workload
+        and row["device_name"] == site.published_as
     ]
     taken = [_observation_of_printed_run(row, site) for row in rows]
     has_ram = all("ram" in row["components"] for row in rows)
