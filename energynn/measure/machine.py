@@ -91,7 +91,7 @@ def list_gpus() -> list[dict]:
     ``fault``: why a run cannot use one. Empty without NVML.
     """
     try:
-        _, notes = sensors.list_nvml_gpus()
+        notes = sensors.list_nvml_gpus()
     except Exception:  # no library, no driver, no permission
         return []
     visible, _ = sensors.parse_visible_devices(
@@ -106,7 +106,9 @@ def pin_to_cores_of_gpu(uuid: str) -> None:
     Without NVML, or where it does not know them, nothing changes: another NUMA node is slower.
     """
     with suppress(Exception):
-        pynvml, _ = sensors.list_nvml_gpus()
+        import pynvml
+
+        pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
         pynvml.nvmlDeviceSetCpuAffinity(handle)
 

@@ -265,22 +265,21 @@ def add_nvidia_sensors(inventory: SensorInventory, visible: str | None) -> None:
     vendors = kernel.list_training_devices()
     there = [address for address, vendor in vendors.items() if vendor == "NVIDIA"]
     fault = "NVML does not list it"
-    pynvml = None
-    notes = []
+    notes = None
     try:
-        pynvml, notes = list_nvml_gpus()
+        notes = list_nvml_gpus()
     except Exception as error:  # no library, no driver, no permission
         fault = f"NVML does not start ({error})"
-    told = [gpu.get("pci") for gpu in notes]
+    told = [gpu.get("pci") for gpu in notes or []]
     unlisted = [address for address in there if address not in told]
     # one that does not tell its address may be any of these
-    if len(unlisted) > told.count(None) and (visible is None or not pynvml):
+    if len(unlisted) > told.count(None) and (visible is None or notes is None):
         inventory.unaccounted += [
             f"NVIDIA GPU {address}: {fault}; look at nvidia-smi, install nvidia-ml-py, or say "
             f"--no-gpu, or {energy.left_out_remedy(address)}"
             for address in unlisted
         ]
-    if not pynvml:
+    if notes is None:
         return
     chosen, unknown = parse_visible_devices(notes, visible)
     inventory.unaccounted += [UNKNOWN_GPU_TEXT.format(entry=entry) for entry in unknown]
@@ -288,7 +287,8 @@ def add_nvidia_sensors(inventory: SensorInventory, visible: str | None) -> None:
     # beside a whole GPU they count as wholes, too
     is_none_whole = len(split) == len(chosen)
     (inventory.unaccounted if is_none_whole else inventory.problems).extend(split)
-    # tests bring their own NVML
+    import pynvml  # tests bring their own
+
     provenance = "simulated" if getattr(pynvml, "SIMULATED", False) else "measured"
     # reading tells which of them a GPU has
     for index, kind in product(chosen, NVML_FUNCTIONS):
@@ -299,16 +299,16 @@ def add_nvidia_sensors(inventory: SensorInventory, visible: str | None) -> None:
                 str(index),
                 kind,
                 provenance,
-                read=partial(_read_nvml_value, pynvml, index, NVML_FUNCTIONS[kind]),
+                read=partial(_read_nvml_value, index, NVML_FUNCTIONS[kind]),
                 to_SI=1e-3,
                 notes=notes[index],
-                tell=partial(_read_gpu_state, pynvml, index),
+                tell=partial(_read_gpu_state, index),
             )
         )
 
 
-def list_nvml_gpus():
-    """Start NVML; return it with what each GPU tells of itself, as far as it does."""
+def list_nvml_gpus() -> list[dict]:
+    """Start NVML; return what each GPU tells of itself, as far as it does."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -323,31 +323,31 @@ def list_nvml_gpus():
             notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
             notes["limit_W"] = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
         with suppress(Exception):
-            pci = _read_nvml_value(pynvml, index, "nvmlDeviceGetPciInfo")
+            pci = _read_nvml_value(index, "nvmlDeviceGetPciInfo")
             # as Linux writes it: the domain in four digits
             notes["pci"] = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
         with suppress(Exception):  # a GPU without such a mode raises
-            if _read_nvml_value(pynvml, index, "nvmlDeviceGetMigMode")[0]:
+            if _read_nvml_value(index, "nvmlDeviceGetMigMode")[0]:
                 notes["fault"] = MIG_FAULT_TEXT.format(index=index)
         gpus.append(notes)
-    return pynvml, gpus
+    return gpus
 
 
-def _read_nvml_value(pynvml, index: int, function: str):
+def _read_nvml_value(index: int, function: str):
+    import pynvml
+
     gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
     return getattr(pynvml, function)(gpu)  # an old binding lacks some
 
 
-def _read_gpu_state(pynvml, index: int) -> DeviceState:
+def _read_gpu_state(index: int) -> DeviceState:
     state = DeviceState()
     with suppress(Exception):  # not every GPU tells
-        limit_mW = _read_nvml_value(pynvml, index, "nvmlDeviceGetEnforcedPowerLimit")
+        limit_mW = _read_nvml_value(index, "nvmlDeviceGetEnforcedPowerLimit")
         state.limit_W = limit_mW / 1e3
     with suppress(Exception):
-        share = _read_nvml_value(pynvml, index, "nvmlDeviceGetUtilizationRates").gpu
-        running = _read_nvml_value(
-            pynvml, index, "nvmlDeviceGetComputeRunningProcesses"
-        )
+        share = _read_nvml_value(index, "nvmlDeviceGetUtilizationRates").gpu
+        running = _read_nvml_value(index, "nvmlDeviceGetComputeRunningProcesses")
         state.is_busy = share > 0 or bool(running)
     return state
 
