@@ -494,21 +494,15 @@ class Sampler:
         for sensor, column in zip(
             self.inventory.sensors, np.array(rows, float).T, strict=True
         ):
-            good = np.isfinite(column)
-            if not good.any():
+            good = column[np.isfinite(column)]
+            if not len(good):
                 continue
             self.faults.pop(sensor.id, None)
-            sensor.update_s = energy.update_period_s(
-                np.array(times_s)[good], column[good]
-            )
-            if sensor.kind == "energy" and not np.ptp(column[good]):
-                self.faults[sensor.id] = (
-                    f"does not move: it shows {column[good][0]:.0f}"
-                )
+            one = energy.energy_curve(sensor, np.array(times_s), column, self.period_s)
+            sensor.update_s = one.sensor.update_s
+            if sensor.kind == "energy" and not np.ptp(good):
+                self.faults[sensor.id] = f"does not move: it shows {good[0]:.0f}"
             elif sensor.component == "gpu":
-                one = energy.energy_curve(
-                    sensor, np.array(times_s), column, self.period_s
-                )
                 watts[sensor.id] = np.ptp(one.energy_J) / np.ptp(one.t_s)
         count_modules_once(self.inventory, watts)
 
