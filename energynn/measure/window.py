@@ -101,7 +101,7 @@ class Window:
                     "make one for each block: energynn.window(...)"
                 )
             begin_B = sampler.file.stat().st_size - MARGIN_BEFORE_WINDOW_B
-            self._block = MeasuredBlock(sampler, begin_B, used)
+            self._block = MeasuredBlock(sampler, begin_B, used, used)
         return copy.copy(self)
 
     def __exit__(self, *_error) -> None:
@@ -371,7 +371,7 @@ class MeasuredBlock:
     sampler: SamplerProcess
     begin_B: int
     begin_used: dict[str, float]
-    end_used: dict[str, float] = field(default_factory=dict)
+    end_used: dict[str, float]
     start_ns: int = field(default_factory=time.monotonic_ns)
     end_ns: int = 0
 
@@ -382,11 +382,10 @@ class MeasuredBlock:
     @property
     def work_of_others(self) -> list[str]:
         """What ``processes.work_of_others`` says of the block, a line; [] of a short one."""
-        begin, end = self.begin_used, self.end_used
-        if end.get("at_s", 0.0) <= begin["at_s"]:
-            return []
+        # without a later look, all are 0
         host_s, own_s, time_s = (
-            end[name] - begin[name] for name in ("cpu_host_s", "cpu_own_s", "at_s")
+            self.end_used[name] - self.begin_used[name]
+            for name in ("cpu_host_s", "cpu_own_s", "at_s")
         )
         return list(filter(None, [work_of_others(own_s, host_s - own_s, time_s)]))
 
