@@ -164,7 +164,7 @@ class Phases:
         self._window = partial(Window, no_gpu=no_gpu, synchronize=synchronize)
         self._names: list[str] = []
         self._blocks: list[MeasuredBlock] = []
-        self._all: MeasuredBlock | None = None
+        self._whole: MeasuredBlock  # from the first block to the end of the last
         self._open_name = ""
 
     @contextmanager
@@ -179,34 +179,32 @@ class Phases:
                 yield
         finally:
             self._open_name = ""
-        assert one._block  # it was entered
+        last = one._block
+        assert last  # it was entered
         self._names.append(name)
-        self._blocks.append(one._block)
-
-    @property
-    def _whole(self) -> MeasuredBlock:
-        """From the first block to the end of the last."""
-        if not self._blocks:
-            raise ValueError("phases: no block has ended")
-        first, last = self._blocks[0], self._blocks[-1]
-        if self._all is None or self._all.end_ns != last.end_ns:
-            self._all = replace(first, end_ns=last.end_ns, end_used=last.end_used)
-        return self._all
+        self._blocks.append(last)
+        self._whole = replace(
+            self._blocks[0], end_ns=last.end_ns, end_used=last.end_used
+        )
 
     @property
     def energies(self) -> dict:
         """Those of the whole, with what lies between blocks, as a window has them."""
+        if not self._blocks:
+            raise ValueError("phases: no block has ended")
         return self._whole.energies
 
     @property
     def rows(self) -> dict[str, dict[str, float]]:
         """Number of blocks, time in s and energy in J of each name; NaN where it is not known."""
-        is_known, first = "energy_total_J" in self.energies, self._blocks[0]
+        is_known = "energy_total_J" in self.energies
         edges_s = np.array([[one.start_ns, one.end_ns] for one in self._blocks]) / 1e9
         each_J = np.full(len(edges_s), np.nan)
         if is_known:
-            place = first.sampler.file, first.sampler.header
-            streams, _ = read_sensor_streams(*place, {}, edges_s, first.begin_B)
+            sampler = self._whole.sampler
+            streams, _ = read_sensor_streams(
+                sampler.file, sampler.header, {}, edges_s, self._whole.begin_B
+            )
             used = [one for one in streams if one.sensor.primary]
             each_J = np.sum([np.diff(one.at(edges_s))[:, 0] for one in used], axis=0)
         rows = {
