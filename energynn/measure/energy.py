@@ -348,8 +348,8 @@ def _test_agreement(
 
 def _are_same_sensor(one: SensorEvidence, other: SensorEvidence) -> bool:
     """Tell whether two sensors have one UUID, or two counters the same readings."""
-    uuids = [each.sensor.notes.get("uuid") for each in (one, other)]
-    if uuids[0] and uuids[0] == uuids[1]:
+    uuid = one.sensor.notes.get("uuid")
+    if uuid and uuid == other.sensor.notes.get("uuid"):
         return True
     are_counters = one.sensor.kind == other.sensor.kind == "energy"
     are_comparable = are_counters and len(one.head) == len(other.head)
