@@ -25,7 +25,7 @@ class SensorStream:
     """
 
     def __init__(self, sensor: Channel, period_s: float, windows_s, asked_s, make):
-        self.sensor = self._sensor = sensor
+        self.sensor = sensor
         self.period_s = period_s
         self.make = make
         self.found = {
@@ -52,9 +52,9 @@ class SensorStream:
 
     def use_until(self, until_s: float) -> None:
         """Let the readings count that have not yet, until an instant."""
-        one = self.make(self._sensor, *self._read, self.period_s)
+        one = self.make(self.sensor, *self._read, self.period_s)
         # what the first piece tells of the sensor holds for all
-        self._sensor = one.sensor
+        self.sensor = one.sensor
         self.first_s = min(self.first_s, one.t_s[0])
         self.last_s = one.t_s[-1]
         for found in self.found.values():
