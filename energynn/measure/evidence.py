@@ -4,9 +4,7 @@ A week of samples is longer than a memory. All that the energy of a window, its 
 tests need is a few numbers of a sensor, and those of two pieces add up. ``energy.py`` judges them.
 """
 
-from dataclasses import dataclass, field
-from functools import partial
-
+import msgspec
 import numpy as np
 
 from energynn.measure.samples import Channel, DeviceState
@@ -41,8 +39,7 @@ THRESHOLDS = {
 MIN_RELATIVE_RANGE = 0.25
 
 
-@dataclass
-class SensorEvidence:
+class SensorEvidence(msgspec.Struct):
     """One sensor in one window; times in s of the monotonic clock.
 
     late_s: how old what is shown may be; missed_J2: squared energy that may lie between readings;
@@ -80,9 +77,9 @@ class SensorEvidence:
     least: float = np.inf
     most: float = -np.inf
     zero_s: float = 0.0
-    still: np.ndarray = field(default_factory=partial(np.zeros, (0, 2)))
+    still: np.ndarray = np.zeros((0, 2))
     is_whole: bool = True
-    head: np.ndarray = field(default_factory=partial(np.zeros, 0))
+    head: np.ndarray = np.zeros(0)
     first_s: float = np.inf
 
     def __post_init__(self):
