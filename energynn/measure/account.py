@@ -206,10 +206,14 @@ def _read_host(
     host = HostAccount(name, number, period_s=header.period_s, boot_id=header.boot_id)
     events = [event for event in events if event["host"] == name]
     unread = _leave_out_unused_gpus(header.sensors, events)
+    gpus = {
+        event["rank"]: devices.plain_uuid(event.get("gpu_uuid"))
+        for event in events_of_kind(events, "rank_start")
+    }
     # A run that died trained until its last sample.
     end_ns = last_sample_time_ns(path)
     windows_s = _training_and_idle_windows_s(events, end_ns)
-    spans = _phase_spans(events, phases, end_ns)
+    spans = _phase_spans(events, phases, gpus, end_ns)
     asked_s = [spans_ns.ravel() / 1e9 for spans_ns, *_ in spans.values()]
     streams, host.problems = read_sensor_streams(
         path, header, windows_s, np.concatenate([[], *asked_s])
@@ -219,7 +223,7 @@ def _read_host(
             [stream.found[when] for stream in streams], when
         )
     if "training" in windows_s:
-        named = set(_gpu_of_each_rank(events).values())
+        named = set(gpus.values())
         host.is_named = bool(named) and "" not in named
         trained = [stream.found["training"] for stream in streams]
         for one in trained:
@@ -231,7 +235,7 @@ def _read_host(
         unread += header.unaccounted
         unread += devices.ranks_of_namesake(host, events)
         host.doubts = energy.judge_sensors(trained, unread, limits)
-        host.phases = list(_energies_of_phases(name, events, spans, streams))
+        host.phases = list(_energies_of_phases(name, gpus, spans, streams))
         starts = events_of_kind(events, "training_start")
         host.start_wall_ns = min(event["t_wall_ns"] for event in starts)
         host.time_s = trained[0].length_s
@@ -272,13 +276,6 @@ def _leave_out_unused_gpus(sensors: list[Channel], events: list[dict]) -> list[s
     return [f"no sensor of GPU {uuid}, which a rank uses" for uuid in unread]
 
 
-def _gpu_of_each_rank(events: list[dict]) -> dict[int, str]:
-    starts = events_of_kind(events, "rank_start")
-    return {
-        event["rank"]: devices.plain_uuid(event.get("gpu_uuid")) for event in starts
-    }
-
-
 def _gpu_uuid(sensor: Channel) -> str:
     return devices.plain_uuid(sensor.notes.get("uuid"))
 
@@ -307,17 +304,20 @@ def _mean_idle_power_W(idle: list[SensorEvidence], when: str) -> dict[str, float
 # ---------------------------------------------------------------------------------------- phases
 
 
-def _phase_spans(events: list[dict], phases: dict, end_ns: int) -> dict[int, tuple]:
+def _phase_spans(
+    events: list[dict], phases: dict, gpus: dict[int, str], end_ns: int
+) -> dict[int, tuple]:
     """Give the phases of each rank of a host that trained.
 
-    Returns rank -> (spans in ns, phase index, names): (2, phases + 1) begin and end, of which the
-    last is the training itself, as phase 0 with the name ``idle``; (phases + 1,) of int; a list.
+    gpus: the UUID of each rank's own. Returns rank -> (spans in ns, phase index, names): (2, phases
+    + 1) begin and end, of which the last is the training itself, as phase 0 with the name ``idle``;
+    (phases + 1,) of int; a list.
     """
     starts_ns = event_ns(events, "training_start")
     ends_ns = event_ns(events, "training_end")
     spans = {}
     # what a rank that has not said where it is has done belongs to nobody
-    for rank in phases.keys() & starts_ns.keys() & _gpu_of_each_rank(events).keys():
+    for rank in phases.keys() & starts_ns.keys() & gpus.keys():
         kinds, begin_ns, until_ns, names = phases[rank]
         training_ns = starts_ns[rank], ends_ns.get(rank, end_ns)
         spans_ns = np.clip([begin_ns, until_ns], *training_ns)
@@ -327,7 +327,7 @@ def _phase_spans(events: list[dict], phases: dict, end_ns: int) -> dict[int, tup
 
 
 def _energies_of_phases(
-    host: str, events: list[dict], spans: dict, streams: list[SensorStream]
+    host: str, gpus: dict[int, str], spans: dict, streams: list[SensorStream]
 ) -> Iterator[tuple]:
     """Give time and energies of each phase of each rank; ``idle`` is what lies in no phase.
 
@@ -335,7 +335,6 @@ def _energies_of_phases(
     A rank has all of its GPU's energy and an equal part of its host's CPU and RAM. Phases shorter
     than a sampling period get the mean power around them.
     """
-    gpus = _gpu_of_each_rank(events)
     for rank, (spans_ns, kinds, names) in spans.items():
         columns = [("time_s", np.diff(spans_ns, axis=0)[0] / 1e9)]
         for stream in streams:
