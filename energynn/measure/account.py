@@ -76,11 +76,6 @@ class HostAccount(msgspec.Struct):
         """Count its primary sensors by component."""
         return Counter(sensor.component for sensor in self.primary)
 
-    @property
-    def estimated_components(self) -> set[str]:
-        """Name the components of which one sensor stands for all devices."""
-        return {sensor.component for sensor in self.primary if sensor.kind == "busy"}
-
 
 def account_for_run(
     events: dict[Path, list[dict]], thresholds: dict[str, float]

@@ -98,9 +98,11 @@ def device_differences(parts: list[list]) -> list[str]:
             if count > 1
         ]
     for host, component in product(hosts, COMPONENTS):
-        if component in host.estimated_components:
+        own = [one for one in host.primary if one.component == component]
+        # of an estimate one sensor stands for all devices
+        if any(one.kind == "busy" for one in own):
             continue
-        number = host.sensor_counts[component]
+        number = len(own)
         alike = hosts
         if number and component == "gpu":
             alike = [one for one in hosts if not (one.is_named or host.is_named)]
