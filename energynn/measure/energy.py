@@ -189,7 +189,7 @@ def judge_sensors(
     for one, other in combinations(primary, 2):
         if _are_same_sensor(one, other):
             text = f"{one.sensor.id} and {other.sensor.id} are the same device"
-            text += f", counted twice; {left_out_remedy(other.device)}"
+            text += f", counted twice; {left_out_remedy(other.sensor.device_name)}"
             reasons.append(refusal("D", text))
     for one in primary:
         reasons += test_possible_readings(one, limits)
@@ -224,7 +224,7 @@ def _test_movement(one: SensorEvidence, limits: dict) -> Iterator[str]:
     mean_W = one.energy_J / one.length_s
     if mean_W < least_W:
         text = f"{name} showed {mean_W:.2g} W in the mean, at least {least_W:.2g} W are drawn"
-        text += f"; {left_out_remedy(one.device)}" * bool(mean_W == 0)
+        text += f"; {left_out_remedy(one.sensor.device_name)}" * bool(mean_W == 0)
         yield refusal("S", text, *by)
     readings, seconds = one.still.T
     if one.is_counter:

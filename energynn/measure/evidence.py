@@ -90,11 +90,6 @@ class SensorEvidence(msgspec.Struct):
         return self.end_s - self.begin_s
 
     @property
-    def device(self) -> str:
-        """Name the device as a person may leave it out, with all that reads it."""
-        return self.sensor.component + self.sensor.device
-
-    @property
     def coverage(self) -> float:
         return 1 - self.lost_s / self.length_s
 

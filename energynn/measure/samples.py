@@ -49,6 +49,11 @@ class Channel(msgspec.Struct):
     model: dict | None = None
     notes: dict = {}
 
+    @property
+    def device_name(self) -> str:
+        """Name the device as a person may leave it out, with all that reads it."""
+        return self.component + self.device
+
 
 class Header(msgspec.Struct, tag_field="header", tag="energynn-samples/1"):
     """What a samples file says of its host, in its first line.

@@ -43,7 +43,7 @@ class Sensor(Channel, kw_only=True):
     @property
     def names(self) -> set[str]:
         """Names by which a person may leave it out."""
-        place = self.id, self.component, self.component + self.device
+        place = self.id, self.component, self.device_name
         return set(map(_plain_name, [*place, *self.notes.values()]))
 
     @property
@@ -109,7 +109,7 @@ def choose(inventory: SensorInventory, faults: dict[str, str]) -> None:
                 inventory.problems.append(fault)
             else:
                 # all that reads it: without its counter, its power would count
-                without = energy.left_out_remedy(sensor.component + sensor.device)
+                without = energy.left_out_remedy(sensor.device_name)
                 inventory.unaccounted.append(f"{fault}; {without}")
     inventory.sensors = working
 
