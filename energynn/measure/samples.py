@@ -156,7 +156,11 @@ def _parse_piece(lines: Iterator[bytes], header: Header) -> Samples:
 
 
 def last_sample_time_ns(path: Path) -> int:
-    """Tell when the last sample of a file was taken, of the monotonic clock; 0 without one."""
+    """Tell when the last sample of a file was taken, of the monotonic clock; 0 without one, or
+    without a file.
+    """
+    if not path.exists():
+        return 0
     for back_B in (2**16, MAX_LINE_LENGTH_B):
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - back_B))
@@ -213,8 +217,7 @@ def write_host_files(
 
 def has_samples(folder: Path, host: str) -> bool:
     """Tell whether the sampler of a host has written its first sample."""
-    path = folder / f"samples-{host}.jsonl"
-    return path.exists() and last_sample_time_ns(path) > 0
+    return last_sample_time_ns(folder / f"samples-{host}.jsonl") > 0
 
 
 # -------------------------------------------------------------------------------- events and phases
