@@ -197,16 +197,16 @@ def write_host_files(
     samples = [
         {"t": t, "v": values} for t, values in zip(times_ns, readings, strict=True)
     ]
-    events = []
-    for event, at in (("rank_start", 0), ("training_start", 0), ("training_end", -1)):
-        events.append(
-            {
-                "event": event,
-                "host": host,
-                "t_mono_ns": times_ns[at],
-                "t_wall_ns": apart_ns + times_ns[at],
-            }
-        )
+    marks = ("rank_start", 0), ("training_start", 0), ("training_end", -1)
+    events = [
+        {
+            "event": event,
+            "host": host,
+            "t_mono_ns": times_ns[at],
+            "t_wall_ns": apart_ns + times_ns[at],
+        }
+        for event, at in marks
+    ]
     events[-1] |= at_end
     files = (f"samples-{host}", [header, *samples]), (f"events-rank{rank}", events)
     for name, lines in files:
