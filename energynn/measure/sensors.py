@@ -150,41 +150,38 @@ def list_rapl_sensors() -> list[Sensor]:
     sensors = []
     # intel-rapl-mmio shows the same counters again
     for zone in sorted(kernel.POWERCAP_FOLDER.glob("intel-rapl:*")):
-        sensor = Sensor(
-            zone.name,
-            "cpu",
-            zone.name,
-            "energy",
-            provenance,
-            1e-6,
-            read=partial(_read_number_file, zone / "energy_uj"),
-        )
         try:
-            component = _describe_rapl_zone(sensor, zone)
+            sensor = _rapl_sensor(zone, provenance)
         except (OSError, ValueError, OverflowError) as error:  # whatever stands there
-            component = "cpu"
-            sensor.read = partial(_fail_reading, error)
-        if component:
+            read = partial(_fail_reading, error)
+            sensor = Sensor(
+                zone.name, "cpu", zone.name, "energy", provenance, read=read
+            )
+        if sensor:
             sensors.append(sensor)
     return sensors
 
 
-def _describe_rapl_zone(sensor: Sensor, zone: Path) -> str | None:
-    """Note what a zone tells of itself; returns its component, None if it is none of ours."""
+def _rapl_sensor(zone: Path, provenance: str) -> Sensor | None:
+    """Make the sensor of a zone of what it tells of itself; None if it is none of ours."""
     name = (zone / "name").read_text().strip()
     component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
     if component is None:
         return None
-    wraps_at = float((zone / "max_energy_range_uj").read_text())
     limits_uW = map(kernel.read_text, zone.glob("constraint_*_limit_uw"))
     limits_W = [int(text) / 1e6 for text in limits_uW if text.isdecimal()]
     package = zone.name.split(":")[1]
-    sensor.id = f"{component}_{package}_{name}"
-    sensor.component = component
-    sensor.device = package
-    sensor.wraps_at = wraps_at
-    sensor.notes = {"limit_W": max(limits_W)} if any(limits_W) else {}
-    return component
+    return Sensor(
+        f"{component}_{package}_{name}",
+        component,
+        package,
+        "energy",
+        provenance,
+        1e-6,
+        float((zone / "max_energy_range_uj").read_text()),
+        notes={"limit_W": max(limits_W)} if any(limits_W) else {},
+        read=partial(_read_number_file, zone / "energy_uj"),
+    )
 
 
 def _fail_reading(error: Exception):
