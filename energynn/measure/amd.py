@@ -29,8 +29,12 @@ def add_amd_sensors(inventory: SensorInventory) -> None:
             name = f"ROCM:{uuid}_POWER"
             read = partial(_read_power_W, amdsmi, handle)
             sensor = Sensor(name, "gpu", str(number), "power", "measured", read=read)
-            if number % 2 and "MI250" in board["product_name"] and not _works(read):
-                sensor.device = str(number - 1)  # whose power is that of both halves
+            if number % 2 and "MI250" in board["product_name"]:
+                try:
+                    read()
+                except Exception:  # whatever a vendor's library throws
+                    # the power of the one before is that of both halves
+                    sensor.device = str(number - 1)
             sensor.notes = {"uuid": uuid, "name": board["product_name"]}
             with suppress(Exception):  # an old amdsmi
                 sensor.notes["pci"] = amdsmi.amdsmi_get_gpu_device_bdf(handle).lower()
@@ -54,9 +58,3 @@ def _read_power_W(amdsmi, handle) -> int:
     if not 0 < power_W < UNSUPPORTED_POWER_W:
         raise ValueError(f"a failed reading: {power_W}")
     return power_W
-
-
-def _works(read) -> bool:
-    with suppress(Exception):  # whatever a vendor's library throws
-        return bool(read())
-    return False
