@@ -284,7 +284,6 @@ def _test_gaps(one: SensorEvidence, limits: dict) -> Iterator[str]:
     share = one.lost_s / one.length_s
     longest_s = one.longest_gap_s
     most_s = max(limits["gap_s"], 2 * one.period_s)
-    by = ["gap_s", "gap_share"]
     if one.is_counter:
         most_s = max(most_s, limits["gap_share"] * one.length_s)
         most_W = limits[f"most_{one.sensor.component}_W"]
@@ -297,7 +296,8 @@ def _test_gaps(one: SensorEvidence, limits: dict) -> Iterator[str]:
             "G",
             f"{one.sensor.id} has no readings for {share:.1%} of the time, for "
             f"{longest_s:.2g} s at most; {_gap_remedy(one)}",
-            *by,
+            "gap_s",
+            "gap_share",
         )
 
 
