@@ -254,12 +254,6 @@ def default_priors(
     return found
 
 
-# Which terms more devices may have; the power of an all-reduce stays open.
-TIME_TERMS = [name for name in TERMS if name != "exchange"]
-MOVE_TIMES = [*TIME_PARAMETERS, *TIME_TERMS]
-MOVE_POWERS = [*POWER_PARAMETERS, "exchange"]
-
-
 def lacks_repeats(seen: ObservedRuns) -> bool:
     """Say whether each configuration ran once, so that nothing tells how runs scatter."""
     return all(run.repeats == 1 for run in seen.taken)
@@ -306,9 +300,7 @@ def fit_runs(seen: ObservedRuns) -> Fit:
             _fit_times_and_powers(seen, (*best.entered, name))
             for name in _candidate_terms(best)
         ]
-        trials = [
-            fit for fit in trials if fit.point[fit.names.index(fit.entered[-1])] > 0
-        ]
+        trials = [fit for fit in trials if fit.values[fit.entered[-1]] > 0]
         found = min(trials, key=lambda fit: fit.neg_log_evidence, default=best)
         if found.neg_log_evidence > best.neg_log_evidence - MIN_LOG_EVIDENCE:
             break
@@ -325,24 +317,26 @@ def fit_runs(seen: ObservedRuns) -> Fit:
 def _candidate_terms(fit: Fit) -> list[str]:
     """Name the terms of time that a fit lacks and its runs hint at.
 
-    A term is hinted at if one Newton step makes it larger than HINT_RATIO times its error. Storage
-    has no slope; it is tried where the times are missed by more than was expected.
+    A term is hinted at if one Newton step makes it larger than HINT_RATIO times its error. The
+    exchange's power has no slope. Nor has storage, which is tried where the times are missed by
+    more than was expected.
     """
     seen, names = fit.runs, []
     residuals = functools.partial(time_residuals, fit, seen=seen)
-    slopes = jacobian(residuals, fit.point) / fit.errors[0]
-    slope = -slopes.T @ residuals(fit.point) / fit.errors[0]
+    residual, slopes = value_and_jacobian(residuals, fit.point)
+    slope = -slopes.T @ residual / fit.errors[0] ** 2
     for index in np.flatnonzero(fit.open_terms):
         name, chosen = fit.names[index], ~fit.open_terms
         chosen[index] = True
         _, _, usual, most = TERMS[name]
         precision = 1 / conditional_covariance(fit.covariance, chosen)[index, index]
         precision += ((usual / most) ** 2 - 1) / fit.prior_covariance[index, index]
-        if slope[index] > HINT_RATIO * np.sqrt(precision) and name in TIME_TERMS:
+        if slope[index] > HINT_RATIO * np.sqrt(precision):
             names.append(name)
-    if np.ptp(seen.work["nodes"]) and fit.errors[0] > PRIOR_MODEL_ERRORS[0]:
+    is_missed = np.ptp(seen.work["nodes"]) and fit.errors[0] > PRIOR_MODEL_ERRORS[0]
+    if is_missed and "storage" not in fit.entered:
         names.append("storage")
-    return [name for name in names if name not in fit.entered]
+    return names
 
 
 def _fit_times_and_powers(seen: ObservedRuns, entered: tuple[str, ...]) -> Fit:

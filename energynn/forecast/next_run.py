@@ -17,6 +17,7 @@ from energynn.experiment.config import RunConfig
 from energynn.forecast import fit as fits
 from energynn.forecast import plan
 from energynn.forecast.fit import Fit
+from energynn.forecast.model import POWER_PARAMETERS
 from energynn.forecast.runs import Observation
 from energynn.measure.energy import SECOND_PER_HOUR
 
@@ -47,13 +48,13 @@ def updated_fit(fit: Fit, made: RunConfig) -> Fit:
     )
     slopes = fits.jacobian(outcomes, fit.point)[:, 0]
     time_s = float(np.exp(outcomes(fit.point)[0, 0]))
+    # a power leaves the parameters of time, as in a fit
+    slopes[1, ~np.isin(fit.names, [*POWER_PARAMETERS, "exchange"])] = 0.0
     covariance = fit.covariance
     # a run tells nothing of powers where none are fitted
-    known = [fits.MOVE_TIMES, fits.MOVE_POWERS][: 1 + fit.has_power]
-    for row, names in enumerate(known):
-        slope = np.where(np.isin(fit.names, names), slopes[row], 0.0)
-        gain = covariance @ slope
-        variance = fit.errors[row] ** 2 + slope @ gain
+    for row in range(1 + fit.has_power):
+        gain = covariance @ slopes[row]
+        variance = fit.errors[row] ** 2 + slopes[row] @ gain
         covariance = covariance - np.outer(gain, gain) / variance
     taken = [*fit.runs.taken, Observation(config.asdict(made), time_s)]
     runs = msgspec.structs.replace(fit.runs, taken=taken)
