@@ -176,13 +176,14 @@ def replace_free(point: np.ndarray, is_free: np.ndarray, at: np.ndarray) -> np.n
     return result
 
 
-def time_residuals(fit: Fit, point: np.ndarray, seen: ObservedRuns) -> np.ndarray:
-    """Relative errors of the times at a point, (runs,)."""
-    return log_times(fit.names, point, seen.work) - np.log(seen.time_s)
+def time_residuals(fit: Fit, point: np.ndarray) -> np.ndarray:
+    """Relative errors of the times at a point or several, (points, runs)."""
+    return log_times(fit.names, point, fit.runs.work) - np.log(fit.runs.time_s)
 
 
-def power_residuals(fit: Fit, point: np.ndarray, seen: ObservedRuns) -> np.ndarray:
+def power_residuals(fit: Fit, point: np.ndarray) -> np.ndarray:
     """Relative errors of the known powers: of the whole, or of its parts, relative to the whole."""
+    seen = fit.runs
     _, whole_W, gpu_W = predict_times_and_powers(fit.names, point, seen.work)
     gpu_residual = (gpu_W - seen.power_gpu_W) / seen.power_W
     host_residual = (whole_W - seen.power_W) / seen.power_W - gpu_residual
@@ -321,8 +322,8 @@ def _candidate_terms(fit: Fit) -> list[str]:
     exchange's power has no slope. Nor has storage, which is tried where the times are missed by
     more than was expected.
     """
-    seen, names = fit.runs, []
-    residuals = functools.partial(time_residuals, fit, seen=seen)
+    names = []
+    residuals = functools.partial(time_residuals, fit)
     residual, slopes = value_and_jacobian(residuals, fit.point)
     slope = -slopes.T @ residual / fit.errors[0] ** 2
     for index in np.flatnonzero(fit.open_terms):
@@ -333,7 +334,8 @@ def _candidate_terms(fit: Fit) -> list[str]:
         precision += ((usual / most) ** 2 - 1) / fit.prior_covariance[index, index]
         if slope[index] > HINT_RATIO * np.sqrt(precision):
             names.append(name)
-    is_missed = np.ptp(seen.work["nodes"]) and fit.errors[0] > PRIOR_MODEL_ERRORS[0]
+    is_on_several = np.ptp(fit.runs.work["nodes"]) > 0
+    is_missed = is_on_several and fit.errors[0] > PRIOR_MODEL_ERRORS[0]
     if is_missed and "storage" not in fit.entered:
         names.append("storage")
     return names
@@ -345,24 +347,23 @@ def _fit_times_and_powers(seen: ObservedRuns, entered: tuple[str, ...]) -> Fit:
     parts = (TIME_PARAMETERS, time_residuals), (POWER_PARAMETERS, power_residuals)
     for row, (names, misses) in enumerate(parts):
         is_free = np.isin(fit.names, [*names, *entered])
-        if misses(fit, fit.point, seen).size:
-            fit = _fit_one_outcome(
-                fit, row, is_free, functools.partial(misses, fit, seen=seen)
-            )
+        if misses(fit, fit.point).size:
+            fit = _fit_one_outcome(fit, row, is_free, functools.partial(misses, fit))
     return fit
 
 
 @np.errstate(invalid="ignore")  # it may try a negative power or time, and goes back
 def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals) -> Fit:
     """Fit the free parameters to times (row 0) or powers (1), and estimate the model's error."""
-    whiten = np.linalg.cholesky(np.linalg.inv(before.covariance)).T
+    prior = np.linalg.inv(before.covariance)
+    whiten = np.linalg.cholesky(prior)
     error, free = before.errors[row], before.point[is_free]
     is_term = np.isin(before.names, list(TERMS))[is_free]
     free = np.where(is_term, np.sqrt(np.diag(before.covariance))[is_free], free)
 
     def residuals(free: np.ndarray) -> np.ndarray:
         point = replace_free(before.point, is_free, free)
-        distance = (point - before.point) @ whiten.T
+        distance = (point - before.point) @ whiten
         return np.concatenate([data_residuals(point) / error, distance], axis=-1)
 
     slopes_at = functools.partial(jacobian, residuals)
@@ -382,7 +383,6 @@ def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals)
         error = np.sqrt(squares / freedom)
     point = replace_free(before.point, is_free, free)
     distance = residuals(free)[len(residual) :]
-    prior = np.linalg.inv(before.covariance)
     logdet_posterior = np.linalg.slogdet(slopes.T @ slopes)[1]
     logdet_prior = np.linalg.slogdet(prior[np.ix_(is_free, is_free)])[1]
     deviance = (len(residual) + ERROR_WEIGHT) * np.log(squares) + distance @ distance
@@ -500,20 +500,19 @@ def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.
     residuals and distances from the priors, grows by at most the quantile squared. A linear
     approximation misses that a start of 0.5 s may well take 10 s, and is never negative.
     """
-    seen, is_free = fit.runs, np.isin(fit.names, [*TIME_PARAMETERS, *fit.entered])
+    is_free = np.isin(fit.names, [*TIME_PARAMETERS, *fit.entered])
     whiten = np.linalg.cholesky(
         np.linalg.inv(fit.prior_covariance[is_free][:, is_free])
     )
     questions, signs = np.tile(work, 2)[:, None], np.repeat([1.0, -1.0], len(work))
 
-    def log_times_at(free: np.ndarray, work: np.ndarray) -> np.ndarray:
-        return log_times(fit.names, replace_free(fit.point, is_free, free), work)
-
     def log_time_at(free: np.ndarray) -> np.ndarray:
-        return log_times_at(free, questions)[..., 0]
+        point = replace_free(fit.point, is_free, free)
+        return log_times(fit.names, point, questions)[..., 0]
 
     def residuals(free: np.ndarray) -> np.ndarray:
-        residual = (log_times_at(free, seen.work) - np.log(seen.time_s)) / fit.errors[0]
+        point = replace_free(fit.point, is_free, free)
+        residual = time_residuals(fit, point) / fit.errors[0]
         distance = (free - fit.prior_point[is_free]) @ whiten
         return np.concatenate([residual, distance], axis=-1)
 
