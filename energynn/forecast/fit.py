@@ -101,10 +101,8 @@ def parameter_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, flo
 
     Of several points, (points, parameters), each is (points,).
     """
-    values = dict.fromkeys(TIME_PARAMETERS, 0.0) | {"evaluation": 1.0}
-    values |= dict.fromkeys(POWER_PARAMETERS, np.nan)
-    values["host"] = 0.0  # none: GPUs alone
-    values |= dict.fromkeys(TERMS, 0.0)
+    values = dict.fromkeys(POWER_PARAMETERS, np.nan)
+    values |= {"fill": 0.0, "host": 0.0}  # no worker fetches ahead; GPUs alone
     for name, at in zip(names, np.moveaxis(point, -1, 0), strict=True):
         values[name] = at if name in LINEAR else np.exp(at)
     # A link reaches its bandwidth at most: the logarithm of 1/efficiency - 1 is fitted.
