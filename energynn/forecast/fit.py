@@ -117,9 +117,10 @@ def log_times_and_powers(
 
     Of several points, (points, parameters), they are (points, 3, configurations).
     """
+    values = parameter_values(names, point[..., None, :])
     # A fit may try a point where a power is negative, and goes back.
     with np.errstate(invalid="ignore"):
-        return np.log(np.stack(predict_times_and_powers(names, point, work), axis=-2))
+        return np.log(np.stack(model.predict_times_and_powers(values, work), axis=-2))
 
 
 def log_times(
@@ -130,15 +131,6 @@ def log_times(
     """
     values = parameter_values(names, point[..., None, :])
     return np.log(sum(model.times_by_cause_s(values, work).values()))
-
-
-def predict_times_and_powers(
-    names: tuple[str, ...], point: np.ndarray, work: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the model predicts at a point or several, (points, configurations) each."""
-    return model.predict_times_and_powers(
-        parameter_values(names, point[..., None, :]), work
-    )
 
 
 def conditional_covariance(covariance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -182,7 +174,8 @@ def time_residuals(fit: Fit, point: np.ndarray) -> np.ndarray:
 def power_residuals(fit: Fit, point: np.ndarray) -> np.ndarray:
     """Relative errors of the known powers: of the whole, or of its parts, relative to the whole."""
     seen = fit.runs
-    _, whole_W, gpu_W = predict_times_and_powers(fit.names, point, seen.work)
+    values = parameter_values(fit.names, point[..., None, :])
+    _, whole_W, gpu_W = model.predict_times_and_powers(values, seen.work)
     gpu_residual = (gpu_W - seen.power_gpu_W) / seen.power_W
     host_residual = (whole_W - seen.power_W) / seen.power_W - gpu_residual
     has_parts = np.isfinite(seen.power_gpu_W)
