@@ -530,8 +530,7 @@ def has_unknown_exchange(fit: Fit, work: np.ndarray) -> np.ndarray:
     local batch and the bandwidth.
     """
     sizes = ["devices", "local_batch_size"]
-    fitted = set(fit.runs.work[sizes].tolist())
-    is_new = np.array([size not in fitted for size in work[sizes].tolist()])
+    is_new = ~np.isin(work[sizes], fit.runs.work[sizes])
     is_unknown = work["allreduce_s"] * work["local_batch_size"] == 0
     return is_new & (work["devices"] > 1) & is_unknown
 
@@ -560,10 +559,9 @@ def forecast_errors(fit: Fit, facts: ObservedRuns) -> pd.DataFrame:
     """
     known = {"time_s": facts.time_s, "energy_J": facts.time_s * facts.power_W}
     parts = []
-    for quantity, ends in forecast_outcomes(fit, facts.work).items():
-        if quantity not in known:
-            continue
-        value, low, high = np.log(ends.T / known[quantity])
+    told = forecast_outcomes(fit, facts.work)
+    for quantity, fact in known.items():
+        value, low, high = np.log(told[quantity].T / fact)
         half = value - np.where(value > 0, low, high)
         part = {"devices": facts.work["devices"], "quantity": quantity}
         part["local_batch_size"] = facts.work["local_batch_size"]
