@@ -453,6 +453,7 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     times = model.times_by_cause_s(fit.values, work)
     is_new = (work["nodes"] > 1) & (most == 1)
     hidden = np.log(1 - is_new * times["allreduce"] / sum(times.values()))
+    of_time2 = np.square([[beyond, unknown], [beyond, hidden]]).sum(axis=1)
     steps = np.array([*steps_of_open_terms(fit), *fit.rivals])
     shifts = logs(fit.point + steps) - middle
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
@@ -473,12 +474,9 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
                 - of_parameters
             )
         half2 = quantile**2 * (variance + has_time * bends.clip(min=0))
-        half2 += has_time * beyond**2
         opened = special.ndtri(UPPER_QUANTILE) * shifts[:, parts].sum(axis=1)
-        above2 = half2[0] + (opened.clip(min=0) ** 2).sum(axis=0)
-        below2 = half2[1] + (opened.clip(max=0) ** 2).sum(axis=0)
-        above = np.sqrt(above2 + has_time * unknown**2)
-        below = np.sqrt(below2 + has_time * hidden**2)
+        half2 += np.square([opened.clip(min=0), opened.clip(max=0)]).sum(axis=1)
+        above, below = np.sqrt(half2 + has_time * of_time2)
         offsets = np.stack([0 * above, -below, above], axis=1)
         result[name] = np.exp(middle[parts].sum(axis=0)[:, None] + offsets)
     return result
