@@ -198,11 +198,9 @@ def default_priors(
     """
     work, run = seen.work, seen.configs[0]
     workers = work["workers"][0]
-    sample_s = np.median(
-        seen.time_s / work["epochs"] / (work["trained"] + work["evaluated"])
-    )
+    sample_s = seen.time_s / work["epochs"] / (work["trained"] + work["evaluated"])
     found = {
-        "tau": (sample_s, 2.0),
+        "tau": (np.median(sample_s), 2.0),
         "evaluation": (1.0, 0.5),  # a loader that is the limit is so in all passes
         "t_start": (0.5 if workers else 0.02, 2.0),
         "t_update": (3e-3, 0.8),
@@ -221,14 +219,9 @@ def default_priors(
         found["t_start"] = 5.0, 1.5  # a whole command begins
     if workers > 1:
         found["fill"] = workers - 1, 0.3  # all first batches come together
-    rates = (
-        work["epochs"]
-        * (work["trained"] + work["evaluated"])
-        * work["devices"]
-        / seen.time_s
-    )
+    least_sample_us = 1e6 * (sample_s / work["devices"]).min()
     for name, (_, _, usual, most) in TERMS.items():
-        unit = 1e6 / rates.max() if name == "storage" else 1.0
+        unit = least_sample_us if name == "storage" else 1.0
         found[name] = 0.0, unit * (most if name in entered else usual)
     known = np.isfinite(seen.power_W)
     if known.any():
