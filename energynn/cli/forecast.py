@@ -231,8 +231,7 @@ def fit(
         raise ValueError("-p: chooses runs of your own; give --runs-dir")
     else:
         seen = runs.published_runs(workload, system)
-    fits.require_usable_runs(seen)
-    made = fits.fit_runs(seen)
+    made = fits.fit_usable_runs(seen)
     words = wording.fit_text(made, details)
     table = fits.write_fit(out, made)
     table["from_others"] = fits.leave_one_out_errors(made).to_dict("records")

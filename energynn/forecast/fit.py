@@ -391,8 +391,8 @@ def has_varied_runs(seen: ObservedRuns) -> bool:
     return seen.like is not None or len(np.unique(work)) > 1
 
 
-def require_usable_runs(seen: ObservedRuns) -> None:
-    """Raise ValueError for runs of one configuration, and where a plain sum fits times better.
+def fit_usable_runs(seen: ObservedRuns) -> Fit:
+    """Fit runs; ValueError for those of one configuration, or whose times a plain sum fits better.
 
     Better: the upper 90 % limit of the sum's error is below half the model's. A model that misses
     no more than its prior error passes.
@@ -403,7 +403,8 @@ def require_usable_runs(seen: ObservedRuns) -> None:
             f"{subject}: {len(seen)} run(s) of one configuration; tau and t_start cannot be told "
             "apart. Add a run with another number of training_samples, devices or local_batch_size"
         )
-    error, work = fit_runs(seen).errors[0], seen.work
+    fit, work = fit_runs(seen), seen.work
+    error = fit.errors[0]
     costs = (
         work["trained"],
         work["trained"] * np.log2(work["nodes"]),
@@ -420,6 +421,7 @@ def require_usable_runs(seen: ObservedRuns) -> None:
             f"{subject}: the model misses these times by {error:.0%}, a sum of four terms by less "
             "than half of it; they are not of one training and machine, or unlike the model"
         )
+    return fit
 
 
 # ------------------------------------------------------------------------------------ intervals

@@ -93,7 +93,7 @@ def test_fourcastnets_intervals_hold_their_values():
 def test_runs_of_one_configuration_are_refused(published):
     refused(
         "one configuration; tau and t_start cannot be told apart",
-        fits.require_usable_runs,
+        fits.fit_usable_runs,
         published.subset(np.arange(len(published)) == 0),
     )
 
@@ -101,10 +101,10 @@ def test_runs_of_one_configuration_are_refused(published):
 def test_times_that_a_plain_sum_fits_better_are_refused(published):
     refused(
         "a sum of four terms by less than half of it",
-        fits.require_usable_runs,
+        fits.fit_usable_runs,
         worlds.unlike_the_model(published),
     )
-    fits.require_usable_runs(published)
+    fits.fit_usable_runs(published)
 
 
 def test_nothing_published_says_so():

@@ -22,7 +22,7 @@ def test_intervals_hold_the_truth(kind):
 
 def is_refused(seen) -> bool:
     try:
-        fits.require_usable_runs(seen)
+        fits.fit_usable_runs(seen)
     except ValueError as error:
         return "a sum of four terms" in str(error)
     return False
