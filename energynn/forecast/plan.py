@@ -68,7 +68,7 @@ def configuration_grid(
     """
     site = fit.runs.site
     fitted = fit.runs.work["local_batch_size"]
-    most = predict.max_devices_of_plan(fit, run)
+    most, _ = predict.plan_devices(fit, run)
     least = fitted.min()
     greatest = fitted.max()
     sizes = [2**power for power in range(20) if least <= 2**power <= greatest]
@@ -183,14 +183,15 @@ def way_from_least(value, least, most, log=np.log):
 def forecast_rows(plan: Plan, indices: list[int]) -> dict[int, dict]:
     """Forecast configurations of a plan: intervals, what lies outside, chances of limits."""
     asked = [plan.runs[at] for at in indices]
-    found = predict.forecasts(plan.fit, asked, plan.power_share, plan.factors)
-    for at, row in zip(indices, found, strict=True):
+    rows = predict.forecasts(plan.fit, asked, plan.power_share, plan.factors)
+    found = dict(zip(indices, rows, strict=True))
+    for at, row in found.items():
         row["chance_percent"] = {
             name: fits.chance_percent(plan.fit, plan.values[name][at], most)
             for name, most in plan.limits.items()
             if name in UNITS
         }
-    return dict(zip(indices, found, strict=True))
+    return found
 
 
 def plan_as_json(plan: Plan) -> dict:

@@ -138,22 +138,18 @@ def require_devices(site: Site, asked: int) -> None:
         )
 
 
-def max_devices_of_plan(fit: Fit, run: RunConfig) -> int:
-    """Count the devices of a plan: all, or as many as ran where the all-reduce is unknown."""
+def plan_devices(fit: Fit, run: RunConfig) -> tuple[int, str]:
+    """Count the devices of a plan: all; or as many as ran, where the all-reduce of all is unknown.
+
+    Says also without what it is unknown, else "".
+    """
     most = max_devices_of_site(fit.runs.site)
-    if unknown_exchange_text(fit, config.replace(run, devices=most)):
-        return min(most, int(fit.runs.work["devices"].max()))
-    return most
-
-
-def unknown_exchange_text(fit: Fit, run: RunConfig) -> str:
-    """Say what is missing to know what the exchange of a run costs; "" where it is known."""
-    work = fit.runs.work_of([run])
+    whole = config.replace(run, devices=most)
+    work = fit.runs.work_of([whole])
     if not fits.has_unknown_exchange(fit, work)[0]:
-        return ""
-    return (
-        f"what devices exchange is not known {_missing_exchange_text(fit, run, work)}"
-    )
+        return most, ""
+    ran = int(fit.runs.work["devices"].max())
+    return min(most, ran), _missing_exchange_text(fit, whole, work)
 
 
 def _missing_exchange_text(fit: Fit, run: RunConfig, work: np.ndarray) -> str:
@@ -280,10 +276,11 @@ def extrapolation_remarks(fit: Fit, run: RunConfig, work: np.ndarray) -> list[st
         lines.append(
             f"{site.gpu}: {site.file} calls them {site.published_as}, whose runs these are"
         )
-    if unknown := unknown_exchange_text(fit, run):
-        lines.append(f"the all-reduce is left out: {unknown}")
-    elif missing := _missing_exchange_text(fit, run, work):
-        lines.append(f"causes: the all-reduce counts among the others, {missing}")
+    if missing := _missing_exchange_text(fit, run, work):
+        words = "causes: the all-reduce counts among the others,"
+        if fits.has_unknown_exchange(fit, work)[0]:
+            words = "the all-reduce is left out: what devices exchange is not known"
+        lines.append(f"{words} {missing}")
     thresholds = studies.large_batch_thresholds(run)
     batches = {one.global_batch_size for one in fit.runs.configs}
     if not thresholds and run.global_batch_size not in batches:

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 
-from energynn.experiment import config
 from energynn.forecast import fit as fits
 from energynn.forecast import plan as plans
 from energynn.forecast import predict, scaling_cost
@@ -69,10 +68,11 @@ def plan_text(plan: Plan) -> str:
         f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations "
         f"with {found[0]['samples']:,} samples; limits: {limits}",
     ]
-    most = predict.max_devices_of_site(plan.fit.runs.site)
-    whole = config.replace(plan.runs[0], devices=most)
-    if unknown := predict.unknown_exchange_text(plan.fit, whole):
-        lines.append(f"on no more devices than ran: {unknown}")
+    _, missing = predict.plan_devices(plan.fit, plan.runs[0])
+    if missing:
+        lines.append(
+            f"on no more devices than ran: what devices exchange is not known {missing}"
+        )
     added = scaling_cost.added_energy_percent(plan.fit)
     if added and plan.power_share == 1:
         if np.isin(added["works"], plan.work[plan.pareto]).all():
