@@ -72,7 +72,7 @@ class Fit:
     covariance: np.ndarray
     errors: np.ndarray
     freedom: np.ndarray
-    entered: tuple[str, ...] = ()
+    entered: tuple[str, ...]
     neg_log_evidence: float = 0.0
     rivals: tuple = ()
 

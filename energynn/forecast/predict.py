@@ -22,7 +22,11 @@ PRICED_QUANTITIES = {
     "energy_kWh": "kWh",
 }
 # what repeats and configurations add up to
-ADDITIVE_QUANTITIES = [*PRICED_QUANTITIES, "energy_centre_kWh", "CO2_g", "price"]
+ADDITIVE_QUANTITIES = PRICED_QUANTITIES | {
+    "energy_centre_kWh": "kWh of the centre",
+    "CO2_g": "g CO2",
+    "price": "price",
+}
 INTERVAL_FIELDS = ("value", "low", "high")
 PARAMETER_DRAWS = 2000  # of parameters, for the shares of causes
 RUN_FIELDS = ("system", "devices", "local_batch_size", "global_batch_size", "epochs")

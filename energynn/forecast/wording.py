@@ -8,14 +8,8 @@ from energynn.forecast import plan as plans
 from energynn.forecast import predict, scaling_cost
 from energynn.forecast.fit import Fit
 from energynn.forecast.plan import Plan
-from energynn.forecast.predict import INTERVAL_FIELDS, UNITS
+from energynn.forecast.predict import ADDITIVE_QUANTITIES, INTERVAL_FIELDS, UNITS
 from energynn.host.texts import group_by_reason
-
-UNITS_OF_QUANTITIES = UNITS | {
-    "energy_centre_kWh": "kWh of the centre",
-    "CO2_g": "g CO2",
-    "price": "price",
-}
 
 
 def prediction(rows: list[dict], left_out: str = "") -> str:
@@ -25,11 +19,13 @@ def prediction(rows: list[dict], left_out: str = "") -> str:
     heading = f"share of each cause in the time on {last['devices']} GPUs in %"
     parts = [left_out, configuration_table_text(rows), f"{heading}\n{shares}"]
     if (number_of_runs := sum(row["runs"] for row in rows)) > 1:
-        names = predict.PRICED_QUANTITIES | UNITS_OF_QUANTITIES
         sums = {
             name: each for name, each in predict.total_of_rows(rows).items() if each
         }
-        words = [f"{number_text(each)} {names[name]}" for name, each in sums.items()]
+        words = [
+            f"{number_text(each)} {ADDITIVE_QUANTITIES[name]}"
+            for name, each in sums.items()
+        ]
         total = f"{number_of_runs} runs: {', '.join(words)}"
         parts.insert(0, total if left_out else f"all {total}")
     return "\n\n".join(filter(None, parts))
@@ -92,7 +88,7 @@ def choice_text(plan: Plan, best: dict, fastest: dict) -> str:
         words += f", {taken} {UNITS[name]} (chance {chance_text(chance)})"
     spared = 100 - 100 * best[spent]["value"] / fastest[spent]["value"]
     if best["run_id"] != fastest["run_id"]:
-        words += f"; spares {spared:.0f} % of the {UNITS_OF_QUANTITIES[spent]} of "
+        words += f"; spares {spared:.0f} % of the {ADDITIVE_QUANTITIES[spent]} of "
         words += f"{fastest['devices']} {device}s, the fastest"
     return words
 
@@ -164,8 +160,8 @@ def configuration_table_text(rows: list[dict]) -> str:
         line["GBS"] = row["global_batch_size"]
         line |= {
             unit: interval_text(row[name])
-            for name, unit in UNITS_OF_QUANTITIES.items()
-            if name in row
+            for name, unit in (UNITS | ADDITIVE_QUANTITIES).items()
+            if name in row and name != "charged_hours"
         }
         for name, chance in row.get("chance_percent", {}).items():
             line[f"chance ({UNITS[name]})"] = chance_text(chance)
