@@ -326,10 +326,9 @@ def compare_held_out_runs(
     recipes = defaultdict(list)
     found, each = [], []
     for record in runs.valid_records(runs_dir, site):
-        if runs.workload_name(record) == named or not named:
-            recipes[runs.workload_name(record), runs.recipe_of_record(record)].append(
-                record
-            )
+        workload = runs.workload_name(record)
+        if named in ("", workload):
+            recipes[workload, runs.recipe_of_record(record)].append(record)
     for (workload, _), of_recipe in recipes.items():
         seen = runs.own_runs(of_recipe, workload, site, named)
         few = seen.work["devices"] <= most
