@@ -103,12 +103,3 @@ def judge(folder, machine, liar="", fault="", thresholds=None):
     """Return what our account says of a machine, and the true J by component."""
     true_J = write(folder, machine, liar, fault)
     return judged(folder, thresholds), true_J
-
-
-def is_right(found, true_J):
-    """Tell whether each energy is there and, within its bound and 0.4 %, right."""
-    return all(
-        abs(found.get(f"energy_{name}_J", np.inf) - joules)
-        <= found.get(f"energy_{name}_bound_J", 0.0) + 0.004 * joules
-        for name, joules in true_J.items()
-    )

@@ -10,10 +10,10 @@ from tests.measure.healthy_machines import (
     DEFENDED,
     LIARS,
     MACHINES,
-    is_right,
     judge,
 )
 from tests.measure.test_sensors import no_gpu, pci  # noqa: F401
+from tests.measure.worlds import is_right
 
 # One of each kind in `make test`, all in `make test-all`.
 FIRST = {one["kind"]: name for name, one in reversed(MACHINES.items())}.values()

@@ -193,3 +193,12 @@ def window(is_aligned, period_s, random):
     load = Load(str(shape), *powers, *([begin_s, end_s] if is_aligned else []))
     t = instants_s(random, 0.0, end_s + random.uniform(0.3, 3.0), period_s)
     return load, t, begin_s, end_s
+
+
+def is_right(found, true_J):
+    """Tell whether each energy is there and, within its bound and 0.4 %, right."""
+    return all(
+        abs(found.get(f"energy_{name}_J", np.inf) - joules)
+        <= found.get(f"energy_{name}_bound_J", 0.0) + 0.004 * joules
+        for name, joules in true_J.items()
+    )
