@@ -22,16 +22,9 @@ NAMED = """hostname "$0" && echo "$0" > "$1" && mount --bind "$1" /proc/sys/kern
 shift && MPI_LOCALNRANKS=1 exec "$@" """
 
 
-@pytest.fixture
-def powercap(tmp_path):
-    """A powercap tree whose counter moves at constant power; both hosts read it, so each has
-    that power.
-    """
-    with constant_power(tmp_path / "powercap", HOST_W):
-        yield tmp_path / "powercap"
-
-
-def require_namespaces():
+@pytest.mark.slow
+def test_two_hosts_count_twice_each_on_its_own_clock(tmp_path, monkeypatch):
+    """Both read one counter of constant power, so each has that power."""
     if (
         shutil.which("unshare") is None
         or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode
@@ -39,11 +32,7 @@ def require_namespaces():
         pytest.skip(
             "needs the right to make UTS and time namespaces (unshare, as root)"
         )
-
-
-@pytest.mark.slow
-def test_two_hosts_count_twice_each_on_its_own_clock(tmp_path, monkeypatch, powercap):
-    require_namespaces()
+    powercap = tmp_path / "powercap"
     monkeypatch.setenv("ENERGYNN_POWERCAP", str(powercap))
     tiny = dict(devices=2, embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
     tiny = config.make("fourcastnet", **tiny)
@@ -61,7 +50,8 @@ def test_two_hosts_count_twice_each_on_its_own_clock(tmp_path, monkeypatch, powe
         "MASTER_ADDR": "127.0.0.1",
         processes.MARK_VARIABLE: str(run_dir),
     }
-    printed(*command[:-1], env=environment, timeout=300)
+    with constant_power(powercap, HOST_W):
+        printed(*command[:-1], env=environment, timeout=300)
     record = records.save_record(run_dir, "finished", "")
     assert record.nodes == 2 and record.valid, record.invalid_reasons
     assert record.mean_power_cpu_W == pytest.approx(2 * HOST_W, rel=0.01)
