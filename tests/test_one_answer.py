@@ -1,6 +1,5 @@
 """Fields of one name mean one thing, whichever command is asked of a run."""
 
-import math
 import shutil
 
 import pandas as pd
@@ -32,12 +31,6 @@ def leaves(value: dict):
             yield name, inner
 
 
-def is_known(value) -> bool:
-    return value not in ("", None) and not (
-        isinstance(value, float) and math.isnan(value)
-    )
-
-
 def answers(runs_dir, names, tmp_path):
     """Map source -> run -> what this source says of the run."""
     place = "--runs-dir", runs_dir
@@ -65,7 +58,7 @@ def test_fields_of_one_name_have_one_value(three_runs, tmp_path):
         values = {}
         for source, of_runs in found.items():
             for name, value in leaves(of_runs[run]):
-                if is_known(value):
+                if value != "" and pd.notna(value):
                     values.setdefault(name, []).append((source, value))
         for name, each in values.items():
             (_, first), *others = each
