@@ -104,13 +104,15 @@ def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_pat
     assert "calls them NVIDIA A100-40GB, whose runs these are" in said
 
 
-def test_whole_nodes_are_charged():
-    for devices, charged in ((1, 4), (4, 4), (6, 8), (9, 12)):
-        run = config.make("fourcastnet", preset="paper", devices=devices)
-        cost = costs.expected_cost(run, "horeka-a100")
-        assert cost["charged hours"] / cost["GPU hours"] == pytest.approx(
-            charged / devices
-        )
+@pytest.mark.parametrize("devices, nodes", [(1, 1), (4, 1), (6, 2), (9, 3), (256, 64)])
+def test_whole_nodes_are_asked_for_and_charged(tmp_path, devices, nodes):
+    site = systems.read_site("horeka-a100")
+    run = config.make("fourcastnet", preset="paper", devices=devices, system=site.name)
+    (job,) = submit.plan_jobs([run], site, tmp_path, set())
+    assert f"#SBATCH --nodes={nodes}\n" in submit.render_job_script(job, site, "x")
+    cost = costs.expected_cost(run, site.name)
+    charged = 4 * nodes / devices
+    assert cost["charged hours"] / cost["GPU hours"] == pytest.approx(charged)
 
 
 @pytest.mark.parametrize(

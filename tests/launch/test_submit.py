@@ -141,16 +141,6 @@ def test_fine_tuning_waits_for_its_pre_training(tmp_path, fake_slurm):
     assert job.after is None
 
 
-def test_nodes_follow_the_devices(tmp_path):
-    site = systems.read_site("horeka-a100")
-    for devices, nodes in ((1, 1), (4, 1), (6, 2), (9, 3), (256, 64)):
-        run = config.make(
-            "fourcastnet", preset="paper", devices=devices, system=site.name
-        )
-        (job,) = submit.plan_jobs([run], site, tmp_path, set())
-        assert f"#SBATCH --nodes={nodes}\n" in submit.render_job_script(job, site, "x")
-
-
 def render(runs=1, minutes=60, system_dir="/runs/two-nodes", **fields):
     run, _ = fine_tuning()
     folders = {Path(system_dir) / f"run-{number}": run for number in range(runs)}
