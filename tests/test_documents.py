@@ -179,13 +179,3 @@ def test_the_site_is_made_without_a_warning_and_needs_no_network():
         outside = r'<(?:script|link|img)[^>]*(?:src|href)="(?:https?:)?//'
         assert not re.findall(outside, text), page
     assert "energynn measure" in (site / "commands.html").read_text()
-
-
-def test_docker_and_apptainer_have_the_same_files():
-    definition = text_of("systems/energynn.def")
-    apptainer = re.findall(r"^    (\S+) /opt/energynn/", definition, re.MULTILINE)
-    docker = []
-    for line in text_of("systems/Dockerfile").splitlines():
-        if line.startswith("COPY "):
-            docker += line.split()[1:-1]
-    assert docker == apptainer and all((REPOSITORY / name).exists() for name in docker)

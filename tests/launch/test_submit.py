@@ -274,10 +274,16 @@ def test_git_sees_no_file_of_a_machine():
     assert subprocess.run(words, capture_output=True, text=True).stdout == ""
 
 
-def test_the_container_holds_all_that_its_commands_need(tmp_path):
+def test_the_containers_hold_all_that_their_commands_need(tmp_path):
     """Without Apptainer: its files are copied as it would, and a command works on them."""
     text = text_of("systems/energynn.def")
-    for source, target in re.findall(r"^    (\S+) (/opt/energynn/\S+)$", text, re.M):
+    apptainer = re.findall(r"^    (\S+) (/opt/energynn/\S+)$", text, re.M)
+    docker = []
+    for line in text_of("systems/Dockerfile").splitlines():
+        if line.startswith("COPY "):
+            docker += line.split()[1:-1]
+    assert docker == [source for source, _ in apptainer]
+    for source, target in apptainer:
         assert target == f"/opt/energynn/{source}"
         copy = tmp_path / source
         copy.parent.mkdir(parents=True, exist_ok=True)
