@@ -35,6 +35,8 @@ def test_the_version_and_the_list_of_commands():
         (["run", "name=x"], "give --name x"),
         (["study", "show", "larg-batch"], "large-batch"),
         (["submit", "R1", "--system", "horeka-a10"], "horeka-a100"),
+        (["submit", "smoke", "--system", "local"], "`energynn study run"),
+        (["cancel"], "or --all"),
         (["run", "--runs"], "--runs"),
         (["doctor", "--devices", "0"], "--devices"),
         (["doctor", "--devices", "two"], "--devices"),

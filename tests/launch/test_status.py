@@ -8,6 +8,7 @@ import pytest
 from energynn.host.files import lock, write_json
 from energynn.launch import status
 from tests.conftest import minimal_record
+from tests.processes import answer
 
 START, RECORD = "job/start-1.json", "record.json"
 
@@ -69,9 +70,7 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeyp
             (folder / "events-rank0.jsonl").write_text(EPOCH)
     found, notes = states_of(tmp_path)
     assert found == {name: (state, why) for name, (*_, state, why) in RUNS.items()}
-    shown = status.status_text(
-        *status.describe_runs(status.find_run_folders(tmp_path, []))
-    )
+    shown = answer("status", "--runs-dir", tmp_path)
     assert re.search(r"running +running +3 of 9 epochs done; job 69_0\n", shown)
     *table, last = shown.splitlines()
     assert all(len(line) <= 100 for line in table) and last.startswith("runs: 13; ")
@@ -132,7 +131,3 @@ def test_an_ill_typed_file_concerns_its_own_run_alone_and_its_remedy_helps(
     assert said.count("\n") == said.count(f"{path}: is spoilt") == 2
     os.system(re.search("then `(rm .*)`", said)[1])
     assert "0 to make" in fake_slurm.submit()
-
-
-def test_cancel_asks_which(fake_slurm):
-    assert "or --all" in fake_slurm.energynn("cancel", status=2)
