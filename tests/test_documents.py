@@ -42,10 +42,6 @@ documents = pytest.mark.parametrize(
 )
 
 
-def code_spans(text: str) -> list[str]:
-    return re.findall(r"`([^`\n]+)`", text)
-
-
 def commands(path, program: str) -> list[list[str]]:
     """Words after a program's name, in blocks and in code spans."""
     lists = [shlex.split(step) for step in steps(path) if step.startswith(program)]
@@ -94,7 +90,7 @@ def test_links_lead_somewhere(path):
 
 @documents
 def test_paths_in_sentences_exist(path):
-    for span in code_spans(path.read_text()):
+    for span in re.findall(r"`([^`\n]+)`", path.read_text()):
         names_a_file = span.startswith(COMMITTED) and not re.search(
             r"[<\s]|SYSTEM|_\Z", span
         )

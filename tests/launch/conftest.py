@@ -14,7 +14,7 @@ import pytest
 from energynn.host.files import REPOSITORY
 from energynn.launch import slurm, supervise
 from tests import powercap
-from tests.processes import ENERGYNN, answer, ended
+from tests.processes import ENERGYNN, answer, ended, variables_without
 
 NODE_W = 300.0  # of each simulated node
 HERE = Path(__file__).parent
@@ -32,8 +32,7 @@ class Cluster:
             "ENERGYNN_IMAGENET",
             supervise.HOST_LOCK_VARIABLE,
         )
-        kept = {name: os.environ[name] for name in os.environ if name not in hidden}
-        self.environment = kept | {
+        self.environment = variables_without(*hidden) | {
             "SLURM_CONF": str(folder / "etc" / "slurm.conf"),
             "SLURM_BASE_PORT": str(17000 + os.getpid() % 1000 * 10),
             "ENERGYNN_POWERCAP": str(folder / "powercap"),

@@ -222,16 +222,12 @@ def test_power_is_held_against_the_largest_limit_that_was_told(
 # ------------------------------------------------------------------------------------------- gaps
 
 
-def late(by_s, every_s, until_s=62.0):
-    t_s = np.arange(0, until_s, 0.04)
-    return t_s[(t_s - 1) % every_s >= by_s]
-
-
 @pytest.mark.parametrize(
     "by_s, every_s", [(0.3, 3.0), (0.6, 30.0), (0.4, 1.0), (2.0, 20.0)]
 )
 def test_a_counter_loses_nothing_in_a_gap_and_a_power_does(tmp_path, by_s, every_s):
-    t_s = late(by_s, every_s)
+    t_s = np.arange(0, 62, 0.04)
+    t_s = t_s[(t_s - 1) % every_s >= by_s]  # late by so much, so often
     load = Load("square", 20.0, 300.0, 3.7)
     span = {"t_s": t_s, "span_s": (5.5, 58.5)}
     found = judge(tmp_path, (cpu(), load.energy_J(t_s)), **span)

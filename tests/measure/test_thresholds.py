@@ -10,7 +10,7 @@ import pytest
 from energynn.measure import energy, machine
 from energynn.measure.sensors import Sensor, SensorInventory, drop_left_out_sensors
 from tests import powercap
-from tests.processes import ENERGYNN, ended, refused
+from tests.processes import ENERGYNN, ended, refused, with_gpus
 
 WINDOW = """
 import time, energynn
@@ -30,12 +30,10 @@ MENDED = {"least_cpu_W": 0.1}
 def small_board(tmp_path):
     """A CPU of 0.6 W whose DRAM always shows 0; returns what executes a command on it."""
     powercap.zone(tmp_path / "powercap" / "intel-rapl:0:0", "dram", range_uJ=1)
-    powers = {"ENERGYNN_POWERCAP": str(tmp_path / "powercap"), "FAKE_GPUS": "[]"}
-    clean = {name: os.environ[name] for name in os.environ if "PMI" not in name}
+    environment = with_gpus([], ENERGYNN_POWERCAP=str(tmp_path / "powercap"))
 
     def execute(words):
-        options = dict(cwd=tmp_path, env=clean | powers)
-        done = ended(*words, timeout=100, **options)
+        done = ended(*words, timeout=100, cwd=tmp_path, env=environment)
         return " ".join((done.stdout + done.stderr).split())
 
     with powercap.constant_power(tmp_path / "powercap", 0.6):
