@@ -123,6 +123,12 @@ def processes_of(folder):
     return found
 
 
+def wait_until_gone(folder, timeout_s=5):
+    """Wait until nothing is left that carries a folder."""
+    left = f"for {processes_of(folder)} to end"
+    wait_until(lambda: not processes_of(folder), timeout_s, left)
+
+
 def kill(folder):
     """Let nothing be left that carries a folder."""
     for process in processes_of(folder):

@@ -22,7 +22,15 @@ from energynn.host.reading import read_json
 from energynn.train import checkpoint
 from energynn.train.distributed import World
 from tests.conftest import built, forge
-from tests.processes import ENERGYNN, answer, processes_of, refusal, refused, wait_until
+from tests.processes import (
+    ENERGYNN,
+    answer,
+    processes_of,
+    refusal,
+    refused,
+    wait_until,
+    wait_until_gone,
+)
 from tests.run_files import edit
 
 # ----------------------------------------------------------------------------------- modules
@@ -257,7 +265,7 @@ def test_what_outlives_a_command_ends_with_a_signal(tmp_path):
     wait_until(lambda: "tail" in [each.name() for each in processes_of(tmp_path)])
     started.terminate()
     assert started.wait(60) == 143
-    wait_until(lambda: not processes_of(tmp_path), 5)
+    wait_until_gone(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from tests.processes import (
     processes_of,
     refused,
     wait_until,
+    wait_until_gone,
     write_program,
 )
 from tests.run_files import newest_start, text_of
@@ -193,9 +194,7 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_it(
         assert not re.search(r"/dev/shm/mpich_shm_\w+$", maps, re.MULTILINE)
     killed_at = time.monotonic_ns()
     victim(runs_dir, who, started).send_signal(number)
-    wait_until(
-        lambda: not processes_of(runs_dir), 20, f"for {processes_of(runs_dir)} to end"
-    )
+    wait_until_gone(runs_dir, 20)
     started.communicate(timeout=20)
     assert started.returncode != 0
     records.recover(runs_dir)
@@ -266,7 +265,7 @@ def test_a_ctrl_c_while_perun_waits_for_its_sampler_ends_the_run(tmp_path):
     has_forked()[0].parent().send_signal(signal.SIGINT)
     output = started.communicate(timeout=60)[0]
     assert started.returncode == 1, output
-    wait_until(lambda: not processes_of(tmp_path), 5)
+    wait_until_gone(tmp_path)
     assert record_of(tmp_path / "runs").status in ("failed", "killed")
 
 

@@ -17,7 +17,7 @@ from energynn.launch import status
 from energynn.measure.samples import read_events, segment_dirs
 from tests.launch.conftest import NODE_W
 from tests.launch.test_guides import steps
-from tests.processes import processes_of, wait_until
+from tests.processes import wait_until, wait_until_gone
 from tests.run_files import text_of
 
 # All in one process of `pytest -n`, because they share one Slurm.
@@ -73,7 +73,7 @@ class Study:
         """Wait for the records; all are valid, follow from the raw files, and nothing is left."""
         self.wait("finished")
         assert records.check(self.runs_dir) == []
-        wait_until(lambda: not processes_of(self.runs_dir), 60)
+        wait_until_gone(self.runs_dir, 60)
         found = [records.read_record_if_any(path) for path in self.run_dirs()]
         assert all(record.valid and record.launcher == "srun" for record in found)
         return found
@@ -157,7 +157,7 @@ def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(
     cancelled = cluster.energynn("cancel", "--all", *run.place[2:])
     assert "jobs cancelled: 1" in cancelled.stdout
     run.wait("stopped")
-    wait_until(lambda: not processes_of(run.runs_dir), 60)
+    wait_until_gone(run.runs_dir, 60)
     assert records.read_record_if_any(run.run_dirs()[0]).status == "interrupted"
     assert records.check(run.runs_dir) == []
     assert "0 of 1 runs are made or queued; 1 to make" in run.submit()

@@ -19,13 +19,19 @@ from energynn.host.files import REPOSITORY
 from energynn.launch import slurm, submit
 from energynn.measure import samples
 from tests.launch.test_launch import python_words, started_by
-from tests.processes import ENERGYNN, kill, processes_of, variables_without, wait_until
+from tests.processes import (
+    ENERGYNN,
+    kill,
+    processes_of,
+    variables_without,
+    wait_until,
+    wait_until_gone,
+)
 from tests.run_files import newest_start
 
 MARK = "ENERGYNN_TEST_MARK"  # in the environment of all that a test starts
 SHORT = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=4)
 LATEST_S = {"measure": 5, "run": 8, "batch job": 12}  # until the sampler samples, about
-GONE_S = 5  # after which nothing is left of what was killed
 # a run that takes as long to begin, or to end, hangs, however busy the machine is
 NEVER_S = 1200
 HANG_S = 150  # no start takes as long, not even on a busy machine
@@ -120,13 +126,9 @@ def attack(folder, seed):
     try:
         victim.send_signal(number)
         if victim.pid == started.pid and number == signal.SIGKILL:
-            wait_until(
-                lambda: not processes_of(folder),
-                GONE_S,
-                "for what was killed to be gone",
-            )
+            wait_until_gone(folder)
         started.wait(HANG_S)
-        wait_until(lambda: not processes_of(folder), GONE_S, "for the rest to be gone")
+        wait_until_gone(folder)
         records.recover(folder / "runs")
         assert records.check(folder / "runs") == []
         return did
@@ -230,11 +232,7 @@ def make(folder, wanted, seed=0):
             kills.append(words)
             print(f"{folder.name}, kill {len(kills)}: {words}", flush=True)
         status = started.wait(NEVER_S)
-        wait_until(
-            lambda: not processes_of(folder),
-            GONE_S,
-            f"after {kills[-1:]} for {told(processes_of(folder))} to be gone",
-        )
+        wait_until_gone(folder)
         assert "is running" not in (folder / "output").read_text(), (
             "a start was blocked"
         )

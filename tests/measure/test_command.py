@@ -23,6 +23,7 @@ from tests.processes import (
     processes_of,
     refused,
     wait_until,
+    wait_until_gone,
     with_gpus,
 )
 from tests.ranks import MPIRUN
@@ -230,7 +231,7 @@ def test_a_kill_leaves_nothing_of_what_the_command_has_started(
     os.kill(shell if who == "command" else started.pid, number)
     wait_until(lambda: not tails(), 10)
     assert started.wait(60) == exit_status
-    wait_until(lambda: not processes_of(tmp_path), 5)
+    wait_until_gone(tmp_path)
     records.recover(tmp_path)
     assert (
         records.read_record_if_any(tmp_path / "run").status == status
@@ -257,7 +258,7 @@ def test_ctrl_c_interrupts_before_and_after_the_command_has_begun(tmp_path):
         assert started.returncode == 130, errors
         record = records.read_record_if_any(tmp_path / name)
         assert record.status == "interrupted" and "SIGINT" in record.status_reason
-    wait_until(lambda: not processes_of(tmp_path), 5)
+    wait_until_gone(tmp_path)
 
 
 def together(look):
