@@ -12,6 +12,7 @@ from energynn.measure.samples import (
     events_of_kind,
     read_events,
     read_events_of_segments,
+    read_pieces,
     segment_dirs,
 )
 
@@ -96,6 +97,12 @@ def newest_start(runs_dir, ranks=2):
             if len(begun) == ranks:
                 return segment, begun[-1]["t_mono_ns"]
     return None
+
+
+def last_sample_ns(folder):
+    """When the samplers of a start have read last."""
+    pieces = map(next, map(read_pieces, folder.glob("samples-*.jsonl")))
+    return max(piece.t_ns[-1] for piece in pieces)
 
 
 def judged(folder, thresholds=None):

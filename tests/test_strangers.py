@@ -22,15 +22,7 @@ from energynn.host.reading import read_json
 from energynn.train import checkpoint
 from energynn.train.distributed import World
 from tests.conftest import built, forge
-from tests.processes import (
-    ENERGYNN,
-    answer,
-    processes_of,
-    refusal,
-    refused,
-    wait_until,
-    wait_until_gone,
-)
+from tests.processes import ENERGYNN, answer, refusal, refused
 from tests.run_files import edit
 
 # ----------------------------------------------------------------------------------- modules
@@ -254,18 +246,6 @@ def test_a_measured_command_may_have_any_bytes_and_leave_processes(tmp_path, str
     (left,) = [flag for flag in record.flags if "still running" in flag]
     pid = int(left.partition("tail (")[2].rstrip(")"))
     os.kill(pid, 9)
-
-
-@pytest.mark.slow
-def test_what_outlives_a_command_ends_with_a_signal(tmp_path):
-    (tmp_path / "own").touch()
-    program = f"env -i setsid tail -f {tmp_path}/own & sleep 60"
-    words = [*ENERGYNN, "measure", "--out", tmp_path / "run", "--", "sh", "-c", program]
-    started = subprocess.Popen(words)
-    wait_until(lambda: "tail" in [each.name() for each in processes_of(tmp_path)])
-    started.terminate()
-    assert started.wait(60) == 143
-    wait_until_gone(tmp_path)
 
 
 @pytest.mark.parametrize(

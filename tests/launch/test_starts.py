@@ -27,7 +27,7 @@ from tests.processes import (
     wait_until,
     wait_until_gone,
 )
-from tests.run_files import newest_start
+from tests.run_files import last_sample_ns, newest_start
 
 MARK = "ENERGYNN_TEST_MARK"  # in the environment of all that a test starts
 SHORT = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=4)
@@ -208,14 +208,10 @@ def kill_one(folder, started, before, drawn):
         NEVER_S
         # it may have been one that is not missed, as a loader's worker at the end of an epoch
     )
-    last_ns = max(
-        next(samples.read_pieces(path)).t_ns[-1]
-        for path in segment.glob("samples-*.jsonl")
-    )
     ends = samples.events_of_kind(samples.read_events(segment), "rank_end")
     # when all had, only the record was left to write
     had_ended = [end for end in ends if end["t_mono_ns"] < killed_at]
-    assert len(had_ended) == 2 or last_ns > killed_at - 0.3e9, (
+    assert len(had_ended) == 2 or last_sample_ns(segment) > killed_at - 0.3e9, (
         f"{words}: samples were lost"
     )
     return words
