@@ -60,6 +60,14 @@ def two_runs(tmp_path_factory):
     return runs
 
 
+def copied(two_runs, tmp_path):
+    """A copy of the two runs: its folder, and that of each."""
+    runs = tmp_path / "runs"
+    shutil.rmtree(runs, ignore_errors=True)
+    shutil.copytree(two_runs, runs)
+    return runs, *sorted(runs.glob("*/resnet50*"))
+
+
 ONE_DATABASE = settings(
     max_examples=60,
     deadline=None,
@@ -72,11 +80,7 @@ ONE_DATABASE = settings(
 def test_any_value_in_any_field_is_a_fault_of_this_run_alone(
     two_runs, tmp_path, file, data, value
 ):
-    runs = tmp_path / "runs"
-    shutil.rmtree(runs, ignore_errors=True)
-    shutil.copytree(two_runs, runs)
-    (run,) = (runs / "local").glob("resnet50*")
-    (other,) = (runs / "other").glob("resnet50*")
+    runs, run, other = copied(two_runs, tmp_path)
     values = read_json(run / file)
     field = data.draw(st.sampled_from(sorted(values)))
     known = values[field]
@@ -106,9 +110,8 @@ LINE = JSON | st.dictionaries(st.sampled_from(IN_LINES.split()), JSON)
 def test_any_further_line_of_a_raw_file_leaves_a_record_or_one_line(
     two_runs, tmp_path, file, value
 ):
-    run = tmp_path / "runs" / "local" / "run"
-    shutil.rmtree(run, ignore_errors=True)
-    shutil.copytree(next((two_runs / "local").glob("resnet50*")), run)
+    _, run, other = copied(two_runs, tmp_path)
+    shutil.rmtree(other)
     shutil.rmtree(run / "perun")  # a process reads it
     built(run)
     with open(run / f"{file}.jsonl", "a") as raw:
@@ -117,7 +120,7 @@ def test_any_further_line_of_a_raw_file_leaves_a_record_or_one_line(
     assert len(faults) == 2 and f"{file}.jsonl: differs" in faults[0]
     (run / "record.json").unlink()
     (line,) = records.recover(run)
-    assert line.startswith("run: ") and "\n" not in line
+    assert line.startswith(f"{run.name}: ") and "\n" not in line
     if "recovered as" in line:
         assert records.check(run) == []
 
@@ -125,9 +128,7 @@ def test_any_further_line_of_a_raw_file_leaves_a_record_or_one_line(
 def test_a_tampered_record_a_trace_or_a_missing_file_is_one_line_each(
     two_runs, tmp_path
 ):
-    runs = tmp_path / "runs"
-    shutil.copytree(two_runs, runs)
-    (run,) = (runs / "local").glob("resnet50*")
+    runs, run, _ = copied(two_runs, tmp_path)
     text = (run / "record.json").read_text()
     (run / "record.json").write_text(text.replace('"ended_at": "2', '"ended_at": "1'))
     (fault,) = records.check(runs)
@@ -202,8 +203,12 @@ def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir):
         rewrite(events, lambda line: "_end" not in line["event"])
     samples = run_dir / "samples-host.jsonl"
     samples.write_text(samples.read_text()[:-20])
-    with records.lock_run_file(run_dir):  # its launcher is alive
-        assert records.check(runs) == [] and records.recover(runs) == []
+    for name in (records.START_LOCK, "run.json"):  # its launcher is alive
+        with files.lock(run_dir / name):
+            assert records.check(runs) == [] == records.recover(runs)
+    with files.lock(run_dir / "run.json"):
+        assert "is running" in records.recover_record(run_dir)
+    assert not (run_dir / "record.json").exists()
     assert "no record.json" in answer("check", runs, status=1)
     answer("check", "--recover", runs)
     record = records.read_record_if_any(run_dir)
@@ -228,8 +233,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert json.loads(path.read_text()) == {"a": 1} and [*tmp_path.iterdir()] == [path]
 
 
-def test_records_of_today_and_before_are_whole():
-    assert records.check(REPOSITORY / "runs" / "published") == []
+def test_committed_records_are_whole():
     folder = REPOSITORY / "runs" / "large-batch"
     assert records.check(folder) == [] and len(records.read_all(folder)) == 24
 

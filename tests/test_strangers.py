@@ -162,15 +162,6 @@ def test_runs_that_were_killed_before_a_sample_are_no_copies(run_dir):
     assert records.check(folder) == [] and len(records.read_all(folder)) == 2
 
 
-def test_a_run_that_is_starting_is_not_dead(run_dir):
-    folder = run_dir.parent.parent
-    with files.lock(run_dir / records.START_LOCK):
-        assert records.check(folder) == [] == records.recover(folder)
-    with files.lock(run_dir / "run.json"):
-        assert "is running" in records.recover_record(run_dir)
-    assert not (run_dir / "record.json").exists()
-
-
 # ------------------------------------------------------------------------------- checkpoints
 
 
