@@ -35,12 +35,8 @@ def docstring_lines(source: str) -> set[int]:
     return lines
 
 
-def tokens_and_lines(path: Path) -> tuple[int, int]:
-    """Count the code tokens of a file, and the lines that hold them."""
-    return of_source(path.read_text())
-
-
 def of_source(source: str) -> tuple[int, int]:
+    """Count the code tokens of a source, and the lines that hold them."""
     docstrings = docstring_lines(source)
     tokens, lines = 0, set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -66,7 +62,7 @@ def sizes(folder: str) -> dict[str, tuple[int, int]]:
     parts: dict[str, tuple[int, int]] = {}
     for path in sorted((REPOSITORY / folder).rglob("*.py")):
         names = path.relative_to(REPOSITORY / folder).parts
-        tokens, lines = tokens_and_lines(path)
+        tokens, lines = of_source(path.read_text())
         for part in (
             folder,
             f"{folder}/{names[0]}" if len(names) > 1 else f"{folder}/*.py",
