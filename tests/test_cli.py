@@ -34,7 +34,6 @@ def test_the_version_and_the_list_of_commands():
         (["run", "devices"], "NAME=VALUE"),
         (["run", "name=x"], "give --name x"),
         (["study", "show", "larg-batch"], "large-batch"),
-        (["submit", "R1", "--system", "horeka-a10"], "horeka-a100"),
         (["submit", "smoke", "--system", "local"], "`energynn study run"),
         (["cancel"], "or --all"),
         (["run", "--runs"], "--runs"),

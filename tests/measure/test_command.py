@@ -179,8 +179,6 @@ def test_ranks_of_one_host_share_its_lock_and_its_sampler(tmp_path, starts):
     assert record.devices == 2 and record.training_time_s > 2.9 * starts
     assert record.mean_power_gpu_W == pytest.approx(300, rel=0.005)
     assert record.energy_gpu_provenance == "simulated"
-    parts_J = [segment.energy_total_J for segment in record.segments]
-    assert record.energy_total_J == pytest.approx(sum(parts_J))
     folder = samples.segment_dirs(tmp_path / "run")[-1]
     assert len(list(folder.glob("samples-*.jsonl"))) == 1
     assert len(list(folder.glob("events-rank*"))) == 2 and records.check(tmp_path) == []
