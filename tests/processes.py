@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -25,6 +26,11 @@ def ended(*words, **more):
 def energynn(*words, **more):
     """Execute a command of ours in a process of its own, and wait for its end."""
     return ended(*ENERGYNN, *words, **more)
+
+
+def can_be_executed(*words) -> bool:
+    """Whether a program is there, and ends well."""
+    return shutil.which(words[0]) is not None and not ended(*words).returncode
 
 
 def printed(*words, **more) -> str:

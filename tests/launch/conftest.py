@@ -14,7 +14,13 @@ import pytest
 from energynn.host.files import REPOSITORY
 from energynn.launch import slurm, supervise
 from tests import powercap
-from tests.processes import ENERGYNN, answer, ended, variables_without
+from tests.processes import (
+    ENERGYNN,
+    answer,
+    can_be_executed,
+    ended,
+    variables_without,
+)
 
 NODE_W = 300.0  # of each simulated node
 HERE = Path(__file__).parent
@@ -67,8 +73,7 @@ def cluster():
         pytest.skip(
             f"no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)"
         )
-    unshare = subprocess.run(["unshare", "--uts", "true"], capture_output=True)
-    if os.getuid() or unshare.returncode:
+    if os.getuid() or not can_be_executed("unshare", "--uts", "true"):
         pytest.skip(
             "a private Slurm of two nodes needs root, and the right to make UTS namespaces"
         )

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from tests import powercap
 from tests.processes import (
     ENERGYNN,
     answer,
+    can_be_executed,
     energynn,
     processes_of,
     refused,
@@ -454,10 +454,7 @@ def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = f"mount -t tmpfs -o size=24m none {disk}".split()
-    if (
-        shutil.which("mount") is None
-        or subprocess.run(mount, capture_output=True).returncode
-    ):
+    if not can_be_executed(*mount):
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         started = python(disk / "runs", ENDLESS)

@@ -3,8 +3,6 @@ this machine.
 """
 
 import json
-import shutil
-import subprocess
 
 import pytest
 
@@ -13,7 +11,7 @@ from energynn.experiment import config
 from energynn.host import processes
 from energynn.launch import start, supervise
 from tests.powercap import constant_power
-from tests.processes import printed
+from tests.processes import can_be_executed, printed
 
 HOST_W = 300.0
 AHEAD_S = 5000
@@ -25,10 +23,7 @@ shift && MPI_LOCALNRANKS=1 exec "$@" """
 @pytest.mark.slow
 def test_two_hosts_count_twice_each_on_its_own_clock(tmp_path, monkeypatch):
     """Both read one counter of constant power, so each has that power."""
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode
-    ):
+    if not can_be_executed(*UNSHARE, "true"):
         pytest.skip(
             "needs the right to make UTS and time namespaces (unshare, as root)"
         )
