@@ -89,21 +89,18 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, name, what):
     assert len(loaded) + len(loaded.attrs["excluded"]) == 2
 
 
-def test_what_cannot_work_is_refused_before_it_starts(here):
-    asked = "training_samples=9999"
-    refused(here, "run", "--runs-dir", here, "-p", asked, says="the data set has 1000")
-
-
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["--", "no-such-command"], "'no-such-command' is no command"),
-        (["--period", "0", "--", "true"], "is not in the range 0.01<=x<=60"),
-        (["--out", "/proc/nothing", "--", "true"], "No such file or directory"),
+        (["run", "-p", "training_samples=9999"], "the data set has 1000"),
+        (["measure", "--", "no-such-command"], "'no-such-command' is no command"),
+        (["measure", "--period", "0", "true"], "is not in the range 0.01<=x<=60"),
+        (["measure", "--out", "/proc/nothing", "true"], "No such file or directory"),
     ],
 )
-def test_what_cannot_be_measured_leaves_nothing(here, words, says):
-    refused(here, "measure", *words, says=says)
+def test_what_cannot_work_leaves_nothing(here, monkeypatch, words, says):
+    monkeypatch.delenv("ENERGYNN_RUNS", raising=False)
+    refused(here, *words, says=says)
     assert not (here / "runs").exists()
 
 
