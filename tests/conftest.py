@@ -39,15 +39,16 @@ FIRST = (
 
 
 def pytest_configure():
-    """The tests press Ctrl-C, which what a shell starts in the background would ignore.
+    """The tests press Ctrl-C and hang up, which what a shell starts in the background, or under
+    nohup, would ignore.
 
     And several processes of tests make measured runs on one host, one at a time each.
     """
     os.environ["ENERGYNN_HOST_LOCK"] = f"test-{os.getpid()}"
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    for number, handler in usual.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(items):
