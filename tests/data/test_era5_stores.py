@@ -307,25 +307,24 @@ def trained(train, folder, name, **changes):
     return train(folder / name, patch=patch, **SMALL | changes)
 
 
-@pytest.mark.parametrize("stage, workers", [("pretrain", 0), ("finetune", 1)])
-def test_fourcastnet_trains_on_the_store(described, tmp_path, train, stage, workers):
-    changes = dict(training_years=2015, stage=stage, loader_workers=workers)
-    if stage == "finetune":
-        trained(train, tmp_path, "earlier", save_weights=True)
-        changes["initial_run"] = "earlier"
-    run = trained(train, tmp_path, "run", **changes)
-    steps = 8 if stage == "pretrain" else 7
-    assert len(run.losses) == steps and np.isfinite(run.losses).all()
-    (end,) = run.of_kind("training_end")
-    # 39 times of the test year: the initial conditions of 1 and 10 January; 8 of the validation's.
-    assert end["samples_evaluated"] == 2 + steps - 1
-    assert {
-        "z500_rmse_6h_m",
-        "z500_rmse_12h_m",
-        "z500_acc_6h",
-        "acc_12h",
-        "validation_loss",
-    } < end["metrics"].keys()
+def test_fourcastnet_trains_on_the_store(described, tmp_path, train):
+    years = dict(training_years=2015, save_weights=True)
+    first = trained(train, tmp_path, "first", **years)
+    stage = dict(stage="finetune", initial_run="first", loader_workers=1)
+    tuned = trained(train, tmp_path, "tuned", **stage)
+    for run, steps in ((first, 8), (tuned, 7)):
+        assert len(run.losses) == steps and np.isfinite(run.losses).all()
+        (end,) = run.of_kind("training_end")
+        # 39 times of the test year: the initial conditions of 1 and 10 January; 8 of the
+        # validation's.
+        assert end["samples_evaluated"] == 2 + steps - 1
+        assert {
+            "z500_rmse_6h_m",
+            "z500_rmse_12h_m",
+            "z500_acc_6h",
+            "acc_12h",
+            "validation_loss",
+        } < end["metrics"].keys()
 
 
 def test_any_number_of_ranks_scores_every_sample_once(described, tmp_path, train):
