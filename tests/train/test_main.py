@@ -98,7 +98,10 @@ def test_learning_rate_of_resnet50_warms_up_per_epoch(runs):
             "loss is (nan|inf) in epoch 1, step [2-5]",
         ),
         (dict(local_batch_size=21), "local_batch_size: 20 samples on each device"),
-        (dict(stage="finetune", initial_run="none"), "none/weights.pt is missing"),
+        (
+            dict(stage="finetune", initial_run="none"),
+            "none/weights.pt is missing .*; move",
+        ),
         (
             dict(RESNET50, workload="resnet50", training_samples=3),
             "local_batch_size: 3 samples on each device",
