@@ -80,14 +80,6 @@ def test_own_workload_and_own_system(own, tmp_path):
     found = plan.make_plan(fit, grid(fit), {})
     assert max(run.devices for run in found.runs) == 32
     assert [*found.choices] == ["most frugal", "fastest", "balanced"]
-    most = {"devices": 64}
-    refused(
-        "devices: 64 asked; on mine choose at most 32",
-        plan.make_plan,
-        fit,
-        found.runs,
-        most,
-    )
 
 
 def test_what_one_gpu_does_is_counted_as_the_trainers_do(published):

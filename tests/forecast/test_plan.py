@@ -152,7 +152,11 @@ STUDYS = "that batch is the study's, whose errors rise beyond"
         ("--deadline-h 0.43", f"{KEPT}{HOURS} or --max-global-batch-size 16384$"),
         ("--deadline-h 5 --devices 8", f"{KEPT}{HOURS} or --devices 20$"),
         ("--deadline-h 0.1 --gpu-hours 1", f"{KEPT}none; leave one out$"),
-        ("--devices 512", "choose at most 256; a fit with another --system FILE has"),
+        (
+            "--devices 512",
+            "devices: 512 asked; on horeka-a100 choose at most 256; a fit with another "
+            "--system FILE has",
+        ),
         ("-p devices=64", "devices: a plan chooses it; use --devices, --local"),
     ],
 )
