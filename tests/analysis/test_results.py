@@ -34,6 +34,9 @@ def test_series_are_selections_of_runs(synthetic_runs):
     assert one_device["run_id"].nunique() == 3 and len(one_device) == 6
     constant = series[series["series"] == "constant GBS = 16"]
     assert set(constant["global_batch_size"]) == {16}
+    # each starts from another run
+    tuned = results.select_scaling_series(table[table["stage"] == "finetune"])
+    assert set(tuned["devices"]) == {1, 2}
 
 
 def test_runs_with_another_seed_are_another_series(synthetic_runs):
@@ -47,14 +50,3 @@ def test_runs_with_another_seed_are_another_series(synthetic_runs):
         results.select_scaling_series(table[table["workload"] == "resnet50"])["series"]
     )
     assert {"constant LBS = 16", "constant LBS = 16, seed 1"} <= names
-
-
-def test_fine_tunings_that_start_from_other_runs_are_one_series(tmp_path):
-    for devices in (1, 2):
-        first = f"from-{devices}"
-        run = config.make(
-            "fourcastnet", stage="finetune", devices=devices, initial_run=first
-        )
-        write_run(tmp_path, run)
-    table = results.load_records(tmp_path)
-    assert set(results.select_scaling_series(table)["devices"]) == {1, 2}
