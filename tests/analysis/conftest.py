@@ -47,35 +47,24 @@ def write_run(
     provenance: str = "simulated",
     time_s: float | None = None,
     parts_W: dict | None = None,
-    settings: dict | None = None,
     samples: bool = True,
     **changes,
 ) -> Path:
     """Write the files of one run as the launcher does; ``changes`` replace fields of the record,
     None removes one.
 
-    ``parts_W``: mean power per component; by default all is the CPU's. ``settings`` replace the
-    configuration's.
+    ``parts_W``: mean power per component; by default all is the CPU's.
     """
-    settings = config.asdict(configuration) | (settings or {})
-    stage = settings.get("stage", "")
-    devices, repeat = settings["devices"], settings["repeat"]
-    kind = "-".join(filter(None, (configuration.workload, stage, f"n{devices}")))
-    name = (
-        f"{kind}-lbs{settings['local_batch_size']}-{config.json_digest(settings)[:8]}"
-    )
-    run_dir = runs_dir / configuration.system / name
+    run_dir = config.folder(configuration, runs_dir)
     run_dir.mkdir(parents=True)
-    is_tuning = stage == "finetune"
+    devices, repeat = configuration.devices, configuration.repeat
+    is_tuning = getattr(configuration, "stage", "") == "finetune"
     usual_s = 60.0 / devices**0.85 * (1 + 0.01 * repeat) * (1.6 if is_tuning else 1)
     training_time_s = time_s or usual_s
     parts_W = parts_W or {"cpu": POWER_W[devices]}
     power_W = sum(parts_W.values())
     energy_J = power_W * training_time_s
-    metrics = {
-        "top1_error": 0.30 + 0.02 * devices + 0.002 * repeat,
-        "validation_loss": 1.1,
-    }
+    metrics = {"top1_error": 0.30 + 0.02 * devices + 0.002 * repeat}
     if configuration.workload == "fourcastnet":
         metrics = {"z500_rmse_12h_m": 70.0 + 4 * devices}
         metrics |= {"z500_rmse_12h_persistence_m": 95.0}
@@ -88,15 +77,13 @@ def write_run(
     phase = {"device": "cpu", "time_s": training_time_s / len(PHASES)}
     phase |= {"energy_cpu_J": energy_J / len(PHASES) / devices}
     record = {
-        **minimal_record(record_sha256=f"{run_dir}"),
-        "run_id": name,
+        **minimal_record(),
+        "run_id": run_dir.name,
         "workload": configuration.workload,
         "system": configuration.system,
         "valid": True,
         "started_at": "2026-01-01T00:00:00Z",
-        "config": settings,
-        "config_digest": config.json_digest(settings),
-        "data_digest": "0",
+        "config": config.asdict(configuration),
         "device_kind": "cpu core",
         "device_name": "synthetic core",
         "devices": devices,
@@ -104,7 +91,6 @@ def write_run(
         "sockets": 1,
         "dataset_samples": 1000,
         "samples_trained": 1000,
-        "samples_evaluated": 100,
         "optimizer_steps": 50,
         "forward_backward_passes": 50,
         "training_time_s": training_time_s,
@@ -166,11 +152,7 @@ def write_study(runs_dir: Path, provenance: str = "simulated") -> Path:
     return runs_dir
 
 
-def write_replica(
-    runs_dir: Path,
-    provenance: str = "measured",
-    series: str = "R1 R4 R6 F1",
-) -> Path:
+def write_replica(runs_dir: Path, series: str, provenance: str = "measured") -> Path:
     """Runs at the study's scale, by formulas of our own: not a copy of its values, and no
     evidence for anything.
     """
@@ -184,61 +166,56 @@ def write_replica(
     }
     for name in series.split():
         powers, plan = plans[name]
-        repeats = 2 if name[0] == "R" else 1
+        workload = "resnet50" if name[0] == "R" else "fourcastnet"
         for n in (2**power for power in powers):
-            _write_replica_runs(runs_dir, name, n, *plan(n), repeats, provenance)
+            local_batch_size, samples = plan(n)
+            for repeat in range(2 if workload == "resnet50" else 1):
+                run = config.make(
+                    workload,
+                    preset="paper",
+                    devices=n,
+                    local_batch_size=local_batch_size,
+                    repeat=repeat,
+                    system=f"replica-{name}",
+                )
+                _write_replica_run(runs_dir, run, name, samples, provenance)
     return runs_dir
 
 
-def _write_replica_runs(runs_dir, name, n, lbs, samples, repeats, provenance):
+def _write_replica_run(runs_dir, run, name, samples, provenance):
+    n, size = run.devices, run.local_batch_size
     sockets = 2 * -(-n // 4)
     if name[0] == "R":
-        workload, dataset, epochs = "resnet50", "imagenet", 100
-        rate = 430 * n**-0.04 * lbs / (lbs + 8)
+        rate = 430 * n**-0.04 * size / (size + 8)
         gpu_W = 80 + 0.28 * rate
-        top1_error = 0.28 + max(0.0, 0.05 * math.log2(lbs * n / 8192))
-        metrics = {"top1_error": top1_error, "validation_loss": 1.0}
+        top1_error = 0.28 + max(0.0, 0.05 * math.log2(size * n / 8192))
+        metrics = {"top1_error": top1_error}
     else:
-        workload, dataset, epochs = "fourcastnet", "era5", 80
         rate = 2.1 * (n / 4) ** -0.3
         if name == "F4":
             rate *= 1.35
         gpu_W = 100 + 20 * rate + (70 if name == "F4" else 0)
         metrics = {"z500_rmse_6h_m": 20 * n**0.1, "z500_rmse_6h_persistence_m": 60.0}
-    steps = samples * epochs // (lbs * n)
+    steps = samples * run.epochs // run.global_batch_size
     parts_W = {"gpu": n * gpu_W, "cpu": 110 * sockets, "ram": 6 * sockets}
-    for repeat in range(repeats):
-        noise = 1 + 0.004 * math.sin(7 * repeat + n)
-        settings = {
-            "dataset": dataset,
-            "devices": n,
-            "local_batch_size": lbs,
-            "epochs": epochs,
-            "global_batch_size": lbs * n,
-            "repeat": repeat,
-            "system": f"replica-{name}",
-        }
-        write_run(
-            runs_dir,
-            config.make(workload),
-            provenance,
-            samples=False,
-            settings=settings,
-            time_s=noise * samples * epochs / rate / n,
-            parts_W=parts_W,
-            device_name="NVIDIA H100" if name == "F4" else "NVIDIA A100-SXM4-40GB",
-            device_kind="gpu",
-            devices=n,
-            metrics=metrics,
-            dataset_samples=samples,
-            nodes=-(-n // 4),
-            sockets=sockets,
-            samples_trained=samples * epochs,
-            optimizer_steps=steps,
-            forward_backward_passes=steps,
-            run_id=f"replica-{name}-n{n}-r{repeat}",
-            system=f"replica-{name}",
-        )
+    noise = 1 + 0.004 * math.sin(7 * run.repeat + n)
+    write_run(
+        runs_dir,
+        run,
+        provenance,
+        samples=False,
+        time_s=noise * samples * run.epochs / rate / n,
+        parts_W=parts_W,
+        device_name="NVIDIA H100" if name == "F4" else "NVIDIA A100-SXM4-40GB",
+        device_kind="gpu",
+        metrics=metrics,
+        dataset_samples=samples,
+        nodes=-(-n // 4),
+        sockets=sockets,
+        samples_trained=samples * run.epochs,
+        optimizer_steps=steps,
+        forward_backward_passes=steps,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -94,7 +94,6 @@ def write_grid(
             device_kind="gpu",
             device_name="NVIDIA H100 80GB HBM3",
             samples_trained=steps * run.global_batch_size,
-            samples_evaluated=0,
             optimizer_steps=steps,
             forward_backward_passes=steps * run.accumulation_steps,
             dataset_samples=steps_of(run) * run.global_batch_size,

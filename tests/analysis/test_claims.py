@@ -33,7 +33,7 @@ def verdicts(found):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     runs_dir = tmp_path_factory.mktemp("replica")
-    return claims.evaluate_claims(write_replica(runs_dir, series="R1 R4 R6 F1 F4"))
+    return claims.evaluate_claims(write_replica(runs_dir, "R1 R4 R6 F1 F4"))
 
 
 def column(found, name):
@@ -264,7 +264,7 @@ def test_own_runs_are_judged_in_a_column_of_their_own(found):
 @pytest.mark.parametrize("provenance", ["estimated", "simulated"])
 def test_what_is_not_measured_never_supports(tmp_path, provenance):
     verdict = verdicts(
-        claims.evaluate_claims(write_replica(tmp_path, provenance, series="R1 R4"))
+        claims.evaluate_claims(write_replica(tmp_path, "R1 R4", provenance))
     )
     of_energy = [one["id"] for one in ENTRIES if "energy" in one.get("quantity", "")]
     assert not set(verdict) & set(of_energy)
@@ -279,7 +279,7 @@ def test_small_runs_on_a_cpu_are_no_evidence(tmp_path):
 
 
 def test_the_command_prints_the_ledger(tmp_path):
-    words = ["claims", "--runs-dir", write_replica(tmp_path, series="R1")]
+    words = ["claims", "--runs-dir", write_replica(tmp_path, "R1")]
     one = told(*words)["claims"][0]
     assert {"id", "says", "published", "own"} <= set(one)
     assert {"verdict", "value", "low", "high", "units", "at"} <= set(one["published"])

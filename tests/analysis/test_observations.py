@@ -11,7 +11,7 @@ from tests.analysis.conftest import write_replica, write_run, write_study
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory):
     return observations.load(
-        write_replica(tmp_path_factory.mktemp("replica"), series="R1 R4 R5 R6 F1")
+        write_replica(tmp_path_factory.mktemp("replica"), "R1 R4 R5 R6 F1")
     )
 
 
@@ -100,17 +100,14 @@ def test_runs_unlike_the_studys_are_a_series_of_their_own(
 ):
     about = {"dataset_samples": 1281167, "device_name": "NVIDIA A100"} | changes
     for n in (1, 2):
-        sizes = {"devices": n, "local_batch_size": 256, "global_batch_size": 256 * n}
+        sizes = {"devices": n, "local_batch_size": 256, "epochs": epochs}
         write_run(
             tmp_path,
-            config.make("resnet50"),
+            config.make("resnet50", preset="paper", **sizes),
             time_s=3600.0,
             parts_W={"gpu": 300.0 * n},
-            settings=sizes | {"dataset": "imagenet", "epochs": epochs},
             samples=False,
-            devices=n,
             device_kind="gpu",
-            run_id=f"n{n}",
             **about,
         )
     assert own_runs(tmp_path)["series"].to_list() == [series, series]
