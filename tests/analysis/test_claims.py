@@ -20,7 +20,6 @@ FIELDS = set(
 )
 LINE = {"quantity": "energy_total_kWh", "per": "gpu_hours", "match": ["series"]}
 LINE |= {"every": True, "expect": "straight"}
-A95 = 4.303  # Student's t at 95 % with two degrees of freedom
 
 
 def verdicts(found):
@@ -287,13 +286,6 @@ def test_the_command_prints_the_ledger(tmp_path):
     assert "lbs-speed-up-near-optimal (Section 3.2.2, second paragraph)" in text
 
 
-def test_an_interval_is_from_units_or_from_repeats():
-    _, low, high = claims.confidence_intervals(np.array([0.1, 0.2, 0.3]), 9.0, 2)
-    assert high - low == pytest.approx(2 * A95 * 0.1 / 3**0.5, rel=1e-3)
-    _, low, high = claims.confidence_intervals(np.array([0.1, 0.2]), 0.05, 2)
-    assert high - low == pytest.approx(np.full(2, 2 * A95 * 0.05), rel=1e-3)
-
-
 def test_one_of_two_series_outside_does_not_contradict_but_every_run_does():
     low, high = np.array([0.0, 0.2]), np.array([0.05, 0.3])
     for slices, test, verdict in (
@@ -318,6 +310,7 @@ def test_in_worlds_with_known_truth_intervals_hold_95_percent_and_verdicts_are_r
     value = random.normal(0, 0.036, (4000, units))
     error = 0.036 * np.sqrt(random.chisquare(freedom, (4000, 1)) / freedom)
     _, low, high = claims.confidence_intervals(value, error, freedom)
+    assert low.shape == (4000, units if units < 3 else 1)
     assert ((low <= 0) & (high >= 0)).mean() == pytest.approx(0.95, abs=0.01)
     if freedom == 2:  # what normal quantiles would have held
         assert (abs(value) < 1.96 * error).mean() == pytest.approx(0.81, abs=0.02)
