@@ -233,7 +233,7 @@ def executed(tmp_path_factory) -> Path:
         if not (folder / "numbers.json").exists():
             write_study(folder / "runs")
             for notebook in ANALYSIS:
-                execute(notebook, runs_dir=str(folder / "runs"), build_dir=str(folder))
+                execute(notebook, folder, runs_dir=str(folder / "runs"))
             numbers.write_colophon(folder)
             numbers.merge_tables(folder)
     return folder

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import altair as alt
@@ -14,14 +15,15 @@ from energynn.host.files import REPOSITORY
 from energynn.host.reading import read_json
 
 
-def execute(name: str, **parameters) -> dict:
+def execute(name: str, build_dir: Path, **parameters) -> dict:
     """Execute the code cells of a notebook with its parameters replaced as papermill does;
-    returns its globals.
+    returns its globals, and as ``told`` the numbers that it leaves, if any.
 
     What a cell shows at its end is asked for its ``repr``. Charts are not drawn for that:
     ``theme.save_chart`` draws them. Raises ValueError for a parameter that the notebook does not
     have.
     """
+    parameters["build_dir"] = str(build_dir)
     cells = read_json(REPOSITORY / "notebooks" / f"{name}.ipynb")["cells"]
     namespace = {"__name__": "__main__", "display": _display}
     where = os.getcwd()
@@ -45,7 +47,8 @@ def execute(name: str, **parameters) -> dict:
     finally:
         os.chdir(where)
         alt.theme.enable(theme)
-    return namespace
+    left = build_dir / "numbers" / f"{name}.json"
+    return namespace | ({"told": read_json(left)} if left.exists() else {})
 
 
 def _display(shown, display_id: str = "") -> SimpleNamespace:

@@ -4,17 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from energynn.host.reading import read_json
 from tests.analysis.notebook import execute
 
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory):
-    """Execute notebook 60: its globals, and the numbers as told."""
-    folder = tmp_path_factory.mktemp("added")
-    left = execute("60_energy_against_gpu_hours", build_dir=str(folder))
-    told = read_json(folder / "numbers" / "60_energy_against_gpu_hours.json")
-    return left | {"told": told}
+    return execute("60_energy_against_gpu_hours", tmp_path_factory.mktemp("added"))
 
 
 def test_each_rule_and_price_is_right_in_its_world_alone(left):
@@ -48,7 +43,7 @@ def test_table_1_stands_among_the_rules_from_bound_to_bound(left):
 
 
 def test_costs_of_an_epoch_are_found_and_scatter_widens_the_bounds(tmp_path):
-    left = execute("20_resnet50_scaling", build_dir=str(tmp_path))
+    left = execute("20_resnet50_scaling", tmp_path)
     assert left["costs_s"](3 + 0.002 * left["samples"]) == pytest.approx((0.002, 3))
     (low, high), (least, most) = left["faster"], left["faster_scatter"]
     assert least < low < high < most

@@ -22,8 +22,8 @@ def explored(tmp_path, monkeypatch):
     write_run(tmp_path, run, config={"command": "python a.py"}, run_id="a", **COMMAND)
     files = f"runs/README.md\nruns/local/{folders[0].name}/record.json"
     monkeypatch.setattr(machine, "call_git", lambda *words: files)
-    about = {"runs_dir": str(tmp_path), "build_dir": str(tmp_path / "build")}
-    return execute("90_explore", live=False, **about)
+    build_dir = tmp_path / "build"
+    return execute("90_explore", build_dir, runs_dir=str(tmp_path), live=False)
 
 
 def test_each_run_is_one_point_and_mine_are_those_that_git_does_not_have(explored):

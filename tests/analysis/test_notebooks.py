@@ -38,7 +38,7 @@ def test_papermill_executes_a_notebook(tmp_path):
     words += f" -p build_dir {tmp_path} --no-progress-bar"
     printed(sys.executable, *words.split(), cwd=REPOSITORY, timeout=300)
     (tmp_path / "here").mkdir()
-    execute(name, build_dir=str(tmp_path / "here"))
+    execute(name, tmp_path / "here")
     for made in (f"numbers/{name}.json", "figures/scaling_schemes.svg"):
         assert (tmp_path / made).read_bytes() == (tmp_path / "here" / made).read_bytes()
 

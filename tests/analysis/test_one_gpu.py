@@ -7,7 +7,6 @@ import pytest
 from energynn.experiment import studies
 from energynn.experiment.config import replace
 from energynn.host.files import REPOSITORY
-from energynn.host.reading import read_json
 from tests.analysis import one_gpu
 from tests.analysis.notebook import execute
 from tests.analysis.one_gpu import passes_s, step_s, steps_of
@@ -17,36 +16,32 @@ PAPER, FAST = "ResNet50, paper, gpu-study", "ResNet50, fast, gpu-study"
 
 def executed_on(folder, *grid) -> dict:
     one_gpu.write_grid(folder / "runs", *grid)
-    runs_dir = str(folder / "runs")
-    return execute("45_one_gpu", runs_dir=runs_dir, build_dir=str(folder))
+    return execute("45_one_gpu", folder, runs_dir=str(folder / "runs"))
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """The records of the grid by an imagined GPU, notebook 45 executed on them, and its figures
-    and numbers.
-    """
+    """Notebook 45 executed on the records of the grid by an imagined GPU."""
     folder = tmp_path_factory.mktemp("grid")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(REPOSITORY / "examples")
         one_gpu.write_minute(folder / "runs", "idle", 120)
         one_gpu.write_minute(folder / "runs", "starved", 180)
-    return folder, executed_on(folder, studies.gpu_grid())
+    return executed_on(folder, studies.gpu_grid())
 
 
 def test_the_notebook_finds_what_a_sample_and_an_update_cost(study):
-    folder, shown = study
-    found = shown["coefficients"]
+    found = study["coefficients"]
     of_paper = found[found["name"] == PAPER]
     for term, truth in (("samples", 0.1), ("updates", 2.0)):
         row = of_paper.loc[term]
         assert row["low"] < truth < row["high"], term
         assert row["high"] - row["low"] < 0.6 * truth, "narrow enough to tell"
-    assert FAST not in shown["fitted"], "a sweep of local batch sizes alone"
-    tables = read_json(folder / "numbers/45_one_gpu.json")
+    assert FAST not in study["fitted"], "a sweep of local batch sizes alone"
+    tables = study["told"]
     sample = tables["one_gpu_energy"]["samples"]
     assert (sample["provenance"], sample["unit"]) == ("measured", "J")
-    assert shown["plane_sentence"].startswith(f"{PAPER} (measured): A sample costs")
+    assert study["plane_sentence"].startswith(f"{PAPER} (measured): A sample costs")
     assert sample["value"] == pytest.approx(of_paper.loc["samples", "value"])
     assert tables["one_gpu"]["all"]["name"] == PAPER
 
@@ -55,14 +50,13 @@ def test_waiting_watts_and_time_give_the_energy_and_other_watts_do_not(study):
     """Runs of the grid draw the watts of idling while they wait: the minute called starved draws
     60 W more.
     """
-    folder, shown = study
-    table = read_json(folder / "numbers/45_one_gpu.json")["phases_to_energy"]
+    table = dict(study["told"]["phases_to_energy"])
     largest = table.pop("largest")
     waits = [run for run in studies.gpu_grid() if step_s(run) > passes_s(run)]
     # no run of LBS 96 tells its power at work
     assert len(table) == sum(run.local_batch_size != 96 for run in waits) >= 9
     assert max(largest[rule] for rule in ("rate", "phases", "passes")) < 5
-    for run in shown["waiting"].to_dict("records"):
+    for run in study["waiting"].to_dict("records"):
         row, at_work_W = table[run["run_id"]], run["power_W_at_work"]
         W_percent = 100 * (1 - run["rate"] / run["rate_at_work"]) / run["power_W"]
         assumed_W = {"rate_starved": 180, "half": at_work_W / 2, "work": at_work_W}
@@ -70,7 +64,7 @@ def test_waiting_watts_and_time_give_the_energy_and_other_watts_do_not(study):
             error = row["rate"] + W_percent * (watts - 120)
             assert row[rule] == pytest.approx(error), rule
     assert largest["rate"] == max(abs(row["rate"]) for row in table.values())
-    assert f"{len(table)} runs that wait" in shown["waiting_sentence"]
+    assert f"{len(table)} runs that wait" in study["waiting_sentence"]
 
 
 def test_an_estimate_from_time_is_not_set_beside_energy_from_time(tmp_path):
@@ -79,8 +73,7 @@ def test_an_estimate_from_time_is_not_set_beside_energy_from_time(tmp_path):
 
 
 def test_the_notebook_finds_what_each_choice_saves(study):
-    _, shown = study
-    savings = shown["savings"].set_index("choice")
+    savings = study["savings"].set_index("choice")
     others = {"all of fast", "all of fast, compiled", "sampled every 0.2 s"}
     assert set(savings.index) == others | one_gpu.SPEEDS.keys()
     anchor = studies.gpu_grid()[0]

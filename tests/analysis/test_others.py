@@ -84,14 +84,11 @@ def test_what_was_metered_is_never_pooled(table):
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory):
-    """Execute notebook 75 with the records of one H200: its globals, and the numbers as told."""
+    """Execute notebook 75 with the records of one H200."""
     folder = tmp_path_factory.mktemp("beyond")
     (folder / "runs").mkdir()
     (folder / "runs" / "gpu-h200").symlink_to(REPOSITORY / "runs" / "gpu-h200")
-    folders = {"runs_dir": str(folder / "runs"), "build_dir": str(folder)}
-    left = execute("75_beyond_the_study", **folders)
-    told = read_json(folder / "numbers" / "75_beyond_the_study.json")
-    return left | {"told": told}
+    return execute("75_beyond_the_study", folder, runs_dir=str(folder / "runs"))
 
 
 def test_an_outsider_gets_the_same_errors_prices_and_exponents(left):

@@ -54,7 +54,7 @@ def page():
 @pytest.fixture(scope="module")
 def planned(executed):
     """Execute the plan's notebook, and return what it leaves."""
-    return execute("91_plan", build_dir=str(executed), live=False)
+    return execute("91_plan", executed, live=False)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def built(executed, planned, tmp_path_factory):
     about |= dict(time_s=30.0, parts_W={"cpu": 30.0})
     run = config.make("resnet50", repeat=9)
     write_run(runs_dir, run, "measured", **about)
-    execute("90_explore", runs_dir=str(runs_dir), build_dir=str(executed), live=False)
+    execute("90_explore", executed, runs_dir=str(runs_dir), live=False)
     return report.build_report(executed)
 
 
