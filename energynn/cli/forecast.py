@@ -123,8 +123,9 @@ def plan(
 ) -> None:
     """Plan how many devices and which batch size, within your limits.
 
-    --devices: at most; --local-batch-size: the only one. With factors, the answer has CO2, price and the cheapest, too; --pue multiplies
-    their kWh, not that of --energy-kwh. A GPU hour's price is of charged hours: of whole nodes.
+    --devices: at most; --local-batch-size: the only one. With factors, the answer has CO2, price
+    and the cheapest, too; --pue multiplies their kWh, not that of --energy-kwh. A GPU hour's price
+    is of charged hours: of whole nodes.
     """
     from energynn.experiment import studies, systems
     from energynn.forecast import fit as fits

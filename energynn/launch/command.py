@@ -64,7 +64,7 @@ def measure_command(
     rank, size = rank_and_size()
     children = []
     stopped = supervise.forward_signals(children)
-    run_dir = _make_run_folder(command, out, rank, size)
+    run_dir = _choose_run_folder(command, out, rank, size)
     if rank == 0:
         described = machine.describe_machine()
         devices_here = max(1, len(described["gpus"] if gpus else []))
@@ -132,13 +132,13 @@ def _print(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _make_run_folder(
+def _choose_run_folder(
     command: list[str],
     out: Path | None,
     rank: int,
     size: int,
 ) -> Path:
-    """Make the folder of the run; raises ValueError with the remedy for what cannot work."""
+    """Say where the run will be; raises ValueError with the remedy for what cannot work."""
     program = shutil.which(command[0])
     if program is None:
         raise ValueError(
@@ -155,9 +155,7 @@ def _make_run_folder(
         supervise.lock_host().close()
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     name = f"{moment}-{os.getpid()}-{Path(command[0]).name}"
-    run_dir = (out or default_runs_dir() / "measured" / name).absolute()
-    run_dir.mkdir(parents=True, exist_ok=True)
-    return run_dir
+    return (out or default_runs_dir() / "measured" / name).absolute()
 
 
 def _fault_of_program(program: str) -> str:
@@ -191,6 +189,7 @@ def _begin_segment(run_dir: Path, intent: dict) -> list[TextIO]:
             f"out: {run_dir} holds another command, or other files; choose a new or an empty "
             "folder"
         )
+    run_dir.mkdir(parents=True, exist_ok=True)
     starts = records.lock_run_file(run_dir, records.START_LOCK)
     if is_new:
         write_json(run_dir / "run.json", intent)

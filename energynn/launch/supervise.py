@@ -24,6 +24,7 @@ from energynn import records
 from energynn.host import launchers, processes
 from energynn.host.files import PACKAGE_FOLDER, newest_checkpoint_name, utc_time_text
 from energynn.measure import kernel, machine, perun_adapter
+from energynn.measure.sampler_process import find_sensors
 from energynn.measure.samples import events_of_kind, read_events, segment_dirs
 
 HOST_LOCK_VARIABLE = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
@@ -106,13 +107,17 @@ def start_facts(
     described: dict,
     uses_gpus: bool,
 ) -> dict:
-    """Return what run.json tells of the place and the time of a run or a measured command."""
+    """Return what run.json tells of the place and the time of a run or a measured command.
+
+    Raises ValueError where nothing would measure it.
+    """
     gpus = described["gpus"] if uses_gpus else []
+    system = machine.load_system(system_file) | {"uses_gpus": uses_gpus}
+    find_sensors(system, None)  # refuses where all are left out
     return {
         "run_id": run_dir.name,
         "started_at": utc_time_text(),
-        **machine.load_system(system_file),
-        "uses_gpus": uses_gpus,
+        **system,
         "job": machine.describe_batch_job(),
         "device_kind": "gpu" if gpus else "cpu core",
         "device_name": gpus[0]["name"] if gpus else described["cpu"],

@@ -84,7 +84,10 @@ def sample_for_parent(folder: str, ranks: int) -> None:
     """
     parent = os.getppid()
     buffer_output_by_line()
-    sampler = begin_sampling(Path(folder), ranks)
+    try:
+        sampler = begin_sampling(Path(folder), ranks)
+    except ValueError as error:
+        sys.exit(f"energynn: {error}")
     while os.getppid() == parent:
         if select.select([sys.stdin], [], [], PARENT_POLL_PERIOD_S)[0]:
             break
@@ -119,7 +122,7 @@ def find_sensors(intent: dict, visible: str | None) -> sensors.SensorInventory:
 
     ``intent`` is of a run, or a system as ``machine.load_system`` gives it; ``visible`` a value of
     CUDA_VISIBLE_DEVICES, None for all GPUs. The CPU's estimate comes last: it counts where nothing
-    else does.
+    else does. Raises ValueError where all are left out.
     """
     inventory = sensors.SensorInventory(
         sensors.list_rapl_sensors() + sensors.list_grace_sensors()
@@ -132,6 +135,8 @@ def find_sensors(intent: dict, visible: str | None) -> sensors.SensorInventory:
         inventory.problems.append("the GPUs of this host are left out, as asked for")
     inventory.sensors.append(sensors.cpu_estimate_sensor(intent["cpu_model"]))
     sensors.drop_left_out_sensors(inventory, intent.get("left_out", []))
+    if not inventory.sensors:
+        raise ValueError("left_out in system.toml leaves no sensor; leave one in")
     return inventory
 
 

@@ -425,7 +425,8 @@ class Sampler:
 
     def stop(self) -> None:
         """Sample until every sensor had time to show the end, and once more."""
-        time.sleep(max(sensor.update_s or 0.0 for sensor in self.inventory.sensors))
+        late_s = [sensor.update_s or 0.0 for sensor in self.inventory.sensors]
+        time.sleep(max(late_s, default=0.0))  # all may be left out
         self.stopping.set()
         self.thread.join(self.LAST_S)
 
