@@ -123,16 +123,16 @@ def find_run_folders(runs_dir: Path, names: list[str]) -> list[Path]:
     known = records.list_known_runs(runs_dir).values()
     # the first two are those of own runs, also where none is
     systems = {"local", "measured"} | {path.parent.name for path in known}
-    wanted = set()
+    wanted = []
     for name in names:
         if name in systems:
-            wanted |= set(runs_dir.glob(f"{name}/*"))
+            wanted += runs_dir.glob(f"{name}/*")
         elif name in studies.OWN_STUDIES | studies.STUDY_GROUPS or name.endswith(".py"):
             for system in systems:
-                for runs in studies.find_studies([name], system).values():
-                    wanted |= {config.folder(run, runs_dir) for run in runs}
+                runs = studies.list_runs_of_studies([name], system)
+                wanted += [config.folder(run, runs_dir) for run in runs]
         else:
-            wanted |= set(records.find_runs_of_name(name, runs_dir))
+            wanted += records.find_runs_of_name(name, runs_dir)
     wanted = {path.resolve() for path in wanted}
     return [path for path in known if path.resolve() in wanted or not names]
 
