@@ -214,15 +214,13 @@ def _run_command(
     that in a word, and why it is not 0.
     """
     events.be_idle("before", IDLE_BASELINE_S)
-    # CUDA's numbers are NVML's
-    environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     events.mark("training_start")
     known = processes.adopt_orphan_processes()
     try:
         child = supervise.start_process(
             command,
             folder,
-            environment,
+            os.environ,
             signal.SIGTERM,
             stdout=stdout,
             close_fds=False,  # MPI's launchers hand open files to their ranks

@@ -202,9 +202,13 @@ def start_process(
     words: list[str], folder: Path, environment: dict, ends_by: int, **pipes
 ):
     """Start a process that ends with this one, by a signal, and bears the mark of a folder."""
+    environment = environment | {
+        processes.MARK_VARIABLE: str(folder),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
+    }
     return subprocess.Popen(
         words,
-        env=environment | {processes.MARK_VARIABLE: str(folder)},
+        env=environment,
         preexec_fn=partial(processes.end_with_parent, os.getpid(), ends_by),
         **pipes,
     )
@@ -345,7 +349,6 @@ def rank_environment(intent: dict) -> dict[str, str]:
     return launchers.mpi_environment() | {
         "OMP_NUM_THREADS": str(intent["config"]["threads_per_device"]),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, _gpu_indices(intent))),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         processes.STARTER_VARIABLE: processes.name_of_this_process(),
