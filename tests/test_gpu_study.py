@@ -86,7 +86,6 @@ def clock(monkeypatch):
     monkeypatch.setattr(local, "execute", execute)
     monkeypatch.setattr(local.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(start, "prepare_intent", lambda *_: {})
-    monkeypatch.setattr(start, "list_warnings", lambda _: [])
     return clock
 
 

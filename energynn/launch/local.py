@@ -45,9 +45,7 @@ def make_missing_runs(
     # one of each kind, so that none is refused after hours
     kinds = {(run.dataset, run.device, run.devices): run for run in missing}
     for run in kinds.values():
-        start.list_warnings(
-            start.prepare_intent(run, configuration.folder(run, runs_dir))
-        )
+        start.prepare_intent(run, configuration.folder(run, runs_dir))
     if warm_up and len(missing) == len(runs):
         print_lines("\n--- to warm up: the first run, which does not count")
         with tempfile.TemporaryDirectory() as name:

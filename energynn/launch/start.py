@@ -118,7 +118,7 @@ def _start_supervisor(run_dir: Path, lock_file: int) -> None:
 def prepare_intent(config: RunConfig, run_dir: Path) -> dict:
     """Return what run.json will hold: the run on this machine, with these data and this code.
 
-    Raises ValueError with the remedy if the run cannot work.
+    Raises ValueError with the remedy if the run cannot work, as while another one has this machine.
     """
     runs_dir = run_dir.parent.parent
     launchers.require_no_slurm_step()
@@ -148,6 +148,7 @@ def prepare_intent(config: RunConfig, run_dir: Path) -> dict:
     if not path.exists():  # for a person to edit
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(machine.SYSTEM_TOML_TEMPLATE)
+    supervise.lock_host().close()
     return supervise.start_facts(run_dir, path, described, uses_gpus=on_gpu) | {
         "workload": config.workload,
         "system": config.system,
@@ -163,8 +164,7 @@ def prepare_intent(config: RunConfig, run_dir: Path) -> dict:
 
 
 def list_warnings(intent: dict) -> list[str]:
-    """Warn about a run that can work; ValueError where another one has this machine."""
-    supervise.lock_host().close()
+    """Warn about a run that can work."""
     devices = intent["devices"]
     warnings = []
     if intent["launcher"] in LAUNCHERS_WITHOUT_PERUN:

@@ -509,14 +509,14 @@ def prepared(run_dir, **parameters):
 def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(
     tmp_path, monkeypatch, signals
 ):
-    intent = prepared(tmp_path / "mine" / "local" / "run")
+    mine = tmp_path / "mine" / "local" / "run"
     run = tmp_path / "run"
     words = ["measure", "--out", run, "--", "true"]
     taken = "another measured run has this machine"
     with supervise.lock_host():
-        refused(taken, start.list_warnings, intent)
+        refused(taken, prepared, mine)
         assert taken in answer(*words, status=2) and not run.exists()
-    assert not start.list_warnings(intent)
+    assert not start.list_warnings(prepared(mine))
     described, locks = machine.describe_machine(), []
 
     def begin_another():
@@ -536,7 +536,6 @@ def test_a_study_waits_for_the_measured_run_of_somebody_else(tmp_path, monkeypat
     ends = [(0, ""), (2, "ValueError: another measured run has this machine; pgrep")]
     monkeypatch.setattr(local, "execute", lambda *_: ends.pop())
     monkeypatch.setattr(start, "prepare_intent", lambda *_: {})
-    monkeypatch.setattr(start, "list_warnings", lambda _: [])
     runs = [config.make("fourcastnet")]
     others = supervise.lock_host()
     with monkeypatch.context() as patient:
