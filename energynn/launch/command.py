@@ -320,12 +320,11 @@ def _idle_power_lines(record: records.Record) -> list[str]:
     """Tell what each component drew while nothing ran, a line for each time."""
     lines = []
     for when in IDLE_WINDOWS:
-        watts = {
-            component: getattr(record, f"idle_power_{component}_{when}_W")
-            for component in energy.COMPONENTS
-        }
         known = [
-            f"{name.upper()} {W:.1f} W" for name, W in watts.items() if W is not None
+            f"{component.upper()} {power_W:.1f} W"
+            for component in energy.COMPONENTS
+            if (power_W := getattr(record, f"idle_power_{component}_{when}_W"))
+            is not None
         ]
         if known:
             lines.append(f"  idle, {when}: {', '.join(known)}")
