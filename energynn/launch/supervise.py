@@ -179,7 +179,7 @@ def make_segment_folder(run_dir: Path) -> Path:
     return folder
 
 
-def forward_signals(children: list[subprocess.Popen] | None = None) -> list[int]:
+def forward_signals(children: list[subprocess.Popen] = ()) -> list[int]:
     """Note the numbers of signals in the list that is returned, and pass them on to children.
 
     They hear a Ctrl-C from the terminal. What was ignored before, as SIGHUP under nohup, still is.
@@ -189,7 +189,7 @@ def forward_signals(children: list[subprocess.Popen] | None = None) -> list[int]
     def note_signal(number: int, _frame) -> None:
         stopped.append(number)
         if number != signal.SIGINT:
-            for child in children or []:
+            for child in children:
                 child.send_signal(number)
 
     for number in SIGNALS:
