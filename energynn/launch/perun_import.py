@@ -5,7 +5,6 @@ result beside them.
 import hashlib
 import re
 import shutil
-from itertools import product
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,6 +14,7 @@ from energynn import records
 from energynn.host.files import sha256, staging_folder, write_json
 from energynn.host.processes import require_readable_in_time
 from energynn.host.reading import join_faults
+from energynn.launch import supervise
 from energynn.measure.energy import COMPONENTS
 from energynn.measure.perun_adapter import (
     KIND_OF_UNIT,
@@ -122,24 +122,25 @@ def _write_samples_of_hosts(sensors: list[PerunSensor], folder: Path) -> None:
     """
     rounds = sorted({sensor.round for sensor in sensors})
     hosts = sorted({sensor.host for sensor in sensors})
-    for round_, host in product(rounds, hosts):
-        own = [each for each in sensors if (each.round, each.host) == (round_, host)]
-        seconds = own[0].seconds.astype(float)  # of all sensors of a host
-        steps_s = np.diff(seconds)
-        are_same = all(np.array_equal(each.seconds, seconds) for each in own)
-        are_steps = len(steps_s) and ((steps_s >= 0) & (steps_s < np.inf)).all()
-        if not (are_same and are_steps):
-            raise ValueError(f"the times of {host} are not those of a run")
-        number = rounds.index(round_)
-        place = folder / f"segment-{number + 1}" if number else folder
-        place.mkdir(exist_ok=True)
-        times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
-        write_host_files(
-            place,
-            hosts.index(host),
-            quote(host, ""),  # no two hosts may have one name
-            [each.channel for each in own],
-            times_ns,
-            map(list, zip(*map(_raw_readings, own), strict=True)),
-            apart_ns=number * ROUND_DURATION_NS,
-        )
+    for number, round_ in enumerate(rounds):
+        place = supervise.make_segment_folder(folder) if number else folder
+        for rank, host in enumerate(hosts):
+            own = [
+                each for each in sensors if (each.round, each.host) == (round_, host)
+            ]
+            seconds = own[0].seconds.astype(float)  # of all sensors of a host
+            steps_s = np.diff(seconds)
+            are_same = all(np.array_equal(each.seconds, seconds) for each in own)
+            are_steps = len(steps_s) and ((steps_s >= 0) & (steps_s < np.inf)).all()
+            if not (are_same and are_steps):
+                raise ValueError(f"the times of {host} are not those of a run")
+            times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
+            write_host_files(
+                place,
+                rank,
+                quote(host, ""),  # no two hosts may have one name
+                [each.channel for each in own],
+                times_ns,
+                map(list, zip(*map(_raw_readings, own), strict=True)),
+                apart_ns=number * ROUND_DURATION_NS,
+            )
