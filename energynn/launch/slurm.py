@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,12 +57,12 @@ def submit_script(script: Path, *options: str) -> str:
     return numbers[-1]
 
 
-def read_queue(jobs: Iterable[str]) -> dict[str, QueuedJob]:
+def read_queue(has_jobs: bool) -> dict[str, QueuedJob]:
     """Ask what this user has queued or running, by ARRAY_TASK; where there are no jobs, nobody.
 
     Raises ValueError without an answer, and for one that cannot be read.
     """
-    if not any(jobs):
+    if not has_jobs:
         return {}
     answer = call_slurm(
         "squeue", "--me", "--array", "--noheader", f"--format={SQUEUE_FORMAT}"

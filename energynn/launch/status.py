@@ -142,9 +142,9 @@ def describe_runs(folders: list[Path]) -> tuple[list[dict], list[str]]:
     queue = None
     rows = []
     notes = []
-    submitted = [str(folder) for folder in folders if (folder / "job").exists()]
+    has_jobs = any((folder / "job").exists() for folder in folders)
     with join_faults("the queue is unknown, the rest is from the runs' files", notes):
-        queue = slurm.read_queue(submitted)
+        queue = slurm.read_queue(has_jobs)
     for folder in folders:
         with join_faults(f"{folder.name}: its files cannot be read", notes):
             rows.append(_describe_run(folder, queue))

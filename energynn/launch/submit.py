@@ -79,7 +79,7 @@ def submit_runs(
     system_dir = runs_dir.absolute() / site.name
     folders = [path.parent for path in system_dir.glob("*/job")]
     jobs_of = {folder: status.read_submission(folder).job_id for folder in folders}
-    queue = slurm.read_queue(jobs_of.values())
+    queue = slurm.read_queue(any(jobs_of.values()))
     # running, or with a job that is queued
     queued = {
         path
@@ -291,7 +291,7 @@ def submit_job_array(
 def cancel_jobs(folders: list[Path]) -> int:
     """Cancel the jobs of runs; returns how many. What is running can leave a checkpoint."""
     jobs = {status.read_submission(folder).job_id for folder in folders}
-    queued = sorted(jobs & slurm.read_queue(jobs).keys())
+    queued = sorted(jobs & slurm.read_queue(any(jobs)).keys())
     if queued:
         slurm.call_slurm("scancel", *queued)
     return len(queued)
