@@ -156,14 +156,7 @@ def _write_kernel(folder: Path) -> dict[str, str]:
         "{connection_file}",
         "--InteractiveShellApp.ignore_cwd=True",
     ]
-    write_json(
-        folder / "kernels" / "python3" / "kernel.json",
-        {
-            "argv": words,
-            "display_name": "Python 3 (ipykernel)",
-            "language": "python",
-        },
-    )
+    write_json(folder / "kernels" / "python3" / "kernel.json", {"argv": words})
     places = filter(None, [str(folder), os.environ.get("JUPYTER_PATH")])
     return {"JUPYTER_PATH": os.pathsep.join(places)}
 
