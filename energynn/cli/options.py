@@ -1,9 +1,6 @@
 """What several commands share: typed options, answers as text or JSON, and runs by their name."""
 
-import contextlib
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +16,6 @@ JsonOption = Annotated[
 ]
 DetailsOption = Annotated[
     bool, Option("--details", help="every number, and its bounds")
-]
-RunArgument = Annotated[
-    str,
-    Argument(
-        metavar="RUN", help="a folder, run_id, name, unique part of either, or last"
-    ),
 ]
 NameOption = Annotated[
     str, Option(help="to find the run by; several runs may share a name")
@@ -66,17 +57,6 @@ def print_json_or_text(as_json: bool, table: dict | msgspec.Struct, text: str) -
         print(json.dumps(msgspec.to_builtins(table), indent=1))
     elif text:
         print_answer(text)
-
-
-@contextlib.contextmanager
-def ignore_unwritable_output():
-    """Go on where the answer cannot be written: into a closed pipe, onto a full disk."""
-    try:
-        yield
-        if sys.stdout:
-            sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def require_runs_dir(runs_dir: Path) -> Path:

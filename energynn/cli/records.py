@@ -12,7 +12,6 @@ from energynn.cli.options import (
     FactorOption,
     JsonOption,
     PueOption,
-    RunArgument,
     RunsDirOption,
     print_answer,
     print_json_or_text,
@@ -24,7 +23,12 @@ CELL_WIDTH = 12  # of a comparison: three runs have a line of 80 columns
 
 
 def show(
-    run: RunArgument = "last",
+    run: Annotated[
+        str,
+        Argument(
+            metavar="RUN", help="a folder, run_id, name, unique part of either, or last"
+        ),
+    ] = "last",
     details: DetailsOption = False,
     plot: Annotated[
         Path | None,

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,6 @@ from energynn.cli.options import (
     ParametersOption,
     RunsDirOption,
     StudyArgument,
-    ignore_unwritable_output,
     make_command_group,
     parse_parameters,
     print_answer,
@@ -170,8 +170,13 @@ def measure(
     )
     if record:
         folder = out or default_runs_dir() / "measured" / record.run_id
-        with ignore_unwritable_output():
+        try:
             print_json_or_text(as_json, record, launch.report_text(record, folder))
+            if sys.stdout:
+                sys.stdout.flush()
+        except OSError:
+            # a closed pipe, a full disk: the status still says how the command ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
 
 
