@@ -126,7 +126,7 @@ def submit_runs(
     if faults:
         raise ValueError("; ".join(faults))
     for job in jobs:
-        print(submit_job_array(job, site, name, labels), flush=True)
+        submit_job_array(job, site, name, labels)
 
 
 def read_cluster(system: str, options: list[str] = ()) -> Site:
@@ -264,8 +264,8 @@ def submit_job_array(
     site: Site,
     name: str,
     labels: dict | None = None,
-) -> str:
-    """Submit a job, and write beside each run how; returns a line for the user.
+) -> None:
+    """Submit a job, write beside each run how, and say so.
 
     Raises ValueError where Slurm refuses it.
     """
@@ -285,7 +285,9 @@ def submit_job_array(
     for task, folder in enumerate(folders):
         submission.job_id = f"{number}_{task}"
         status.write_job_file(folder, "submission", submission)
-    return f"job {number}: {len(folders)} run(s), the first {folders[0].name}"
+    print(
+        f"job {number}: {len(folders)} run(s), the first {folders[0].name}", flush=True
+    )
 
 
 def cancel_jobs(folders: list[Path]) -> int:
@@ -313,7 +315,7 @@ def check_system(system: str) -> int:
     )
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
     folder = configuration.folder(run, runs_dir)
-    print(submit_job_array(JobArray({folder: run}, 10), site, "doctor"), flush=True)
+    submit_job_array(JobArray({folder: run}, 10), site, "doctor")
     told = ""
     while True:
         (row,), _ = status.describe_runs([folder])

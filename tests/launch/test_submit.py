@@ -367,7 +367,7 @@ def test_the_proof_of_a_system_tells_each_state_once_and_the_line_that_is_wrong(
 ):
     states = ["queued", "queued", "running", "running", "finished"]
     rows = [{"state": state, "reason": f"{state} so"} for state in states]
-    monkeypatch.setattr(submit, "submit_job_array", lambda *_: "job 1")
+    monkeypatch.setattr(submit, "submit_job_array", lambda *_: None)
     monkeypatch.setattr(status, "describe_runs", lambda _: ([rows.pop(0)], []))
     monkeypatch.setattr(status, "status_text", lambda *_: "")
     monkeypatch.setattr(submit.time, "sleep", lambda _: None)
