@@ -21,9 +21,11 @@ SLURM_OPTION_PREFIXES = (
 )
 # of these, who pays and where it runs: our script does not say it
 KEPT_VARS = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
-# a site's own lines may stand before and after
+# a whole line; a site's own lines may stand before and after
 SBATCH_ANSWER_PATTERN = re.compile(
-    r"(?:Submitted batch job )?([1-9]\d{0,9})(?:;[\w.-]+| on cluster [\w.-]+)?"
+    r"^[^\S\n]*(?:Submitted batch job )?([1-9]\d{0,9})"
+    r"(?:;[\w.-]+| on cluster [\w.-]+)?[^\S\n]*$",
+    re.MULTILINE,
 )
 # as SQUEUE_FORMAT asks for
 SQUEUE_LINE_PATTERN = re.compile(r"(\d+_(?:\d+|N/A))\|([A-Z_]+)\|(.*)")
@@ -43,12 +45,10 @@ def submit_script(script: Path, *options: str) -> str:
     What its comments ask for is given as options, too: a variable beats a comment. Raises
     ValueError where sbatch refuses it, and where its answer has no number.
     """
-    lines = script.read_text().splitlines()
-    comments = [line for line in lines if line.startswith("#SBATCH ")]
-    asked = [word for line in comments for word in shlex.split(line)[1:]]
+    comments = re.findall("^#SBATCH (.*)", script.read_text(), re.MULTILINE)
+    asked = shlex.split("\n".join(comments))
     answer = call_slurm("sbatch", "--parsable", *asked, *options, str(script))
-    fits = map(SBATCH_ANSWER_PATTERN.fullmatch, map(str.strip, answer.splitlines()))
-    numbers = [found[1] for found in fits if found]
+    numbers = SBATCH_ANSWER_PATTERN.findall(answer)
     if not numbers:
         raise ValueError(
             f"sbatch: its answer has no job number: {_one_line(answer)!r}; where `squeue --me` "
