@@ -38,10 +38,8 @@ ParametersOption = Annotated[
 
 
 def make_command_group(help: str) -> Typer:
-    """Make a command that holds others."""
-    return Typer(
-        help=help, no_args_is_help=True, rich_markup_mode=None, add_completion=False
-    )
+    """Make a command that holds others; markup and completion are those of the whole program."""
+    return Typer(help=help, no_args_is_help=True)
 
 
 def print_answer(text: str) -> None:
