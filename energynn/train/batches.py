@@ -1,6 +1,4 @@
-"""Local batches of a rank: its share of a data set, how it is loaded, or one batch that stays on
-the device.
-"""
+"""Local batches of a rank: its share of a data set, and how it is loaded."""
 
 import itertools
 from collections.abc import Iterable
@@ -32,12 +30,20 @@ class Shard(DistributedSampler):
 
 
 class Loader(DataLoader):
-    """Load batches, and raise the fault of one as its own sentence."""
+    """Load batches, and raise the fault of one as its own sentence.
+
+    ``one_batch``, which stays on the device, stands for each of them: steps without loading.
+    """
+
+    one_batch = None
 
     def __iter__(self):
         """Give batches; of what a worker raises torch makes a traceback, whose last line is the
         fault.
         """
+        if self.one_batch is not None:
+            yield from itertools.repeat(self.one_batch, len(self))
+            return
         try:
             yield from super().__iter__()
         except (ValueError, OSError) as fault:
@@ -49,7 +55,7 @@ class Loader(DataLoader):
 
 def make_loader(
     dataset: Dataset, sampler: Iterable[int], config: RunConfig, world: World, **options
-) -> DataLoader:
+) -> Loader:
     """Load local batches of the samples that the sampler names; ``options`` are DataLoader's."""
     has_workers = config.data_staging and not config.stays_on_device
     options["num_workers"] = config.loader_workers if has_workers else 0
@@ -67,21 +73,6 @@ def require_batch_count(loader, count: int) -> None:
         raise ValueError(
             f"local_batch_size: {samples} are too few for a step; lower it or take more samples"
         )
-
-
-class OneBatch:
-    """Repeat one batch of a loader, which stays on the device: steps without a loader."""
-
-    def __init__(self, loader: DataLoader, batch):
-        self.loader = loader
-        self.sampler = loader.sampler
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self):
-        return itertools.repeat(self.batch, len(self))
 
 
 def predict(

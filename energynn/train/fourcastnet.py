@@ -20,7 +20,6 @@ from energynn.experiment.config import FourCastNetConfig
 from energynn.train import checkpoint, distributed
 from energynn.train.afno import AFNO
 from energynn.train.batches import (
-    OneBatch,
     Shard,
     make_loader,
     predict,
@@ -50,7 +49,7 @@ def main(
     validation_loader = load_validation_shard(validation, config, world)
     require_batch_count(loader, config.accumulation_steps)
     if config.stays_on_device:
-        loader = OneBatch(loader, next(iter(loader)).to(world.device))
+        loader.one_batch = next(iter(loader)).to(world.device)
     model = make_model(config, training.sequences.shape[2:], world, session.run_dir)
     optimizer = torch.optim.Adam(
         model.parameters(),

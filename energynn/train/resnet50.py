@@ -30,7 +30,7 @@ from energynn.data.images import (
 )
 from energynn.experiment.config import ResNet50Config
 from energynn.train import batches, distributed
-from energynn.train.batches import OneBatch, Shard, predict, require_batch_count
+from energynn.train.batches import Loader, Shard, predict, require_batch_count
 from energynn.train.distributed import World
 from energynn.train.session import Session
 
@@ -208,7 +208,7 @@ class SeededCrops(Dataset):
 
 def make_loader(
     images: ImageDataset, config: ResNet50Config, world: World, shuffle: bool = False
-) -> DataLoader | OneBatch:
+) -> Loader:
     """Load this rank's share in batches; what fills no batch on every rank is left out (study's
     code: drop_last), and in the evaluation, too, where one batch stays on the device.
     """
@@ -220,7 +220,7 @@ def make_loader(
     is_whole = shuffle or config.stays_on_device
     loader = batches.make_loader(crops, sampler, config, world, drop_last=is_whole)
     if config.stays_on_device and len(loader):
-        return OneBatch(loader, move_to_device(next(iter(loader)), config, world))
+        loader.one_batch = move_to_device(next(iter(loader)), config, world)
     return loader
 
 

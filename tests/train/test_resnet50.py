@@ -66,7 +66,7 @@ def test_a_batch_that_stays_on_the_device_stands_for_all(alone):
     training, validation = resnet50.load_images(config)
     assert len(training) == 2002, "more than there are: only their number counts"
     loader = resnet50.make_loader(training, config, alone, shuffle=True)
-    assert len(loader) == 500 and loader.loader.num_workers == 0
+    assert len(loader) == 500 and loader.num_workers == 0
     first, second = [images for images, _ in loader][:2]
     assert first.data_ptr() == second.data_ptr() and first.std() > 0.1, "real images"
     sizes = [
