@@ -21,6 +21,10 @@ CENTRE_CROP_SHARE = 0.875  # of the shorter side: 224 of 256 pixels
 class ImageDataset:
     """Load some images of a listing, in the order of ``indices``, as pairs of ``load(bytes)``
     and label.
+
+    They are indexed by epoch x images + index. What ``load`` draws follows from this number and
+    the seed alone, whoever loads them and when: so a training goes on from a checkpoint with the
+    very images that it would have seen.
     """
 
     def __init__(
@@ -29,35 +33,45 @@ class ImageDataset:
         indices: np.ndarray,
         load: Callable,
         on_bad_image: str = "fail",
+        seed: int = 0,
     ):
         self.listing = listing
         self.indices = indices
         self.load = load
         self.on_bad_image = on_bad_image
+        self.seed = seed
         # The loader's workers write here.
         self.bad = torch.zeros(len(indices), dtype=torch.bool).share_memory_()
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, position: int) -> tuple:
+    def __getitem__(self, number: int) -> tuple:
         """Load image and label; raises ValueError with the path of a broken image, or takes the
         next one in its place.
 
         A file that cannot be read is an error in any case (OSError): the disk may be gone, not
         the image.
         """
-        while True:
-            index = self.indices[position]
-            data = self.listing.read(index)
-            try:
-                return self.load(data), int(self.listing.labels[index])
-            except Exception as error:  # whatever is raised, it is this image's fault
-                self.bad[position] = True
-                if self.on_bad_image == "fail" or self.bad.all():
-                    fault = self.listing.broken_image_text(index, error)
-                    raise ValueError(f"{fault}, or set on_bad_image to skip") from error
-                position = (position + 1) % len(self)
+        position = number % len(self)
+        with torch.random.fork_rng(devices=[]):
+            # torch takes 64 bits
+            torch.default_generator.manual_seed((self.seed * 2**40 + number) % 2**64)
+            while True:
+                index = self.indices[position]
+                data = self.listing.read(index)
+                try:
+                    return self.load(data), int(self.listing.labels[index])
+                except (
+                    Exception
+                ) as error:  # whatever is raised, it is this image's fault
+                    self.bad[position] = True
+                    if self.on_bad_image == "fail" or self.bad.all():
+                        fault = self.listing.broken_image_text(index, error)
+                        raise ValueError(
+                            f"{fault}, or set on_bad_image to skip"
+                        ) from error
+                    position = (position + 1) % len(self)
 
     def skipped_images(self) -> list[str]:
         """List where the broken images lie that others stood in for, in this process and its

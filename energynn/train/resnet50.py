@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torchvision import models, transforms
 
 from energynn.data import manifests
@@ -125,7 +125,11 @@ def load_images(config: ResNet50Config) -> list[ImageDataset]:
     crops = ("random", config.validation_crop)
     return [
         ImageDataset(
-            listing, chosen, make_image_transform(config, crop), config.on_bad_image
+            listing,
+            chosen,
+            make_image_transform(config, crop),
+            config.on_bad_image,
+            config.seed,
         )
         for listing, chosen, crop in zip(listings, indices, crops, strict=True)
     ]
@@ -185,27 +189,6 @@ def make_image_transform(
     return transforms.Compose([load_with_pillow, *crops, *values])
 
 
-class SeededCrops(Dataset):
-    """Draw crops and flips of images that follow from seed, epoch and index alone, whoever loads
-    them and when.
-
-    So a training goes on from a checkpoint with the very images that it would have seen.
-    """
-
-    def __init__(self, images: ImageDataset, seed: int):
-        self.images = images
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, number: int):
-        with torch.random.fork_rng(devices=[]):
-            # number is epoch x samples + index; torch takes 64 bits
-            torch.default_generator.manual_seed((self.seed * 2**40 + number) % 2**64)
-            return self.images[number % len(self.images)]
-
-
 def make_loader(
     images: ImageDataset, config: ResNet50Config, world: World, shuffle: bool = False
 ) -> Loader:
@@ -216,9 +199,8 @@ def make_loader(
         images, shuffle=shuffle, seed=config.seed, drop_last=config.drop_last
     )
     sampler.numbered = True
-    crops = SeededCrops(images, config.seed)
     is_whole = shuffle or config.stays_on_device
-    loader = batches.make_loader(crops, sampler, config, world, drop_last=is_whole)
+    loader = batches.make_loader(images, sampler, config, world, drop_last=is_whole)
     if config.stays_on_device and len(loader):
         loader.one_batch = move_to_device(next(iter(loader)), config, world)
     return loader
