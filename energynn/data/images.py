@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms import RandomResizedCrop, functional
 
 from energynn.data.imagenet import ImageListing, decode_ppm, open_image
 
@@ -99,7 +99,7 @@ def decode(data: bytes) -> torch.Tensor:
         # keeps it
         return decode_jpeg(encoded, mode=ImageReadMode.RGB)
     except (RuntimeError, ValueError):
-        return torch.from_numpy(np.array(load_with_pillow(data))).permute(2, 0, 1)
+        return functional.pil_to_tensor(load_with_pillow(data))
 
 
 def load_with_pillow(data: bytes) -> Image.Image:
@@ -116,12 +116,8 @@ def random_crop(data: bytes, size: int, scale_min: float) -> torch.Tensor:
     from Pillow's, on average. Normalization is left to the device.
     """
     pixels = decode(data)
-    top, left, height, width = RandomResizedCrop.get_params(
-        pixels, [scale_min, 1.0], list(CROP_ASPECT_RATIOS)
-    )
-    crop = _resize_crop(
-        pixels[:, top : top + height, left : left + width], (size, size)
-    )
+    box = RandomResizedCrop.get_params(pixels, (scale_min, 1.0), CROP_ASPECT_RATIOS)
+    crop = _resize_crop(functional.crop(pixels, *box), (size, size))
     return crop.flip(1) if torch.rand(1) < 0.5 else crop
 
 
@@ -136,8 +132,8 @@ def centre_crop(data: bytes, size: int) -> torch.Tensor:
         pixels,
         tuple(shorter_side * edge // min(height, width) for edge in (height, width)),
     )
-    top, left = (round((edge - size) / 2) for edge in resized.shape[:2])
-    return resized[top : top + size, left : left + size].contiguous()
+    cropped = functional.center_crop(resized.movedim(-1, 0), size)
+    return cropped.movedim(0, -1).contiguous()
 
 
 def _resize_crop(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
