@@ -16,6 +16,9 @@ from energynn.data.imagenet import ImageListing, decode_ppm, open_image
 
 CROP_ASPECT_RATIOS = (3 / 4, 4 / 3)  # torchvision's default
 CENTRE_CROP_SHARE = 0.875  # of the shorter side: 224 of 256 pixels
+# Of ImageNet's training images; the usual constants of torchvision's reference training.
+CHANNEL_MEAN = (0.485, 0.456, 0.406)
+CHANNEL_STD = (0.229, 0.224, 0.225)
 
 
 class ImageDataset:
@@ -146,21 +149,16 @@ def _resize_crop(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     )
 
 
-def normalize_images(
-    images: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]
-) -> torch.Tensor:
+def normalize_images(images: torch.Tensor) -> torch.Tensor:
     """Normalize (..., size, size, 3) uint8 to (..., 3, size, size) float32, channels last, on
     its device.
     """
-    device = images.device
-    return (
-        images.movedim(-1, -3) - _constant_times_255(mean, device)
-    ) / _constant_times_255(std, device)
+    mean, std = _mean_and_std_times_255(images.device)
+    return (images.movedim(-1, -3) - mean) / std
 
 
 @lru_cache
-def _constant_times_255(
-    values: tuple[float, ...], device: torch.device
-) -> torch.Tensor:
-    """Keep a constant on the device: to copy them for each batch would wait for it."""
-    return 255 * torch.tensor(values, device=device)[:, None, None]
+def _mean_and_std_times_255(device: torch.device) -> torch.Tensor:
+    """Keep the constants on the device: to copy them for each batch would wait for it."""
+    constants = torch.tensor((CHANNEL_MEAN, CHANNEL_STD), device=device)
+    return 255 * constants[..., None, None]

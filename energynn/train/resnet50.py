@@ -22,6 +22,8 @@ from energynn.data import manifests
 from energynn.data.imagenet import list_images, select_images_of_run
 from energynn.data.images import (
     CENTRE_CROP_SHARE,
+    CHANNEL_MEAN,
+    CHANNEL_STD,
     ImageDataset,
     centre_crop,
     load_with_pillow,
@@ -34,9 +36,6 @@ from energynn.train.batches import Loader, Shard, predict, require_batch_count
 from energynn.train.distributed import World
 from energynn.train.session import Session
 
-# Of ImageNet's training images; the usual constants of torchvision's reference training.
-CHANNEL_MEAN = (0.485, 0.456, 0.406)
-CHANNEL_STD = (0.229, 0.224, 0.225)
 # config.learning_rate is for this global batch size (Goyal et al. 2017)
 REFERENCE_BATCH_SIZE = 256
 
@@ -167,7 +166,7 @@ def make_image_transform(
             cropped = partial(random_crop, size=size, scale_min=scale_min)
         steps = [cropped]
         if not config.uint8_to_device:
-            steps.append(partial(normalize_images, mean=CHANNEL_MEAN, std=CHANNEL_STD))
+            steps.append(normalize_images)
         return transforms.Compose(steps)
     if crop == "random":
         crops = [
@@ -216,7 +215,7 @@ def move_to_device(
         part.to(world.device, non_blocking=config.pinned_memory) for part in batch
     )
     if images.dtype == torch.uint8:
-        images = normalize_images(images, CHANNEL_MEAN, CHANNEL_STD)
+        images = normalize_images(images)
     memory_format = (
         torch.channels_last if config.channels_last else torch.contiguous_format
     )

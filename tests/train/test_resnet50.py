@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from energynn.data import manifests
-from energynn.data.images import normalize_images
+from energynn.data.images import CHANNEL_STD, normalize_images
 from energynn.experiment import config as configuration
 from energynn.train import resnet50
 from tests.jpegs import as_jpegs, usual_images
@@ -14,7 +14,6 @@ from tests.train.conftest import IMAGES
 
 # the seed as people write a date
 SIZES = IMAGES | dict(training_samples=20, learning_rate=0.1, seed=20_261_125)
-MEAN, STD = resnet50.CHANNEL_MEAN, resnet50.CHANNEL_STD
 
 
 def crops_of(data, seed=3, crop="random", **fields):
@@ -45,14 +44,12 @@ def test_every_way_of_loading_gives_the_same_crop(crop, name):
     assert expected.shape == (3, 224, 224) and expected.dtype == torch.float32
     pixels = crops_of(data, crop=crop, uint8_to_device=True)
     assert pixels.shape == (224, 224, 3) and pixels.dtype == torch.uint8
-    assert torch.allclose(
-        normalize_images(pixels[None], MEAN, STD)[0], expected, atol=1e-5
-    )
+    assert torch.allclose(normalize_images(pixels[None])[0], expected, atol=1e-5)
     fast = crops_of(data, crop=crop, image_loading="fast")
-    assert 0 < (fast - expected).abs().mean() * 255 * sum(STD) / 3 < 1
+    assert 0 < (fast - expected).abs().mean() * 255 * sum(CHANNEL_STD) / 3 < 1
     fast_pixels = crops_of(data, crop=crop, image_loading="fast", uint8_to_device=True)
     assert (fast_pixels.float() - pixels.float()).abs().mean() < 1
-    assert torch.equal(normalize_images(fast_pixels[None], MEAN, STD)[0], fast)
+    assert torch.equal(normalize_images(fast_pixels[None])[0], fast)
 
 
 def test_a_batch_that_stays_on_the_device_stands_for_all(alone):
