@@ -159,14 +159,6 @@ class TrainingProgress:
         if told:
             self.events.mark("progress", told=told)
 
-    def end(self, metrics: dict[str, float]) -> None:
-        """Print the metrics after the last epoch."""
-        if self.events:
-            lines = [f"{self.config.workload}: {self.config.epochs} epochs"]
-            lines += [f"  {name}={value:.4g}" for name, value in metrics.items()]
-            for line in lines:  # one by one: the launcher labels what each call writes
-                print(line, flush=True)
-
 
 def require_finite_losses(losses: list[float], epoch: int, first_step: int) -> None:
     """Raise ValueError naming epoch and step, both from 1, if a loss of this epoch is not a

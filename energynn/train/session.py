@@ -82,9 +82,10 @@ class Session:
         self.events.be_idle("ready", self.config.idle_ready_s)
         distributed.barrier(self.world)
         distributed.limit_waiting_time(self.config.collective_timeout_s)
-        samples_done = self.optimizer_steps * self.config.global_batch_size
         self.events.mark(
-            "training_start", dataset_samples=dataset_samples, samples_done=samples_done
+            "training_start",
+            dataset_samples=dataset_samples,
+            samples_done=self._training_counts()["samples_trained"],
         )
         # its rate does not count the set-up, nor what was idle
         teller = self.events if self.world.rank == 0 else None
@@ -94,14 +95,18 @@ class Session:
         yield
         distributed.barrier(self.world)
         passes = self.optimizer_steps * self.config.accumulation_steps
-        counts = (
-            self._training_counts()
-            | {"forward_backward_passes": passes}
-            | self.world.memory()
+        self.events.mark(
+            "training_end",
+            **self._training_counts(),
+            forward_backward_passes=passes,
+            **self.world.memory(),
+            metrics=self.metrics,
         )
-        self.events.mark("training_end", **counts, metrics=self.metrics)
         self.phase.write()
-        self.progress.end(self.metrics)
+        # one by one: the launcher labels what each call writes
+        self.world.tell(f"{self.config.workload}: {self.config.epochs} epochs")
+        for name, value in self.metrics.items():
+            self.world.tell(f"  {name}={value:.4g}")
 
     def epochs(self) -> range:
         """List the epochs that are not complete, from 0; an epoch's evaluation comes after its
@@ -173,13 +178,14 @@ class Session:
         local_loss = sum(self.losses[-steps:]) / steps
         (training_loss,) = distributed.total([local_loss / self.world.size], self.world)
         if self.world.rank == 0:
-            epoch = {
-                "epoch": self.optimizer_steps // steps,
-                "epochs": self.config.epochs,
-            }
-            means = {"training_loss": training_loss, "learning_rate": learning_rate}
             self.events.mark(
-                "epoch", **epoch, **means, **self._training_counts(), **metrics
+                "epoch",
+                epoch=self.optimizer_steps // steps,
+                epochs=self.config.epochs,
+                training_loss=training_loss,
+                learning_rate=learning_rate,
+                **self._training_counts(),
+                **metrics,
             )
         # reads the GPU's events of this epoch, so that they do not pile up
         self.phase.write()
