@@ -15,14 +15,15 @@ LEAD_H = 12  # hours between two states of the embedded file
 
 
 @dataclass(frozen=True)
-class Split:
-    """Hold normalized states of one split, and what is needed to leave the normalization again.
+class TestSet:
+    """Hold normalized states to test on, and what their scores need; training and validation are
+    such sequences alone.
 
     sequences: (samples, steps + 1, channels, latitude, longitude) float32, or what is read as
-    such when indexed; mean, std: (channels,) in the channels' units; latitude_weights:
-    (latitude,), mean 1; climatology: (channels, latitude, longitude), the time mean of the
-    training data, normalized; lead_h: hours of a step; z500: the channel; scored_steps: those
-    after which a forecast is compared with the truth.
+    such when indexed; mean, std: (channels,) in the channels' units, by which they are
+    normalized; latitude_weights: (latitude,), mean 1; climatology: (channels, latitude,
+    longitude), the time mean of the training data, normalized; lead_h: hours of a step; z500: the
+    channel; scored_steps: those after which a forecast is compared with the truth.
     """
 
     sequences: np.ndarray
@@ -35,7 +36,7 @@ class Split:
     scored_steps: tuple[int, ...]
 
 
-def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
+def load_ensemble(path: Path, steps: int) -> tuple[np.ndarray, TestSet]:
     """Read training and test sequences of ``steps`` (1 or 2) consecutive 12 h steps from the
     embedded ensemble.
 
@@ -62,11 +63,13 @@ def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
     climatology = (
         normalized[:, :last].mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
     )
-    facts = (mean, std, latitude_weights(latitude), climatology, LEAD_H, Z500, (steps,))
-    return Split(train, *facts), Split(test, *facts)
+    weights = latitude_weights(latitude)
+    return train, TestSet(
+        test, mean, std, weights, climatology, LEAD_H, Z500, scored_steps=(steps,)
+    )
 
 
-def make_random_splits(steps: int) -> tuple[Split, Split]:
+def make_random_splits(steps: int) -> tuple[np.ndarray, TestSet]:
     """Make random states of the paper's size, one sequence again and again: a training's cost,
     not what it learns.
     """
@@ -78,8 +81,9 @@ def make_random_splits(steps: int) -> tuple[Split, Split]:
     zeros = np.zeros(20, np.float32)
     climatology = np.zeros(state, np.float32)
     weights = latitude_weights(90 - 0.25 * np.arange(720))
-    facts = (zeros, zeros + 1, weights, climatology, 6, 14, (steps,))
-    return Split(sequences, *facts), Split(sequence, *facts)
+    return sequences, TestSet(
+        sequence, zeros, zeros + 1, weights, climatology, 6, 14, scored_steps=(steps,)
+    )
 
 
 def read_ensemble_states(path: Path) -> tuple[np.ndarray, np.ndarray]:

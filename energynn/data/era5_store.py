@@ -221,7 +221,9 @@ class StateSequences:
         return sequence
 
 
-def load_splits(root: Path, steps: int, *years: str) -> list[era5.Split]:
+def load_splits(
+    root: Path, steps: int, *years: str
+) -> tuple[StateSequences, StateSequences, era5.TestSet]:
     """Open the splits of these years ("1979-2015", "2016-2017", "2019"), normalized by the first
     of them, the training.
 
@@ -249,8 +251,9 @@ def load_splits(root: Path, steps: int, *years: str) -> list[era5.Split]:
     )
     usual = (mean_state(root, parsed[0]) - mean[:, None, None]) / std[:, None, None]
     facts = [values.astype(np.float32) for values in (mean, std, weights, usual)]
-    facts += [STEP_H, CHANNELS.index("z500"), tuple(range(1, TEST_LEAD_STEPS + 1))]
-    return [era5.Split(each, *facts) for each in (training, validation, test)]
+    z500 = CHANNELS.index("z500")
+    scored_steps = tuple(range(1, TEST_LEAD_STEPS + 1))
+    return training, validation, era5.TestSet(test, *facts, STEP_H, z500, scored_steps)
 
 
 def _read_year_note(root: Path, year: int) -> YearNote:

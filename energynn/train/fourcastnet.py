@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from energynn.data import era5, era5_store, manifests
 from energynn.experiment.config import FourCastNetConfig
@@ -44,20 +44,20 @@ def main(
     world = session.world
     training, validation, test = load_splits(config)
     # What does not fill a batch on every rank is left out, as in the published code.
-    sampler = Shard(training.sequences, shuffle=True, seed=config.seed, drop_last=True)
-    loader = make_loader(training.sequences, sampler, config, world, drop_last=True)
+    sampler = Shard(training, shuffle=True, seed=config.seed, drop_last=True)
+    loader = make_loader(training, sampler, config, world, drop_last=True)
     validation_loader = load_validation_shard(validation, config, world)
     require_batch_count(loader, config.accumulation_steps)
     if config.stays_on_device:
         loader.one_batch = next(iter(loader)).to(world.device)
-    model = make_model(config, training.sequences.shape[2:], world, session.run_dir)
+    model = make_model(config, training.shape[2:], world, session.run_dir)
     optimizer = torch.optim.Adam(
         model.parameters(),
         lr=config.learning_rate,
         fused=config.fused_optimizer or None,
     )
     scheduler = CosineAnnealingLR(optimizer, T_max=config.epochs)
-    example = torch.from_numpy(training.sequences[0]).expand(
+    example = torch.from_numpy(training[0]).expand(
         config.local_batch_size, -1, -1, -1, -1
     )
     # It is brought to the device in place, so that its memory is the training's afterwards.
@@ -67,7 +67,7 @@ def main(
 
     session.resume(loader, model=model.module, optimizer=optimizer, scheduler=scheduler)
     phase = session.phase
-    with session.measured(dataset_samples=len(training.sequences)):
+    with session.measured(dataset_samples=len(training)):
         for epoch in session.epochs():
             learning_rate = optimizer.param_groups[0]["lr"]
             model.train()
@@ -99,9 +99,11 @@ def main(
     return session.finish(architecture(config))
 
 
-def load_splits(config: FourCastNetConfig) -> list[era5.Split | None]:
-    """Load training, validation and test set; embedded and synthetic data have no validation
-    set.
+def load_splits(
+    config: FourCastNetConfig,
+) -> tuple[Dataset, Dataset | None, era5.TestSet]:
+    """Load sequences to train and to validate on, and the test set; embedded and synthetic data
+    have no validation set.
     """
     data = manifests.verify(config.dataset)
     steps = config.epoch().forward_steps
@@ -112,7 +114,7 @@ def load_splits(config: FourCastNetConfig) -> list[era5.Split | None]:
         training, test = era5.make_random_splits(steps)
     else:
         training, test = era5.load_ensemble(data / f"{config.dataset}.nc", steps)
-    return [training, None, test]
+    return training, None, test
 
 
 def architecture(config: FourCastNetConfig) -> dict:
@@ -131,13 +133,13 @@ def architecture(config: FourCastNetConfig) -> dict:
 
 
 def load_validation_shard(
-    validation: era5.Split | None, config: FourCastNetConfig, world: World
+    validation: Dataset | None, config: FourCastNetConfig, world: World
 ) -> DataLoader | None:
     """Load a rank's part of the validation set; the last ranks may have one sample less."""
     if validation is None:
         return None
-    own_part = range(world.rank, len(validation.sequences), world.size)
-    return make_loader(validation.sequences, own_part, config, world)
+    own_part = range(world.rank, len(validation), world.size)
+    return make_loader(validation, own_part, config, world)
 
 
 def make_model(
@@ -194,7 +196,7 @@ def relative_l2_loss(forecast: Tensor, target: Tensor) -> Tensor:
 @torch.no_grad()
 def evaluate_all_splits(
     model: torch.nn.Module,
-    test: era5.Split,
+    test: era5.TestSet,
     validation_loader: DataLoader | None,
     session: Session,
 ) -> tuple[dict[str, float], int]:
@@ -227,7 +229,7 @@ def evaluate_all_splits(
 
 @torch.no_grad()
 def evaluate(
-    model: torch.nn.Module, test: era5.Split, world: World, precision: str = "float32"
+    model: torch.nn.Module, test: era5.TestSet, world: World, precision: str = "float32"
 ) -> dict[str, float]:
     """Compute RMSE and ACC of the forecasts after each of ``test.scored_steps``, each test
     sample once over all ranks.

@@ -32,9 +32,10 @@ def test_split_is_by_time_and_the_last_time_is_never_trained_on(
     # without the last row of latitude
     states = era5.read_ensemble_states(FILE)[0][:, :, :, :-1]
     parts = [states[:, start : start + steps + 1] for start in range(4 - steps)]
-    for split, expected in ((training, np.concatenate(parts[:-1])), (test, parts[-1])):
-        values = split.sequences * split.std[:, None, None] + split.mean[:, None, None]
+    splits = (training, np.concatenate(parts[:-1])), (test.sequences, parts[-1])
+    for sequences, expected in splits:
+        values = sequences * test.std[:, None, None] + test.mean[:, None, None]
         assert values.shape == expected.shape and np.allclose(
             values, expected, atol=0.1
         )
-    assert len(training.sequences) == training_samples
+    assert len(training) == training_samples

@@ -212,14 +212,13 @@ def test_sequences_cross_the_years_end_but_no_gap(tmp_path, steps):
 def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
     store = prepared(tmp_path, y2015=30, y2016=20, y2019=None)
     for steps in (2, 1):
-        splits = era5_store.load_splits(store, steps, "2015", "2016", "2019")
+        *splits, test = era5_store.load_splits(store, steps, "2015", "2016", "2019")
         # trained on one step, tested on two
-        assert [split.sequences.shape[:2] for split in splits] == [
+        assert [split.shape[:2] for split in (*splits, test.sequences)] == [
             (30 - steps, steps + 1),
             (20 - steps, steps + 1),
             (36, 3),
         ]
-    test = splits[-1]
     assert test.scored_steps == (1, 2) and test.climatology.dtype == np.float32
     mean, std = era5_store.channel_mean_and_std(store, [2015])
     states = [state(hour) for hour in hours_of_year(2015)[:30]]

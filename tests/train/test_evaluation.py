@@ -40,7 +40,7 @@ def split():
     climatology = 0.3 * generator.standard_normal((4, 8, 16)).astype(np.float32)
     std = np.array([2.0, 3.0, 500.0, 4.0], np.float32)
     weights = era5.latitude_weights(LATITUDE_DEG)
-    return era5.Split(
+    return era5.TestSet(
         sequences,
         0 * std,
         std,
