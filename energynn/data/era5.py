@@ -20,14 +20,13 @@ class TestSet:
     such sequences alone.
 
     sequences: (samples, steps + 1, channels, latitude, longitude) float32, or what is read as
-    such when indexed; mean, std: (channels,) in the channels' units, by which they are
-    normalized; latitude_weights: (latitude,), mean 1; climatology: (channels, latitude,
-    longitude), the time mean of the training data, normalized; lead_h: hours of a step; z500: the
-    channel; scored_steps: those after which a forecast is compared with the truth.
+    such when indexed; std: (channels,) in the channels' units, by which they are normalized;
+    latitude_weights: (latitude,), mean 1; climatology: (channels, latitude, longitude), the time
+    mean of the training data, normalized; lead_h: hours of a step; z500: the channel;
+    scored_steps: those after which a forecast is compared with the truth.
     """
 
     sequences: np.ndarray
-    mean: np.ndarray
     std: np.ndarray
     latitude_weights: np.ndarray
     climatology: np.ndarray
@@ -65,7 +64,7 @@ def load_ensemble(path: Path, steps: int) -> tuple[np.ndarray, TestSet]:
     )
     weights = latitude_weights(latitude)
     return train, TestSet(
-        test, mean, std, weights, climatology, LEAD_H, Z500, scored_steps=(steps,)
+        test, std, weights, climatology, LEAD_H, Z500, scored_steps=(steps,)
     )
 
 
@@ -78,11 +77,11 @@ def make_random_splits(steps: int) -> tuple[np.ndarray, TestSet]:
         (1, steps + 1, *state), dtype=np.float32
     )
     sequences = np.broadcast_to(sequence, (SYNTHETIC_STATES, steps + 1, *state))
-    zeros = np.zeros(20, np.float32)
+    std = np.ones(20, np.float32)
     climatology = np.zeros(state, np.float32)
     weights = latitude_weights(90 - 0.25 * np.arange(720))
     return sequences, TestSet(
-        sequence, zeros, zeros + 1, weights, climatology, 6, 14, scored_steps=(steps,)
+        sequence, std, weights, climatology, 6, 14, scored_steps=(steps,)
     )
 
 

@@ -250,7 +250,7 @@ def load_splits(
         np.array(_read_year_note(root, parsed[0][0]).latitude_deg)
     )
     usual = (mean_state(root, parsed[0]) - mean[:, None, None]) / std[:, None, None]
-    facts = [values.astype(np.float32) for values in (mean, std, weights, usual)]
+    facts = [values.astype(np.float32) for values in (std, weights, usual)]
     z500 = CHANNELS.index("z500")
     scored_steps = tuple(range(1, TEST_LEAD_STEPS + 1))
     return training, validation, era5.TestSet(test, *facts, STEP_H, z500, scored_steps)

@@ -42,7 +42,6 @@ def split():
     weights = era5.latitude_weights(LATITUDE_DEG)
     return era5.TestSet(
         sequences,
-        0 * std,
         std,
         weights,
         climatology,
