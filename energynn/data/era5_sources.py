@@ -277,6 +277,11 @@ def _read_state_at_hour(parts: list[Era5Part], hour: int) -> np.ndarray:
                     planes[channel] = plane, part.file
 
     def weather(channel: str) -> np.ndarray:
+        if channel[0] == "r" and channel not in planes:
+            level = channel[1:]
+            return relative_humidity_percent(
+                weather(f"t{level}"), weather(f"q{level}"), 100 * np.float64(level)
+            )
         if channel not in planes:
             names = ALIASES_BY_CHANNEL.get(channel) or ALIASES_BY_CHANNEL[channel[0]]
             raise ValueError(
@@ -287,15 +292,4 @@ def _read_state_at_hour(parts: list[Era5Part], hour: int) -> np.ndarray:
             require_valid_weather(channel, plane, hour)
         return plane
 
-    state = []
-    for channel in CHANNELS:
-        if channel[0] == "r" and channel not in planes:
-            level = channel[1:]
-            state.append(
-                relative_humidity_percent(
-                    weather(f"t{level}"), weather(f"q{level}"), 100 * np.float64(level)
-                )
-            )
-        else:
-            state.append(weather(channel))
-    return np.stack(state).astype(np.float32)
+    return np.stack([weather(channel) for channel in CHANNELS]).astype(np.float32)
