@@ -55,12 +55,12 @@ def write_store(source: str, out: Path, years: list[int]) -> list[str]:
     """
     out.mkdir(parents=True, exist_ok=True)
     missing = [year for year in years if not (out / f"{year}.npy").is_file()]
-    with join_faults(source), ThreadPoolExecutor(READER_THREADS) as pool:
+    with join_faults(source):
         sources = {year: era5_sources.open_year(source, year) for year in missing}
         times = sum(len(opened.hours) for opened in sources.values())
         advance = progress_meter("era5", times, "states")
         for year, opened in sources.items():
-            _write_year(opened, out / f"{year}.npy", source, pool, advance)
+            _write_year(opened, out / f"{year}.npy", source, advance)
     remarks = {opened.remark for opened in sources.values()} - {""}
     for year in years:
         count = len(_read_year_note(out, year).hours_since_1970)
@@ -77,7 +77,6 @@ def _write_year(
     source: YearSource,
     path: Path,
     origin: str,
-    pool: ThreadPoolExecutor,
     advance: Callable[[float], None],
 ) -> None:
     """Write the states of a year, and then what is in them; the file gets its name once all of
@@ -93,7 +92,7 @@ def _write_year(
         np.lib.format.write_array_header_1_0(
             file, {"descr": "<f4", "fortran_order": False, "shape": shape}
         )
-        for state, mean, variance in _read_states(source, pool):
+        for state, mean, variance in _read_states(source):
             file.write(state)
             total += state
             means.append(mean)
@@ -122,9 +121,7 @@ def _write_year(
     os.replace(part, path)
 
 
-def _read_states(
-    source: YearSource, pool: ThreadPoolExecutor
-) -> Iterator[tuple[np.ndarray, ...]]:
+def _read_states(source: YearSource) -> Iterator[tuple[np.ndarray, ...]]:
     """Read the states of a year in order, some at the same time, and mean and variance of their
     channels.
     """
@@ -135,10 +132,11 @@ def _read_states(
         return state, mean, state.var(axis=(1, 2), dtype=np.float64)
 
     indices = range(len(source.hours))
-    for first in indices[::STATES_READ_AHEAD]:
-        yield from pool.map(
-            read_state_and_moments, indices[first : first + STATES_READ_AHEAD]
-        )
+    with ThreadPoolExecutor(READER_THREADS) as pool:
+        for first in indices[::STATES_READ_AHEAD]:
+            yield from pool.map(
+                read_state_and_moments, indices[first : first + STATES_READ_AHEAD]
+            )
 
 
 def channel_mean_and_std(root: Path, years: list[int]) -> tuple[np.ndarray, np.ndarray]:
