@@ -243,7 +243,7 @@ def relative_humidity_percent(
     def saturation_Pa(a3: float, a4_K: float) -> np.ndarray:
         return 611.21 * np.exp(a3 * (temperature_K - 273.16) / (temperature_K - a4_K))
 
-    mixed_K = np.minimum(np.maximum(temperature_K, 250.16), 273.16)
+    mixed_K = np.clip(temperature_K, 250.16, 273.16)
     water = ((mixed_K - 250.16) / 23) ** 2
     over_water_Pa = saturation_Pa(17.502, 32.19)
     over_ice_Pa = saturation_Pa(22.587, -0.7)

@@ -382,13 +382,11 @@ def _write_ppm_split(listing: ImageListing, path: Path) -> None:
 
 def encode_ppm(data: bytes) -> bytes:
     """Make binary PPM of an image file, reduced to SHORTER_SIDE."""
-    from PIL import Image
-
     with open_image(data) as image:
         scale = SHORTER_SIDE_PIXELS / min(image.size)
-        width, height = (round(edge * scale) for edge in image.size)
+        size = [round(edge * scale) for edge in image.size]
         # libjpeg decodes at a fraction of the size where that is large enough; nothing is enlarged.
-        image.thumbnail((width, height), Image.Resampling.BICUBIC)
+        image.thumbnail(size)
         file = io.BytesIO()
         image.convert("RGB").save(file, "PPM")
     return file.getvalue()

@@ -101,8 +101,8 @@ def write_crops(target: Path) -> None:
 
 def _cut_square_crop(photograph, generator, left: int, right: int):
     """Cut a square out of the photograph between two columns."""
-    x = int(generator.integers(left, right - CROP_PIXELS + 1))
-    y = int(generator.integers(0, photograph.height - CROP_PIXELS + 1))
+    x = generator.integers(left, right - CROP_PIXELS + 1)
+    y = generator.integers(0, photograph.height - CROP_PIXELS + 1)
     return photograph.crop((x, y, x + CROP_PIXELS, y + CROP_PIXELS))
 
 
