@@ -69,8 +69,14 @@ def build_manifest(dataset: str, source: Path | None = None) -> list[str]:
         sums = dict(compute_digests(names, partial(digest_of_file, folder)))
         files = _croissant_files(folder, sums)
     texts = json.loads(DESCRIPTIONS_FILE.read_text())
-    about = {**texts["all"], "name": dataset, **texts.get(dataset, {}), **details}
-    manifest = {**about, "energynn:files": len(sums), "distribution": files}
+    manifest = {
+        **texts["all"],
+        "name": dataset,
+        **texts.get(dataset, {}),
+        **details,
+        "energynn:files": len(sums),
+        "distribution": files,
+    }
     target = manifests.DATA_MANIFESTS / dataset
     lines = (f"{digest}  {name}\n" for name, digest in sums.items())
     with atomic_write(target / "SHA256SUMS") as file:

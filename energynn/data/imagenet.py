@@ -125,7 +125,7 @@ def list_images(
     """
     remarks = {} if remarks is None else remarks
     training, validation = (
-        _list_images_of_split(Path(root), split, remarks) for split in SPLIT_NAMES
+        _list_images_of_split(root, split, remarks) for split in SPLIT_NAMES
     )
     if different := sorted(set(training.classes) ^ set(validation.classes)):
         raise ValueError(f"images: {root}: class {different[0]} is in one split only")

@@ -62,7 +62,7 @@ class Checkpoints:
     """
 
     def __init__(self, run_dir: Path, world: World, period_s: float, parts: dict):
-        self.folder = checkpoint_folder(Path(run_dir))
+        self.folder = checkpoint_folder(run_dir)
         self.world = world
         self.period_s = period_s
         self.parts = parts

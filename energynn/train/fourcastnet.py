@@ -146,7 +146,7 @@ def make_model(
     config: FourCastNetConfig,
     state_shape: tuple[int, int, int],
     world: World,
-    run_dir: Path | None = None,
+    run_dir: Path,
 ) -> DistributedDataParallel:
     """Make the AFNO for states (channels, latitude, longitude).
 
@@ -162,15 +162,13 @@ def make_model(
         activation_checkpointing=again,
         **sizes,
     )
-    if config.stage == "finetune" and run_dir:
+    if config.stage == "finetune":
         weights = run_dir.parent / config.initial_run / "weights.pt"
         checkpoint.load_weights(weights, model, sizes)
     return distributed.data_parallel(model.to(world.device), config, world)
 
 
-def rollout_loss(
-    model: torch.nn.Module, batch: Tensor, precision: str = "float32"
-) -> Tensor:
+def rollout_loss(model: torch.nn.Module, batch: Tensor, precision: str) -> Tensor:
     """Add up the relative L2 losses of all steps; each step starts from the forecast of the one
     before.
 
