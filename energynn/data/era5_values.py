@@ -186,8 +186,7 @@ def convert_to_our_unit(name: str, values: np.ndarray, unit: str | None) -> np.n
     if unit in (None, "", ours):
         return values
     try:
-        with warnings.catch_warnings():  # it has no matplotlib
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):  # it has no matplotlib
             from cf_xarray.units import units as registry
     except ImportError as error:
         raise ValueError("units need packages: pip install 'energynn[era5]'") from error

@@ -91,9 +91,7 @@ class ImageListing:
         """Read the image's bytes as they lie there."""
         if self.offsets is None:
             return (self.place / os.fsdecode(self.names[index])).read_bytes()
-        return os.pread(
-            _descriptor(self.place), int(self.sizes[index]), int(self.offsets[index])
-        )
+        return os.pread(_descriptor(self.place), self.sizes[index], self.offsets[index])
 
 
 @lru_cache

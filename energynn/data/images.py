@@ -80,11 +80,8 @@ class ImageDataset:
         """List where the broken images lie that others stood in for, in this process and its
         loader's workers.
         """
-        positions = self.bad.nonzero().flatten().tolist()
-        return [
-            self.listing.place_of_image(self.indices[position])
-            for position in positions
-        ]
+        indices = self.indices[self.bad.numpy()]
+        return [self.listing.place_of_image(index) for index in indices]
 
 
 def decode(data: bytes) -> torch.Tensor:
