@@ -12,15 +12,13 @@ from energynn.host import launchers
 launchers.buffer_output_by_line()
 
 from energynn.train import rank  # noqa: E402
-from energynn.train.phases import TrainingProgress  # noqa: E402
+from energynn.train.session import Session  # noqa: E402
 
-original, how = TrainingProgress.step, os.environ["HOW_IT_ENDS"]
+original, how = Session.step_done, os.environ["HOW_IT_ENDS"]
 
 
-def step(
+def step_done(
     self,
-    epoch,
-    index,
     loss,
     original=original,
     how=how,
@@ -29,15 +27,16 @@ def step(
     launchers=launchers,
 ):
     rank, _ = launchers.rank_and_size()
-    print("rank", rank, "in step", index, "of epoch", epoch)
+    epoch = self.optimizer_steps // self.steps_per_epoch
+    print("rank", rank, "in epoch", epoch)
     if rank == 0 and epoch == 4:
         if how == "exit":
             sys.exit(0)
         raise torch.OutOfMemoryError(
             "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has 39.39 GiB"
         )
-    original(self, epoch, index, loss)
+    original(self, loss)
 
 
-TrainingProgress.step = step
+Session.step_done = step_done
 rank.run_rank(sys.argv[1])

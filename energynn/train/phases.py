@@ -5,7 +5,7 @@ waits.
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -128,36 +128,30 @@ def _record_cuda_event() -> torch.cuda.Event:
     return event
 
 
-class TrainingProgress:
-    """Tell the person who waits, and who watches, how far the training is: rank 0 every two
-    seconds.
+def training_meter(
+    config: RunConfig, steps: int, first_step: int, events: Events | None
+) -> Callable[[int, int, torch.Tensor], None]:
+    """Make a function that tells the person who waits, and who watches, how far the training is:
+    rank 0, which has ``events``, every two seconds.
 
     ``steps`` are those of an epoch; ``first_step`` is the first of this segment of the run.
     """
+    batch = config.global_batch_size
+    total = config.epochs * steps * batch
+    advance = progress_meter(config.workload, total, "samples", first_step * batch)
 
-    def __init__(
-        self, config: RunConfig, steps: int, first_step: int, events: Events | None
-    ):
-        self.config = config
-        self.events = events
-        batch = config.global_batch_size
-        total = config.epochs * steps * batch
-        self.advance = progress_meter(
-            config.workload, total, "samples", first_step * batch
-        )
-
-    def step(self, epoch: int, step: int, loss: torch.Tensor) -> None:
+    def tell_step(epoch: int, step: int, loss: torch.Tensor) -> None:
         """Tell of a step, both counted from 0; the loss is read, which waits for the GPU, only
         if a line is due.
         """
-        if not self.events:
+        if not events:
             return
-        place = f", epoch {epoch + 1}/{self.config.epochs}, step {step + 1}, loss "
-        told = self.advance(
-            self.config.global_batch_size, lambda: f"{place}{loss.item():.4g}"
-        )
+        place = f", epoch {epoch + 1}/{config.epochs}, step {step + 1}, loss "
+        told = advance(batch, lambda: f"{place}{loss.item():.4g}")
         if told:
-            self.events.mark("progress", told=told)
+            events.mark("progress", told=told)
+
+    return tell_step
 
 
 def require_finite_losses(losses: list[float], epoch: int, first_step: int) -> None:

@@ -19,7 +19,7 @@ from energynn.measure.samples import Events
 from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights
 from energynn.train.distributed import Interrupted, RankAgreement, RankRequest
-from energynn.train.phases import PhaseTimer, TrainingProgress, require_finite_losses
+from energynn.train.phases import PhaseTimer, require_finite_losses, training_meter
 
 
 class Session:
@@ -89,7 +89,7 @@ class Session:
         )
         # its rate does not count the set-up, nor what was idle
         teller = self.events if self.world.rank == 0 else None
-        self.progress = TrainingProgress(
+        self.tell_step = training_meter(
             self.config, self.steps_per_epoch, self.optimizer_steps, teller
         )
         yield
@@ -147,7 +147,7 @@ class Session:
         epoch, step = divmod(self.optimizer_steps, self.steps_per_epoch)
         self.optimizer_steps += 1
         self._unread.append(loss)
-        self.progress.step(epoch, step, loss)
+        self.tell_step(epoch, step, loss)
         if self.stop.is_due() or step == self.steps_per_epoch - 1:
             request = self.stop(self.checkpoints.is_due())
             losses = torch.stack(self._unread).tolist()
