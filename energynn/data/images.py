@@ -65,9 +65,7 @@ class ImageDataset:
                 data = self.listing.read(index)
                 try:
                     return self.load(data), int(self.listing.labels[index])
-                except (
-                    Exception
-                ) as error:  # whatever is raised, it is this image's fault
+                except Exception as error:  # whatever is raised: the image's fault
                     self.bad[position] = True
                     if self.on_bad_image == "fail" or self.bad.all():
                         fault = self.listing.broken_image_text(index, error)
