@@ -195,6 +195,12 @@ class RunConfig(WatchFields, frozen=True, kw_only=True):
         return False
 
     @property
+    def working_loader_workers(self) -> int:
+        """Those of ``loader_workers`` that there are: none where no batch is fetched ahead."""
+        has_some = self.data_staging and not self.stays_on_device
+        return self.loader_workers if has_some else 0
+
+    @property
     def bytes_of_gradient(self) -> int:
         """Bytes of one weight's gradient on its way between devices."""
         return 2 if self.gradient_compression == "bfloat16" else 4

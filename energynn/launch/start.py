@@ -184,7 +184,7 @@ def require_room_for_workers(config: RunConfig) -> None:
 
     They name a socket below TMPDIR, and write to shared memory; each loads two batches ahead.
     """
-    if not config.loader_workers or not config.data_staging or config.stays_on_device:
+    if not config.working_loader_workers:
         return
     try:
         Listener(family="AF_UNIX").close()

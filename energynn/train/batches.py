@@ -57,8 +57,7 @@ def make_loader(
     dataset: Dataset, sampler: Iterable[int], config: RunConfig, world: World, **options
 ) -> Loader:
     """Load local batches of the samples that the sampler names; ``options`` are DataLoader's."""
-    has_workers = config.data_staging and not config.stays_on_device
-    options["num_workers"] = config.loader_workers if has_workers else 0
+    options["num_workers"] = config.working_loader_workers
     options["persistent_workers"] = (
         config.persistent_workers and options["num_workers"] > 0
     )
