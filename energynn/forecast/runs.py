@@ -149,7 +149,7 @@ def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
     epoch = seen.epoch(run)
     of_node = site.devices_per_node
     nodes = math.ceil(run.devices / of_node)
-    workers = run.working_loader_workers
+    workers = run.loader_workers if run.data_staging else 0
     trained = epoch.training_samples // run.devices
     evaluated = validated = epoch.validation_samples // run.devices
     passes = 1 + bool(epoch.validation_samples)
