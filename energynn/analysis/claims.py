@@ -48,7 +48,6 @@ OTHERS_VERDICTS = {SUPPORTED: "likewise", CONTRADICTED: "otherwise"}
 VERDICT_COLUMNS = ("published", "derived", "reading", "own", "elsewhere")
 TEST_FIELDS = ("quantity", "per", "expect")
 UNIT_COLUMNS = ["unit", "series", "value", "error", "freedom"]
-SCATTER_COLUMNS = ["origin", "run", "workload", "repeats"]
 GROWTH_COLUMNS = ["series", "devices", "recipe", "run", "value", "error", "freedom"]
 OWN_GPU_RUNS_QUERY = (
     "origin == 'own' and device_kind == 'gpu' and dataset in ['imagenet', 'era5']"
@@ -158,8 +157,7 @@ def scatter_of_repeats(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
     ``scatter`` is the relative standard deviation, ``freedom`` its degrees of freedom.
     """
-    there = rows.columns.intersection([*SCATTER_COLUMNS, quantity, f"{quantity}_std"])
-    runs = observations.distinct_runs(rows.loc[rows["repeats"] > 1, there])
+    runs = observations.distinct_runs(rows[rows["repeats"] > 1])
     relative = runs.get(f"{quantity}_std", np.nan) / runs[quantity]
     freedom = (runs["repeats"] - 1.0)[relative.notna()]
     squares = (freedom * relative**2).groupby(runs["workload"]).sum(min_count=1)
