@@ -41,7 +41,6 @@ from energynn.analysis import observations, others, published
 from energynn.host.files import shipped_path
 from energynn.host.reading import read_toml
 
-CLAIMS_FILE = shipped_path("paper") / "claims.toml"
 VERDICTS = ("supported", "contradicted", "inconclusive", "no data", "restated")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA, RESTATED = VERDICTS
 OTHERS_VERDICTS = {SUPPORTED: "likewise", CONTRADICTED: "otherwise"}
@@ -106,13 +105,12 @@ def evaluate_claims(runs_dir: str | Path) -> dict:
         claims.append(entry)
     counts, restated = count_verdicts(claims), read_claims("restated")
     counts["published"][RESTATED] += len(restated)
-    parts = {"claims": claims, "restated": restated, "errata": errata}
-    return {"counts": counts, **parts}
+    return {"counts": counts, "claims": claims, "restated": restated, "errata": errata}
 
 
 def read_claims(kind: str) -> list[dict]:
     """Read the entries of the ledger of one kind: "claim" or "restated"."""
-    return read_toml(CLAIMS_FILE)[kind]
+    return read_toml(shipped_path("paper") / "claims.toml")[kind]
 
 
 def verdicts_by_column(claim: dict) -> list[tuple[str, dict]]:
