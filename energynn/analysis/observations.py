@@ -20,8 +20,7 @@ FULL_NAMES = {
     "finetune": "fine-tuning",
 }
 ENERGY_QUANTITIES = [f"energy_{component}_kWh" for component in ("total", *COMPONENTS)]
-# Quantities of both origins, the total first: the first of a run decides how good the run is said
-# to be, see ``wide``.
+# Quantities of both origins.
 QUANTITIES = [
     *ENERGY_QUANTITIES,
     "gpu_hours",
@@ -54,8 +53,6 @@ RUN_FACTS = [
 ]
 ENERGY_PART_PATTERN = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 PARTS = results.PROVENANCE_COLUMNS[:3]
-# Workload -> origin of runs that train none of our networks.
-ORIGIN_OF_WORKLOAD = {"command": "command", "perun import": "imported"}
 # Published quantities that follow from others, whose spread they have.
 DERIVED_SOURCES = {
     "energy_per_gpu_hour_kW": ["energy_total_kWh", "gpu_hours"],
@@ -66,7 +63,7 @@ DERIVED_SOURCES = {
 }
 
 
-def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
+def load(runs_dir: str | Path) -> pd.DataFrame:
     """Make a table of published and own runs, one row per run and series.
 
     Columns: ``origin`` ("published" or "own") and what else was run (``RUN_FACTS``), ``repeats``,
@@ -209,7 +206,7 @@ def runs_without_training(runs_dir: str | Path) -> pd.DataFrame:
     name = table["name"].where(table["name"] != "", table["command"])
     hours = table["device_hours_training"]
     table = table.assign(
-        origin=table["workload"].map(ORIGIN_OF_WORKLOAD),
+        origin=table["workload"].replace("perun import", "imported"),
         series="",
         name=name.where(name != "", table["run_id"]),
         gpu_hours=hours.where(hours > 0),

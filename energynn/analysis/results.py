@@ -62,7 +62,7 @@ TABLE_COLUMNS = [
 ]
 
 
-def load_records(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
+def load_records(runs_dir: str | Path, trained: bool = True) -> pd.DataFrame:
     """Load the valid records of all systems under ``runs_dir`` into one table.
 
     Texts say what was run; ``recipe`` is equal where ``config.recipe`` and the data are,
