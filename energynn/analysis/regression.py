@@ -30,14 +30,10 @@ class Fit:
     leverage: np.ndarray
 
     @property
-    def regressor(self) -> str:
-        """Name the only term besides the intercept."""
-        (name,) = self.parameters.index.drop("Intercept", errors="ignore")
-        return name
-
-    @property
     def slope(self) -> pd.Series:
-        return self.parameters.loc[self.regressor]
+        """Return the parameter of the only term besides the intercept."""
+        (regressor,) = self.parameters.index.drop("Intercept", errors="ignore")
+        return self.parameters.loc[regressor]
 
     @property
     def r_squared(self) -> float:
@@ -52,15 +48,6 @@ class Fit:
             low=frame["mean_ci_lower"],
             high=frame["mean_ci_upper"],
         )
-
-    def line(self, x: np.ndarray | None = None) -> pd.DataFrame:
-        """Predict along x, else as far as the observations reach, for a model with one regressor,
-        whose name the column has.
-        """
-        if x is None:
-            observed = self.data[self.regressor]
-            x = np.geomspace(observed.min(), observed.max(), 20)
-        return self.predict(pd.DataFrame({self.regressor: np.asarray(x, float)}))
 
 
 def fit(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from energynn.analysis import numbers, observations, regression, theme
@@ -98,9 +99,10 @@ class ScalingPanels:
         for (_, _, name), series in known.groupby(["origin", "system", "name"]):
             if len(series) > 2:
                 fit = regression.fit("energy_total_kWh ~ 0 + gpu_hours", series)
-                line = alt.Chart(fit.line().assign(name=name)).mark_line(
-                    strokeWidth=1.4
-                )
+                hours = series["gpu_hours"]
+                along = np.geomspace(hours.min(), hours.max(), 20)
+                line = fit.predict(pd.DataFrame({"gpu_hours": along}))
+                line = alt.Chart(line.assign(name=name)).mark_line(strokeWidth=1.4)
                 lines.append(line.encode(x, self.channels["color"], y="mean:Q"))
         return lines
 
