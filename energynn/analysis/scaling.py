@@ -50,10 +50,10 @@ class ScalingPanels:
         of_model["ratio"] = of_model["devices"] / of_model["base_devices"]
         of_model = of_model.query("ratio >= 1")
         ends = [1.0, max([*rows["ratio"], *of_model["ratio"]])]
-        x, y = alt.X("ratio:Q", title="GPUs over the base's"), alt.Y("speed_up:Q")
+        x = alt.X("ratio:Q", title="GPUs over the base's")
         x = theme.log_axis(x, ends, base=2.0, padding=6)
-        values = [*rows["speed_up"], *ends]
-        y = theme.log_axis(y.title("speed-up"), values, 2.0, padding=6)
+        y = alt.Y("speed_up:Q", title="speed-up")
+        y = theme.log_axis(y, [*rows["speed_up"], *ends], base=2.0, padding=6)
         points = alt.Chart(rows, title=title, **self.size).mark_point(filled=True)
         points = points.encode(x, y, **self.channels)
         ideal = alt.Chart(pd.DataFrame({"ratio": ends, "speed_up": ends})).encode(x, y)
