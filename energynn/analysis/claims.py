@@ -50,8 +50,8 @@ UNIT_COLUMNS = ["unit", "series", "value", "error", "freedom"]
 GROWTH_COLUMNS = ["series", "devices", "recipe", "run", "value", "error", "freedom"]
 OWN_GPU_RUNS_QUERY = (
     "origin == 'own' and device_kind == 'gpu' and dataset in ['imagenet', 'era5']"
+    " and workload in ['resnet50', 'fourcastnet']"
 )
-OWN_GPU_RUNS_QUERY += " and workload in ['resnet50', 'fourcastnet']"
 DIFFERENCE_THRESHOLD = 1.1
 EXPONENT_MEANING = "exponent less 1"
 # In units of the log of the threshold.
@@ -329,10 +329,16 @@ def _growth_of_one_series(claim: dict, runs: list[dict]) -> list[dict]:
             value = value / span - 1
             error = error / abs(span)
         name = after["series"]
-        named = {"unit": f"{name} n={first} to {devices}", "series": [name]}
-        of_both = {"base": before["run"], "freedom": before["freedom"]}
         changes.append(
-            named | of_both | {"run": after["run"], "value": value, "error": error}
+            {
+                "unit": f"{name} n={first} to {devices}",
+                "series": [name],
+                "run": after["run"],
+                "base": before["run"],
+                "value": value,
+                "error": error,
+                "freedom": before["freedom"],
+            }
         )
     return changes
 
