@@ -30,9 +30,8 @@ def compare_with_reference(runs_dir: Path, build_dir: Path) -> tuple[list[str], 
     """
     require_files(build_dir, ["numbers.json"])
     slopes = read_json(build_dir / "numbers.json").get("slope", {})
-    values = {f"slope_{row}": slope["value"] for row, slope in slopes.items()}
-    of_study, run_of = study_quantities(runs_dir)
-    values |= of_study
+    values, run_of = study_quantities(runs_dir)
+    values |= {f"slope_{row}": slope["value"] for row, slope in slopes.items()}
     lines = ["", "Compared with the committed reference (paper/reference.json):"]
     passed = 0
     bands = json.loads((PAPER_FOLDER / "reference.json").read_text())

@@ -39,6 +39,7 @@ def build_report(build_dir: Path) -> Path:
         one["question"]: numbers.fill_sentence(one["answer"], tables).replace("*", "")
         for one in results
     }
+    verdicts = map(_verdicts_of_claim, ledger["claims"] + ledger["restated"])
     contents = {
         # Vega, Vega-Lite and Vega-Embed
         "bundle": vl_convert.javascript_bundle().replace("</script", "<\\/script"),
@@ -46,9 +47,7 @@ def build_report(build_dir: Path) -> Path:
         "figures": "\n".join(
             _html_figure(name, caption) for name, caption in said.items()
         ),
-        "claims": _html_table(
-            list(map(_verdicts_of_claim, ledger["claims"] + ledger["restated"]))
-        ),
+        "claims": _html_table(pd.DataFrame(verdicts)),
         "claims_count": sum(counts.values()),
         "restated_count": counts[claims.RESTATED],
         "errata": _html_table(errata[["where", "what", "treated"]]),
@@ -62,9 +61,9 @@ def build_report(build_dir: Path) -> Path:
     return path
 
 
-def _html_table(rows: list[dict] | pd.DataFrame) -> str:
+def _html_table(table: pd.DataFrame) -> str:
     with pd.option_context("display.max_colwidth", None):
-        return pd.DataFrame(rows).to_html(index=False, border=0)
+        return table.to_html(index=False, border=0)
 
 
 def _html_figure(name: str, caption: str) -> str:
