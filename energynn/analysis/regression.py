@@ -53,7 +53,7 @@ class Fit:
 def fit(
     formula: str,
     data: pd.DataFrame,
-    weights: np.ndarray | float = 1.0,
+    weights: pd.Series | float = 1.0,
     covariance: str = "auto",
 ) -> Fit:
     """Fit ``formula`` by least squares; ``weights`` are inverse variances.
@@ -66,7 +66,7 @@ def fit(
         raise ValueError(
             f"{formula}: there are no observations; select rows that exist"
         )
-    model = smf.wls(formula, data, weights=np.asarray(weights, float), missing="raise")
+    model = smf.wls(formula, data, weights=weights, missing="raise")
     freedom = len(data) - model.exog.shape[1]
     if freedom < 1:
         raise ValueError(
