@@ -30,8 +30,8 @@ the study's runs.
 """
 
 import math
-from collections import Counter
 from pathlib import Path
+from statistics import multimode
 
 import numpy as np
 import pandas as pd
@@ -310,8 +310,7 @@ def _growth_of_each_series(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
 
 def _growth_of_one_series(claim: dict, runs: list[dict]) -> list[dict]:
     """Compare the ends of one series, of the recipe that most of its runs have."""
-    counts = Counter(run["recipe"] for run in runs)
-    recipe = max(sorted(counts), key=counts.get, default="")
+    recipe = min(multimode(run["recipe"] for run in runs), default="")
     of_devices = {}
     for run in runs:
         if run["recipe"] == recipe:
