@@ -125,7 +125,7 @@ def std_bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
     ``provenance`` is then the quantity's. Where the scatter is unknown, all three are equal.
     """
-    known = rows[rows[quantity].notna()]
+    known = rows.dropna(subset=quantity)
     value = known[quantity]
     spread = known.get(f"{quantity}_std", 0.0 * value).fillna(0.0)
     return known.assign(

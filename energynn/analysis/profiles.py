@@ -112,6 +112,6 @@ def phases_and_epochs_text(run_dir: Path, record: Record) -> str:
         epochs, _ = tabulate_epochs(run_dir)
         known = ["epoch", "elapsed_s", "energy_so_far_J", "provenance", "training_loss"]
         known += record.metrics
-        tables.append(epochs[[name for name in dict.fromkeys(known) if name in epochs]])
+        tables.append(epochs.filter(dict.fromkeys(known)))
     form = {"index": False, "float_format": "{:.5g}".format}
     return "\n".join(["", *(table.to_string(**form) for table in tables)])

@@ -31,8 +31,10 @@ def build_report(build_dir: Path) -> Path:
     errata = pd.DataFrame(ledger["errata"])
     errata["where"] = errata["where"].str.join("; ")
     tables = read_json(build_dir / "numbers.json")
-    shown = ["plan", "explore", *said]
-    specs = {name: read_json(build_dir / f"figures/{name}.json") for name in shown}
+    specs = {
+        name: read_json(build_dir / f"figures/{name}.json")
+        for name in ("plan", "explore", *said)
+    }
     results = read_toml(PAPER_FOLDER / "results.toml")["result"]
     # Emphasis is Markdown's, and a browser would show its asterisks.
     answers = {
