@@ -52,9 +52,8 @@ def load_power_profile(run_dir: str | Path, period_s: float = 1.0) -> pd.DataFra
             folder, period_s
         ).items():
             at_s = (begin_s + t_s).round(6)  # the same on all hosts
-            part = pd.DataFrame({"time_s": at_s, "power_W": power_W})
-            part = part[(t_s > 0) & (t_s < length_s)].assign(device=device)
-            rows.append(part)
+            part = pd.DataFrame({"time_s": at_s, "device": device, "power_W": power_W})
+            rows.append(part[(t_s > 0) & (t_s < length_s)])
     profile = pd.concat(rows, ignore_index=True)
     profile["component"] = profile["device"].map(component)
     return profile.dropna(subset="component")
