@@ -90,7 +90,7 @@ def evaluate_claims(runs_dir: str | Path) -> dict:
         ]
         entry["published"] = judge(claim, printed)
         entry["derived"] = []
-        if len(selected_rows(claim, further)):
+        if "quantity" in claim and len(selected_rows(claim, further)):
             derived = judge(claim, study)
             says_more = derived.get("units") != entry["published"].get("units")
             entry["derived"] = [derived] * says_more
@@ -266,8 +266,6 @@ def testable_rows(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
 
 def selected_rows(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Select the rows that a statement asks for and that have what it tests."""
-    if "reason" in claim:
-        return rows[:0]
     rows = rows.dropna(subset=[claim["quantity"], claim.get("per", claim["quantity"])])
     where = claim.get("where", "devices > 0")
     # pandas looks at every column that it is given
