@@ -21,6 +21,7 @@ from energynn.cli.options import (
     parse_parameters,
     print_answer,
     print_json_or_text,
+    require_finite,
     require_runs_dir,
 )
 
@@ -36,7 +37,9 @@ OwnWorkloadOption = Annotated[
 StudiesArgument = Annotated[
     list[str], Argument(metavar="STUDY...", help="names, or files of your own")
 ]
-LimitOption = Annotated[float | None, Option(min=1e-9, help="the most of it")]
+LimitOption = Annotated[
+    float | None, Option(min=1e-9, help="the most of it", callback=require_finite)
+]
 PowerLimitOption = Annotated[
     float, Option(help="of the GPUs, 0.5 to 1 of their greatest")
 ]
@@ -131,8 +134,8 @@ def plan(
     from energynn.forecast import fit as fits
     from energynn.forecast import next_run, plan, predict, wording
 
-    name = systems.read_site(system).name
-    made = fits.read(fit, workload, name) if fit else fits.published(workload, system)
+    site = systems.read_site(system)
+    made = fits.read(fit, workload, site) if fit else fits.published(workload, system)
     run = plan.base_run(made, parse_parameters(p))
     limits = {"time_h": deadline_h, "energy_kWh": energy_kwh, "gpu_hours": gpu_hours}
     known = max(studies.large_batch_thresholds(run), default=None)

@@ -1,11 +1,12 @@
 """What several commands share: typed options, answers as text or JSON, and runs by their name."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from typer import Argument, Option, Typer
+from typer import Argument, BadParameter, Option, Typer
 
 RunsDirOption = Annotated[
     Path, Option(metavar="DIR", envvar="ENERGYNN_RUNS", help="folder of the records")
@@ -27,9 +28,23 @@ SystemOption = Annotated[
 StudyArgument = Annotated[
     str, Argument(metavar="STUDY", help="a name, or a file of your own")
 ]
-FactorOption = Annotated[float | None, Option(min=0)]
+
+
+def require_finite(value: float | None) -> float | None:
+    """Refuse what a computer calls a number, and no limit or factor is: inf, nan."""
+    if value is not None and not math.isfinite(value):
+        raise BadParameter(f"{value} is no number")
+    return value
+
+
+FactorOption = Annotated[float | None, Option(min=0, callback=require_finite)]
 PueOption = Annotated[
-    float, Option(min=1, help="kWh of the centre for one of its computers")
+    float,
+    Option(
+        min=1,
+        help="kWh of the centre for one of its computers",
+        callback=require_finite,
+    ),
 ]
 ParametersOption = Annotated[
     list[str],

@@ -22,6 +22,19 @@ SCHEDULERS = ("slurm", "local")
 SCRIPT_FIELDS = ("setup", "python", "environment", "sbatch", "srun")
 
 
+# Of a system, what a forecast depends on; 0: not known.
+FORECAST_FIELDS = (
+    "devices_per_node",
+    "nodes",
+    "link_GB_per_s",
+    "gpu_link_GB_per_s",
+    "cpu_W",
+    "cpu_thread_W",
+    "ram_W",
+    "gpu_idle_W",
+)
+
+
 class Site(
     machine.SystemDescription, forbid_unknown_fields=True, frozen=True, kw_only=True
 ):

@@ -31,13 +31,9 @@ def expected_cost(run: RunConfig, system: str) -> dict[str, float]:
     devices than forecasts are validated for.
     """
     printed = runs.printed_runs(run.workload, system)
-    recipe = config.PAPER_PRESET.get(run.workload, {}) | {
-        "epochs": run.epochs,
-        "local_batch_size": run.local_batch_size,
-    }
-    is_alike = recipe.items() <= config.asdict(run).items()
-    is_known = is_alike and run.devices <= predict.max_devices_of_site(printed.site)
-    if not printed.taken or not is_known:
+    recipes = list(map(_priced_recipe, printed.configs))
+    is_alike = _priced_recipe(run) in recipes
+    if not is_alike or run.devices > predict.max_devices_of_site(printed.site):
         return {}
     ends = predict.forecast_quantities(
         fits.published(run.workload, system), printed.work_of([run])
@@ -52,6 +48,14 @@ def expected_cost(run: RunConfig, system: str) -> dict[str, float]:
         "published GPU hours": hours,
         "published kWh": hours * sum(printed.power_W[at]) / 1000,
     }
+
+
+def _priced_recipe(run: RunConfig) -> dict:
+    """Select what a run has to share with published ones; a fine-tuning has more steps, which a
+    forecast knows.
+    """
+    stage = {"stage", "initial_run"}
+    return config.recipe(config.asdict(run), runs.PARAMETERS_THAT_MAY_DIFFER | stage)
 
 
 def cost_table(asked: list[RunConfig], site: Site) -> pd.DataFrame:

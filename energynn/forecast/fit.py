@@ -16,6 +16,7 @@ import pandas as pd
 from scipy import optimize, special
 
 from energynn.experiment import config
+from energynn.experiment.systems import FORECAST_FIELDS, Site
 from energynn.forecast import command, model, runs
 from energynn.forecast.model import LINEAR, POWER_PARAMETERS, TERMS, TIME_PARAMETERS
 from energynn.forecast.runs import ObservedRuns
@@ -168,12 +169,13 @@ def replace_free(point: np.ndarray, is_free: np.ndarray, at: np.ndarray) -> np.n
 
 def time_residuals(fit: Fit, point: np.ndarray) -> np.ndarray:
     """Relative errors of the times at a point or several, (points, runs)."""
-    return log_times(fit.names, point, fit.runs.work) - np.log(fit.runs.time_s)
+    seen = fit.runs.where_made
+    return log_times(fit.names, point, seen.work) - np.log(seen.time_s)
 
 
 def power_residuals(fit: Fit, point: np.ndarray) -> np.ndarray:
     """Relative errors of the known powers: of the whole, or of its parts, relative to the whole."""
-    seen = fit.runs
+    seen = fit.runs.where_made
     values = parameter_values(fit.names, point[..., None, :])
     _, whole_W, gpu_W = model.predict_times_and_powers(values, seen.work)
     gpu_residual = (gpu_W - seen.power_gpu_W) / seen.power_W
@@ -204,7 +206,8 @@ def default_priors(
         "evaluation": (1.0, 0.5),  # a loader that is the limit is so in all passes
         "t_start": (0.5 if workers else 0.02, 2.0),
         "t_update": (3e-3, 0.8),
-        "efficiency": (1 / 0.85 - 1, 1.7),  # no two networks are alike
+        # no two networks are alike; of a guess it may be a hundredth
+        "efficiency": (1 / 0.85 - 1, 1.7 if work["has_known_link"].all() else 3.4),
         "kappa": (0.05, 1.0),
         # Stragglers, congestion. Chosen knowing R4 to R6: without it their GPU hours on many
         # nodes are forecast 1.4 % too low.
@@ -279,7 +282,7 @@ def fit_runs(seen: ObservedRuns) -> Fit:
 
     What terms they hint at, and neither ask for nor exclude, stays among the rivals of the fit.
     """
-    best, trials = _fit_times_and_powers(seen, ()), []
+    best, trials = _fit_times_and_powers(seen.where_made, ()), []
     for _ in TERMS:
         trials = [
             _fit_times_and_powers(seen, (*best.entered, name))
@@ -296,7 +299,7 @@ def fit_runs(seen: ObservedRuns) -> Fit:
         # a limit that was not reached says nothing of where it is
         if rival.entered[-1] != "storage":
             rivals.append(np.sqrt(chance) * (rival.point - best.point))
-    return dataclasses.replace(best, rivals=tuple(rivals))
+    return dataclasses.replace(best, runs=seen, rivals=tuple(rivals))
 
 
 def _candidate_terms(fit: Fit) -> list[str]:
@@ -442,7 +445,7 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     of_priors = covariance @ np.linalg.pinv(closed_prior) @ covariance
     # What follows is of times alone: nodes beyond the fitted ones, an exchange of unknown size, and
     # between nodes an all-reduce that may hide wholly, where no run was on several.
-    most = fit.runs.work["nodes"].max()
+    most = fit.runs.where_made.work["nodes"].max()
     beyond = HALF_WIDTH_PER_DOUBLING * np.log2(work["nodes"] / most).clip(min=0)
     unknown = LOG_HALF_WIDTH_OF_UNKNOWN_EXCHANGE * has_unknown_exchange(fit, work)
     times = model.times_by_cause_s(fit.values, work)
@@ -524,8 +527,9 @@ def has_unknown_exchange(fit: Fit, work: np.ndarray) -> np.ndarray:
     """
     sizes = ["devices", "local_batch_size"]
     is_new = ~np.isin(work[sizes], fit.runs.work[sizes])
-    is_unknown = work["allreduce_s"] * work["local_batch_size"] == 0
-    return is_new & (work["devices"] > 1) & is_unknown
+    is_elsewhere = fit.runs.where_made is not fit.runs
+    known = work["allreduce_s"] * work["local_batch_size"] * work["has_known_link"]
+    return (is_new | is_elsewhere) & (work["devices"] > 1) & (known == 0)
 
 
 def steps_of_open_terms(fit: Fit) -> np.ndarray:
@@ -646,7 +650,7 @@ def write_fit(path: Path, fit: Fit) -> dict:
     return content
 
 
-def read(path: Path, workload: str = "", system: str = "") -> Fit:
+def read(path: Path, workload: str = "", site: Site | None = None) -> Fit:
     """Fit again what a file has; ValueError where it is no fit, or of something else."""
     content = read_json(path) if path.exists() else {}
     if content.get("schema") != FIT_FILE_SCHEMA:
@@ -654,10 +658,21 @@ def read(path: Path, workload: str = "", system: str = "") -> Fit:
             f"{path}: is no fit of this version, or not there; `energynn forecast fit` writes one"
         )
     seen = msgspec.convert(content.get("runs"), ObservedRuns)
-    if workload not in ("", seen.workload) or system not in ("", seen.site.name):
+    is_others = site and site.name != seen.site.name
+    if workload not in ("", seen.workload) or is_others:
         raise ValueError(
             f"{path}: is of {seen.workload} on {seen.site.name}; give another, which "
             "`energynn forecast fit` writes of that workload with that --system"
+        )
+    others = [
+        name
+        for name in FORECAST_FIELDS
+        if site and getattr(site, name) not in (0, getattr(seen.site, name))
+    ]
+    if others and seen.site.gpu:
+        raise ValueError(
+            f"{path}: is of {seen.site.name} with another {', '.join(others)}; "
+            "`energynn forecast fit` makes it anew"
         )
     for run in seen.taken[:1]:
         config.config_from_dict(run.config, workload)  # the others' module is this one

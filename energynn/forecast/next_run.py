@@ -143,10 +143,10 @@ def make_short_run(run: RunConfig, part: float = 0.0) -> RunConfig:
 
 def list_candidate_runs(fit: Fit, asked: list[RunConfig]) -> list[RunConfig]:
     """List short runs on as many devices and fewer, of two local batches and several lengths."""
-    most, last = max(run.devices for run in asked), asked[-1]
+    numbers, last = {run.devices for run in asked}, asked[-1]
     found = []
     for size in (last.local_batch_size, last.local_batch_size // SMALL_BATCH_DIVISOR):
-        for run in plan.configuration_grid(fit, last, size):
-            if run.devices <= most and run.devices.bit_count() == 1:
+        for run in plan.configuration_grid(fit, last, size, max(numbers)):
+            if run.devices.bit_count() == 1 or run.devices in numbers:
                 found += [make_short_run(run, part) for part in SHORT_RUN_SHARES]
     return list(dict.fromkeys(found))

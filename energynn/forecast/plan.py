@@ -60,19 +60,20 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
 
 
 def configuration_grid(
-    fit: Fit, run: RunConfig, size: int | None = None
+    fit: Fit, run: RunConfig, size: int | None = None, most: int = 0
 ) -> list[RunConfig]:
-    """Vary a run: on parts of a node and whole nodes; local batches that are powers of two.
+    """Vary a run: on parts of a node and whole nodes; by local batches that ran, and powers of two
+    between them.
 
-    size: the only local batch.
+    size: the only local batch. most: of devices; else those of a plan.
     """
     site = fit.runs.site
-    fitted = fit.runs.work["local_batch_size"]
-    most, _ = predict.plan_devices(fit, run)
-    least = fitted.min()
-    greatest = fitted.max()
-    sizes = [2**power for power in range(20) if least <= 2**power <= greatest]
-    sizes = [size] if size else sizes or [int(fitted[0])]
+    ran = {run.local_batch_size for run in fit.runs.configs} - {0} or {0}
+    if not most:
+        most, _ = predict.plan_devices(fit, run)
+    powers = [2**power for power in range(20)]
+    between = [each for each in powers if min(ran) <= each <= max(ran)]
+    sizes = [size] if size else sorted(ran.union(between))
     samples = fit.runs.epoch(run).training_samples
     found = []
     for devices, size in itertools.product(range(1, most + 1), sizes):

@@ -9,10 +9,12 @@ import pandas as pd
 from energynn.experiment import config, studies, systems
 from energynn.experiment.config import RunConfig
 from energynn.experiment.systems import Site
+from energynn.forecast import command, model, power_limit, runs
 from energynn.forecast import fit as fits
-from energynn.forecast import model, power_limit, runs
 from energynn.forecast.fit import Fit
 from energynn.forecast.runs import ObservedRuns
+from energynn.host.files import shipped_path
+from energynn.measure import machine
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 
 UNITS = {"time_h": "h", "gpu_hours": "GPU hours", "energy_kWh": "kWh"}
@@ -32,6 +34,7 @@ PARAMETER_DRAWS = 2000  # of parameters, for the shares of causes
 RUN_FIELDS = ("system", "devices", "local_batch_size", "global_batch_size", "epochs")
 # published runs reach so far; beyond, nothing tells of latency and storage
 MAX_DEVICES = 256
+MAX_NODES = 64
 
 
 def forecast_quantities(
@@ -56,15 +59,19 @@ def forecast_quantities(
         "charged_hours": time_h * site.devices_per_node * work["nodes"][:, None],
     }
     threads_W = site.cpu_thread_W * (work["workers"][:, None] + 1)
-    of_part_W = {
-        "cpu": (site.cpu_W or np.nan) / of_node + threads_W,
-        "ram": (site.ram_W or np.nan) / of_node,
-    }
-    of_part_W["gpu"] = power_W - sum(of_part_W.values())
+    cpu_W = (site.cpu_W or np.nan) / of_node + threads_W
+    ram_W = (site.ram_W or np.nan) / of_node
+    gpu_W = power_W - cpu_W - ram_W
     if fit.runs.scope == "gpu":
-        of_part_W = {"cpu": np.nan, "ram": np.nan, "gpu": power_W}
-    for part, part_W in of_part_W.items():
-        result[f"energy_{part}_kWh"] = energy_kWh * part_W / power_W
+        cpu_W, ram_W, gpu_W = np.nan, np.nan, power_W
+    elif np.isfinite(fit.runs.power_gpu_W).any():  # runs tell more than a file
+        gpu_W = model.predict_times_and_powers(fit.values, work)[2][:, None]
+        ram_W = np.minimum(ram_W, power_W - gpu_W)
+        cpu_W = power_W - gpu_W - np.nan_to_num(ram_W)
+    # a file whose node draws more than the whole tells of no part
+    share = np.where(gpu_W > 0, 1 / power_W, np.nan)
+    for part, part_W in {"cpu": cpu_W, "ram": ram_W, "gpu": gpu_W}.items():
+        result[f"energy_{part}_kWh"] = energy_kWh * part_W * share
     if power_share != 1:
         result = power_limit.apply_power_limit(result, power_share)
     add_conversions(result, factors)
@@ -128,7 +135,8 @@ def requested_runs(
 
 def max_devices_of_site(site: Site) -> int:
     """Count the devices that a system has, as far as forecasts are validated."""
-    return min(MAX_DEVICES, (site.nodes or MAX_DEVICES) * site.devices_per_node)
+    nodes = min(site.nodes or MAX_NODES, MAX_NODES)
+    return min(MAX_DEVICES, nodes * site.devices_per_node)
 
 
 def require_devices(site: Site, asked: int) -> None:
@@ -158,20 +166,21 @@ def plan_devices(fit: Fit, run: RunConfig) -> tuple[int, str]:
 
 def _missing_exchange_text(fit: Fit, run: RunConfig, work: np.ndarray) -> str:
     """Say without which values the model has no time of an all-reduce; "" where it has one."""
-    if work["allreduce_s"][0] * run.local_batch_size or run.devices == 1:
-        return ""
     site = fit.runs.site
     link = "link_GB_per_s" if work["nodes"][0] > 1 else "gpu_link_GB_per_s"
+    is_shipped = Path(site.file).parent == shipped_path("systems").resolve()
+    file = machine.system_file(system=site.name) if is_shipped else site.file
     parts = {
         "the local batch (`measure --local-batch-size N`)": run.local_batch_size,
         "the bytes of the gradients (`measure --weights N`, gradient_bytes of a workload's "
         "epoch())": fit.runs.epoch(run).gradient_bytes,
-        f"{link} of the system (write it into {site.file}, then fit again)": getattr(
+        f"{link} of the system (write it into {file}, then fit again)": getattr(
             site, link
         ),
     }
     missing = [words for words, value in parts.items() if not value]
-    return f"without {' and '.join(missing)}"
+    is_missed = run.devices > 1 and missing
+    return f"without {' and '.join(missing)}" if is_missed else ""
 
 
 # ------------------------------------------------------------------------------------ the answer
@@ -258,7 +267,10 @@ def extrapolation_remarks(fit: Fit, run: RunConfig, work: np.ndarray) -> list[st
     """Say in words what of one configuration lies beyond the fitted runs."""
     lines = []
     seen = fit.runs.work
-    for name in ("devices", "nodes", "local_batch_size", "trained"):
+    names = ["devices", "nodes", "local_batch_size", "trained"]
+    if isinstance(run, command.Config):  # its epochs may each begin and end with more
+        names.append("epochs")
+    for name in names:
         value = work[name][0]
         least = seen[name].min()
         most = seen[name].max()
@@ -276,14 +288,14 @@ def extrapolation_remarks(fit: Fit, run: RunConfig, work: np.ndarray) -> list[st
                 f"{name} {plain[name]}: no fitted run had it, its effect is not known"
             )
     site = fit.runs.site
-    if fit.runs.provenance == "published" and site.gpu not in site.published_as:
+    if site.gpu not in site.published_as:
         lines.append(
-            f"{site.gpu}: {site.file} calls them {site.published_as}, whose runs these are"
+            f"{site.gpu}: {site.file} calls them so; these runs are of {site.published_as}"
         )
     if missing := _missing_exchange_text(fit, run, work):
-        words = "causes: the all-reduce counts among the others,"
+        words = "causes: the all-reduce's share is not known"
         if fits.has_unknown_exchange(fit, work)[0]:
-            words = "the all-reduce is left out: what devices exchange is not known"
+            words = "what an all-reduce takes is not known"
         lines.append(f"{words} {missing}")
     thresholds = studies.large_batch_thresholds(run)
     batches = {one.global_batch_size for one in fit.runs.configs}

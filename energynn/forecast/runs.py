@@ -22,6 +22,9 @@ from energynn.measure.window import SIZE_FILE
 
 BYTES_PER_GB = 1e9
 CPU_LINK_GB_PER_S = 8.0  # between processes on cores, before their runs have told
+GUESSED_LINK_GB_PER_S = (
+    50.0  # where nobody tells; runs tell the part of it that is reached
+)
 # Of what energies are, where all of them were measured.
 SCOPES = {
     "total": "",
@@ -137,6 +140,19 @@ class ObservedRuns(msgspec.Struct, frozen=True, dict=True):
         fields = [(name, float) for name in rows[0]]
         return np.array([tuple(row.values()) for row in rows], fields)
 
+    @functools.cached_property
+    def where_made(self) -> ObservedRuns:
+        """The same runs on the system that they were made on: published ones may stand for those of
+        another, whose nodes and links a forecast asks for.
+        """
+        if self.provenance != "published" or self.site.name in PUBLISHED_SYSTEMS:
+            return self
+        homes = [systems.read_site(name) for name in PUBLISHED_SYSTEMS]
+        (home,) = [
+            site for site in homes if site.published_as == self.site.published_as
+        ]
+        return msgspec.structs.replace(self, site=home)
+
     def subset(self, chosen: np.ndarray) -> ObservedRuns:
         """Choose runs by a mask."""
         return msgspec.structs.replace(
@@ -163,8 +179,8 @@ def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
         filled *= 2
     if run.persistent_workers and workers or isinstance(run, command.Config):
         passes /= run.epochs  # it starts once
-    # Where a bandwidth is not known, `outside` says so.
-    GB_per_s = (site.link_GB_per_s if nodes > 1 else site.gpu_link_GB_per_s) or np.inf
+    # Where it is not known, `outside` says so.
+    link_GB_per_s = site.link_GB_per_s if nodes > 1 else site.gpu_link_GB_per_s
     return {
         "devices": run.devices,
         "nodes": nodes,
@@ -187,8 +203,9 @@ def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
         * (1 - 1 / run.devices)
         * epoch.gradient_bytes
         / BYTES_PER_GB
-        / GB_per_s
+        / (link_GB_per_s or GUESSED_LINK_GB_PER_S)
         / accumulated,
+        "has_known_link": link_GB_per_s > 0,
         "step_period_s": run.step_period_s,
     }
 
@@ -211,8 +228,10 @@ def published_runs(workload: str, system: str) -> ObservedRuns:
             "and fourcastnet by --system horeka-a100, fourcastnet by horeka-h100; or by a copy of "
             "this system's file with their published_as"
         )
-    others = [name for name in PUBLISHED_SYSTEMS if name != seen.site.name]
-    likes = [_full_length_runs(printed_runs(workload, name)) for name in others]
+    every = [printed_runs(workload, name) for name in PUBLISHED_SYSTEMS]
+    published_as = seen.site.published_as
+    others = [each for each in every if each.site.published_as != published_as]
+    likes = map(_full_length_runs, others)
     return msgspec.structs.replace(seen, like=next(filter(len, likes), None))
 
 
@@ -263,6 +282,9 @@ def _reason_to_leave_out(record: records.Record, site: Site) -> str:
     """Say why a record is none of ``valid_records``; "" of one that is."""
     if not record.valid:
         return "not valid"
+    nodes = math.ceil(record.devices / (site.devices_per_node or math.inf)) or 1
+    if record.nodes and record.nodes > nodes:
+        return f"on {record.nodes} nodes, not {nodes} as {site.file} has them"
     if "command" in record.config:
         return (
             "" if "training_samples" in record.config else "measured without --samples"
@@ -334,7 +356,8 @@ def own_runs(
             'scheduler = "local"'
         )
     if on_gpu:
-        site = msgspec.structs.replace(site, gpu=site.gpu or first.device_name)
+        name = first.device_name
+        site = msgspec.structs.replace(site, gpu=site.gpu or name, published_as=name)
     if site.scheduler == "local":
         site = site_of_this_machine(site, first.machine, on_gpu)
     groups = defaultdict(list)
@@ -418,6 +441,7 @@ def _mean_observation(
     if scope:
         powers_W = [_power_of_used_devices_W(record, scope) for record in group]
         power_W = _geometric_mean(powers_W) / run.devices
+        spread = max(spread, max(powers_W) / min(powers_W) - 1)
     power_gpu_W = None
     if scope == "total" and _measured_scope(group, ("gpu",)):
         powers_W = [_power_of_used_devices_W(record, "gpu") for record in group]
@@ -428,12 +452,17 @@ def _mean_observation(
 
 
 def _power_of_used_devices_W(record: records.Record, scope: str) -> float:
-    """Give the mean power without that of GPUs which only stood in the host, and were idle."""
+    """Give the mean power without that of GPUs which only stood in the host, and were idle; NaN
+    where that is not known.
+    """
     primary = (sensor for sensor in record.sensors if sensor.primary)
     gpus = len({(one.host, one.id) for one in primary if one.component == "gpu"})
     unused = max(0, gpus - record.devices) / max(1, gpus)
-    idle_W = unused * (record.idle_power_gpu_before_W or 0.0)
-    return getattr(record, f"mean_power_{scope}_W") - idle_W
+    unused_W = 0.0
+    if unused:
+        idle_W = record.idle_power_gpu_before_W
+        unused_W = unused * (math.nan if idle_W is None else idle_W)
+    return getattr(record, f"mean_power_{scope}_W") - unused_W
 
 
 def _geometric_mean(values: list[float]) -> float:

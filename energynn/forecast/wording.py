@@ -67,7 +67,7 @@ def plan_text(plan: Plan) -> str:
     _, missing = predict.plan_devices(plan.fit, plan.runs[0])
     if missing:
         lines.append(
-            f"on no more devices than ran: what devices exchange is not known {missing}"
+            f"on no more devices than ran: what an all-reduce takes is not known {missing}"
         )
     added = scaling_cost.added_energy_percent(plan.fit)
     if added and plan.power_share == 1:
@@ -86,8 +86,9 @@ def choice_text(plan: Plan, best: dict, fastest: dict) -> str:
     for name, chance in best["chance_percent"].items():
         taken = f"{number_text(best[name]['value'])} of {plan.limits[name]:g}"
         words += f", {taken} {UNITS[name]} (chance {chance_text(chance)})"
-    spared = 100 - 100 * best[spent]["value"] / fastest[spent]["value"]
-    if best["run_id"] != fastest["run_id"]:
+    most = fastest[spent]["value"]
+    if best["run_id"] != fastest["run_id"] and most:  # power may be free
+        spared = 100 - 100 * best[spent]["value"] / most
         words += f"; spares {spared:.0f} % of the {ADDITIVE_QUANTITIES[spent]} of "
         words += f"{fastest['devices']} {device}s, the fastest"
     return words
@@ -137,7 +138,7 @@ def leave_one_out_text(each: pd.DataFrame, with_table: bool = True) -> str:
             f"\nodd: {odd.quantity} of {odd.samples:,.0f} samples on {odd.devices:g} device(s), "
             f"local batch {odd.local_batch_size:g}: "
             f"the others say {odd.value_percent:+.0f} % ({odd.low_percent:+.0f} to "
-            f"{odd.high_percent:+.0f}); make this run again, or move it out of the folder"
+            f"{odd.high_percent:+.0f}); move it out of the folder, and make this run again"
         )
     if with_table:
         words += "\n" + each.to_string(index=False, float_format="{:.1f}".format)
@@ -195,4 +196,4 @@ def chance_text(chance: float) -> str:
 
 def number_text(value: float) -> str:
     """Show a number with three digits, or as a whole number."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")

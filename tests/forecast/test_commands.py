@@ -243,6 +243,9 @@ def test_what_cannot_be_is_refused_with_the_remedy(fit_file, simulated, tmp_path
     limited = f"{predicted} R4 --power-limit"
     assert "power limit 0.7 of the greatest: time x" in forecast(limited, "0.7")
     assert "give 0.5 to 1" in refusal(limited, "0.3")
+    planned = f"plan {RESNET50} --fit {fit_file}"
+    assert "nan is no number" in refusal(planned, "--deadline-h", "nan")
+    assert "cheapest" in forecast(planned, "--price-per-kwh", "0"), "power of the sun"
     own = f"fit --runs-dir {simulated} --workload fourcastnet --system horeka-a100"
     said = refusal(own, f"--out {tmp_path}/fit.json")
     assert "there are: of resnet50; a command counts with" in said

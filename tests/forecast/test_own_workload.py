@@ -10,7 +10,15 @@ from msgspec.structs import replace
 
 from energynn.experiment import config, systems
 from energynn.forecast import fit as fits
-from energynn.forecast import model, plan, power_limit, predict, runs, wording
+from energynn.forecast import (
+    model,
+    next_run,
+    plan,
+    power_limit,
+    predict,
+    runs,
+    wording,
+)
 from tests.conftest import minimal_record, read_as_record
 from tests.forecast import worlds
 from tests.forecast.conftest import foretold, grid, holds, study_run
@@ -67,7 +75,9 @@ def test_own_workload_and_own_system(own, tmp_path):
     asked = [config.make("words", devices=32, local_batch_size=8)]
     seen = worlds.taken("words", own, configs, TRUTH)
     fits.write_fit(tmp_path / "fit.json", fits.fit_runs(seen))
-    fit = fits.read(tmp_path / "fit.json", "words", "mine")
+    changed = replace(own, nodes=8, link_GB_per_s=1.0)
+    refused("another nodes, link_", fits.read, tmp_path / "fit.json", "words", changed)
+    fit = fits.read(tmp_path / "fit.json", "words", own)
     assert "fill" not in fit.names  # without workers nothing is fetched ahead
     truth = worlds.taken("words", own, asked, TRUTH)
     hours, (row,) = truth.time_s[0] / 3600, predict.forecasts(fit, asked)
@@ -218,7 +228,7 @@ def test_measured_commands_are_forecast_and_planned(monkeypatch):
     text = wording.plan_text(found)
     assert {run.devices for run in found.runs} == {1, 2, 3, 4}
     assert "batch" not in text.split("\n\n")[0]  # it is not known
-    assert "the all-reduce is left out" in text
+    assert "what an all-reduce takes is not known" in text
 
 
 NETWORK = {"gradient_bytes": 16_800_000}
@@ -259,8 +269,9 @@ def test_a_command_starts_once_whatever_its_epochs():
     """A start of 20 s; 4 and 16 s of samples in four epochs, then 400 s in a hundred."""
     sizes = {"epochs": 4, "local_batch_size": 16}
     found = [measured(n, 1, 20 + n * 4 / 1e4, sizes) for n in (10_000, 40_000)]
-    told = foretold(fits.fit_runs(mine(*found)), epochs=100)["time_h"]
-    assert told["value"] == pytest.approx(420 / 3600, rel=0.03)
+    row = foretold(fits.fit_runs(mine(*found)), epochs=100)
+    assert row["time_h"]["value"] == pytest.approx(420 / 3600, rel=0.03)
+    assert "epochs beyond 4: nothing measured" in row["outside"]
 
 
 def test_a_system_is_described_by_what_a_forecast_reads(tmp_path):
@@ -269,6 +280,8 @@ def test_a_system_is_described_by_what_a_forecast_reads(tmp_path):
     read = partial(systems.read_site, str(path))
     path.write_text("devices_per_node = 8\nlink_GB_per_s = 25\n")
     assert predict.max_devices_of_site(read()) == 256
+    path.write_text("devices_per_node = 1\nnodes = 256\n")
+    assert predict.max_devices_of_site(read()) == 64
     path.write_text('scheduler = "local"\ndevices_per_node = 8\n')
     fit = on_cores(NETWORK, {}, path)
     assert grid(fit)[-1].devices == 8
@@ -315,6 +328,45 @@ def test_eight_gpus_of_a_light_host_are_forecast_from_one(cpu_W, idle_W, tmp_pat
     told, truth_kWh = row["energy_kWh"], 0.30113 * row["gpu_hours"]["value"]
     assert holds(told, truth_kWh)
     assert told["value"] == pytest.approx(truth_kWh, rel=0.1)
+    of_gpus = row["energy_gpu_kWh"]["value"] / told["value"]
+    assert of_gpus == pytest.approx(0.3 / 0.30113, rel=0.01), "whatever a file says"
+    unknown = replace(found[0], idle_power_gpu_before_W=None)
+    assert np.isnan(mine(unknown, system=path).taken[0].power_W)
+
+
+def test_what_ran_on_several_gpus_is_fitted_though_nobody_told_of_their_link():
+    """An exchange of 30 ms between two GPUs, in steps of 66 ms."""
+
+    def took_s(samples, devices):
+        share = samples / devices
+        return 5 + 2e-3 * share + share / 32 * (2e-3 + 0.06 * (1 - 1 / devices))
+
+    sizes = NETWORK | {"local_batch_size": 32}
+    found = [
+        measured(n, devices, took_s(n, devices), sizes)
+        for n, devices in ((20_000, 1), (80_000, 1), (40_000, 2))
+    ]
+    row = foretold(fits.fit_runs(mine(*found)), training_samples=10**6, devices=2)
+    assert row["time_h"]["value"] == pytest.approx(took_s(10**6, 2) / 3600, rel=0.03)
+    few = fits.fit_runs(mine(*found[:2]))
+    asked = [config.replace(few.runs.longest_run, devices=2)]
+    advice = next_run.advise_next_run(few, asked)["in_words"]
+    assert advice.startswith("next run: 2 GPU(s)"), "more than has run yet"
+    elsewhere = fits.fit_runs(mine(*found, system="horeka-a100"))
+    assert "these runs are of GPU" in str(foretold(elsewhere, devices=2))
+    spread = replace(found[2], nodes=2, valid=True)
+    site = systems.read_site("horeka-a100")
+    assert "on 2 nodes, not 1 as" in runs._reason_to_leave_out(spread, site)
+
+
+def test_a_plan_has_the_local_batches_that_ran():
+    sizes = {24: 21.0, 48: 20.0}
+    found = [
+        measured(20_000, 1, s, NETWORK | {"local_batch_size": n})
+        for n, s in sizes.items()
+    ]
+    asked = grid(fits.fit_runs(mine(*found)))
+    assert {run.local_batch_size for run in asked} == {24, 32, 48}
 
 
 def test_a_command_without_samples_is_told_what_it_lacks():
@@ -358,3 +410,6 @@ def test_repeats_that_differ_are_not_averaged_without_a_word(again_s, said):
     fit = fits.fit_runs(mine(*two(), measured(20_000, 1, again_s)))
     words = "runs of one configuration differ by up to 110%: the machine was busy"
     assert (words in wording.fit_text(fit)) == said
+    draws_more = measured(20_000, 1, 21.0, mean_power_total_W=700.0)
+    text = wording.fit_text(fits.fit_runs(mine(*two(), draws_more)))
+    assert "runs of one configuration differ by up to 133%" in text

@@ -79,10 +79,10 @@ def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_pat
     answered = told(*words)
     rows, total = answered["rows"], answered["total"]
     assert {row["devices"] for row in rows} == {1, 2, 4, 8, 16}
-    for row in rows:  # no share of an all-reduce whose bandwidth nobody told
+    for row in rows:  # of an all-reduce whose bandwidth nobody told
         link = "gpu_link_GB_per_s" if row["devices"] <= 4 else "link_GB_per_s"
-        mixed = f"the all-reduce counts among the others, without {link} of"
-        assert any(mixed in said for said in row["outside"]) == (row["devices"] > 1)
+        unknown = f"what an all-reduce takes is not known without {link} of"
+        assert any(unknown in said for said in row["outside"]) == (row["devices"] > 1)
     for name, added in total.items():
         values = [row["runs"] * row[name]["value"] for row in rows]
         assert added == pytest.approx(sum(values))
@@ -97,11 +97,15 @@ def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_pat
         assert "\n45 runs: " in f"\n{text}" or "25 to make" in text
     refused = answer(*submitted, "-p", "devices=24", status=2)
     assert "left out: 1 run(s) on 24 devices" in refused
-    assert "whose runs these are" not in answer(*words)
+    assert "these runs are of" not in answer(*words)
+    # nodes of one's own are asked for, and change nothing that was learnt on the study's
+    (mine,) = [row for row in rows if row["devices"] == 1]
+    (study,) = told("forecast", "predict", "R1", "--system", "horeka-a100")["rows"][:1]
+    assert mine["gpu_hours"] == study["gpu_hours"]
     other = tmp_path / "other.toml"
     other.write_text(own.read_text() + 'gpu = "NVIDIA H100"\n')
     said = answer("forecast", "predict", "R1", "--system", other)
-    assert "calls them NVIDIA A100-40GB, whose runs these are" in said
+    assert "calls them so; these runs are of NVIDIA A100-40GB" in said
 
 
 @pytest.mark.parametrize("devices, nodes", [(1, 1), (4, 1), (6, 2), (9, 3), (256, 64)])
@@ -142,6 +146,8 @@ def test_a_published_value_stands_beside_the_forecast(system, name, devices, pub
         ("horeka-h100", {}),  # nothing is published of ResNet50 on it
         ("slurm", {}),
         ("horeka-a100", {"image_size": 32}),
+        ("horeka-a100", {"precision": "bfloat16"}),
+        ("horeka-a100", {"image_loading": "device"}),
         ("horeka-a100", {"devices": 512}),
     ],
 )
