@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import signal
 import time
 from collections import Counter
@@ -206,12 +207,18 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     result |= given | account_for_run(by_segment, intent.get("thresholds", {}))
     starts = events_of_kind(events, "training_start") or [{}]
     ends = events_of_kind(events, "training_end") or [{}]
+    is_command = "command" in intent["config"]
+    of_rank_0 = [end for end in ends if not end.get("rank")]
     result["history"] = history
-    result["metrics"] = ends[0].get("metrics", {})
+    result["metrics"] = (of_rank_0 or [{}])[-1].get("metrics", {})
+    if is_command:  # what its last epoch reached
+        told = [{}, *history][-1]
+        reached = {name: told[name] for name in told if name != "epoch"}
+        result["metrics"] = result["metrics"] | reached
     result["valid"] = False  # until the reasons are known
     result["invalid_reasons"] = []
     # at the end, or after the last epoch of a dead run
-    known = starts[0] | (ends[-1] or [{}, *history][-1])
+    known = starts[0] | (ends[-1] or [{}, *history * (not is_command)][-1])
     result |= {name: known[name] for name in COUNT_FIELDS if name in known}
     if broken := events_of_kind(events, "bad_images"):
         result["images_skipped"] = sum(event["images_skipped"] for event in broken)
@@ -227,11 +234,11 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
         if any(limits_W):
             result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
     for of_start in by_segment.values():
-        told = Counter(one["epoch"] for one in events_of_kind(of_start, "epoch"))
-        if again := [epoch for epoch, times in told.items() if times > 1]:
+        numbers = [one["epoch"] for one in events_of_kind(of_start, "epoch")]
+        if len({*numbers}) < len(numbers):
             result["flags"].append(
-                f"epoch {again[0]} was told more than once in one start, the last counts; "
-                "measure each training by a command of its own"
+                "epochs were told more than once in one start, the last counts; measure each "
+                "training by a command of its own"
             )
     for event in events_of_kind(events, "outlived"):
         result["flags"].append(leftover_processes_text(event["processes"]))
@@ -364,6 +371,12 @@ def list_run_folders(runs_dir: Path) -> list[Path]:
     )
 
 
+def list_current_runs(runs_dir: Path) -> list[Path]:
+    """Find the folders of all runs below a folder, without those that have begun anew."""
+    folders = list_run_folders(runs_dir)
+    return [each for each in folders if each.parent.name != "superseded"]
+
+
 def check_labels(name: str = "", note: str = "") -> dict:
     """Return what a person calls a run, for run.json; raises ValueError for no fit name."""
     if name and not re.fullmatch(RUN_NAME_PATTERN, name):
@@ -379,10 +392,11 @@ def list_known_runs(runs_dir: Path) -> dict[str, Path]:
     its start, system, run_id and name.
     """
     called = {}
-    for path in [*runs_dir.glob("*/*/run.json"), *runs_dir.glob("*/*/job")]:
-        facts = {"started_at": "", "name": ""} | read_intent_if_any(path.parent)
-        place = path.parent.relative_to(runs_dir)
-        called[f"{facts['started_at']} {place} {facts['name']}"] = path.parent
+    submitted = (path.parent for path in runs_dir.glob("*/*/job"))
+    for folder in dict.fromkeys([*list_current_runs(runs_dir), *submitted]):
+        facts = {"started_at": "", "name": ""} | read_intent_if_any(folder)
+        place = folder.relative_to(runs_dir)
+        called[f"{facts['started_at']} {place} {facts['name']}"] = folder
     return dict(sorted(called.items()))
 
 
@@ -411,7 +425,7 @@ def find_run(run: str | Path, runs_dir: Path) -> Path:
 def find_runs_of_name(run: str | Path, runs_dir: Path) -> list[Path]:
     """Find the folders of all runs of one name; else what ``find_run`` does."""
     called = list_known_runs(runs_dir).items()
-    named = [folder for line, folder in called if line.split(" ")[2:] == [str(run)]]
+    named = [folder for line, folder in called if line.endswith(f" {run}")]
     return named or [find_run(run, runs_dir)]
 
 
@@ -568,12 +582,9 @@ def remarks_on_record(record: Record, run_dir: Path) -> list[str]:
 def ways_of_energy_text(record: Record) -> str:
     """Say which components an energy is the sum of, and how each was found."""
     ways = {
-        name.upper(): getattr(record, f"energy_{name}_provenance")
-        for name in energy.COMPONENTS
+        name: getattr(record, f"energy_{name}_provenance") for name in energy.COMPONENTS
     }
-    return (
-        ", ".join(f"{name} {way}" for name, way in ways.items() if way) or "not known"
-    )
+    return ", ".join(f"{name.upper()} {ways[name]}" for name in ways if ways[name])
 
 
 def work_of_others(record: Record) -> str:
@@ -620,7 +631,7 @@ def check(runs_dir: Path) -> list[str]:
         if is_abandoned_run(folder):
             faults.append(
                 f"{name}: no record.json; the launcher died. "
-                f"`energynn check --recover {runs_dir}` writes one"
+                f"`energynn check --recover {shlex.quote(str(runs_dir))}` writes one"
             )
         elif (folder / "record.json").exists():
             with join_faults(f"{name}: record.json cannot be checked", faults):
@@ -718,7 +729,8 @@ def recover_record(folder: Path) -> str:
 
 def progress_in_words(events: Iterable[dict]) -> str:
     """Say what the ranks had reached."""
-    epochs = events_of_kind(events, "epoch")
-    if epochs:
-        return f"{epochs[-1]['epoch']} of {epochs[-1]['epochs']} epochs done"
+    for last in events_of_kind(events, "epoch")[-1:]:
+        if "epochs" in last:
+            return f"{last['epoch']} of {last['epochs']} epochs done"
+        return f"epoch {last['epoch']:g} done"  # of a command: nobody told of how many
     return "no epoch reported"

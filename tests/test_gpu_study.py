@@ -112,7 +112,11 @@ def test_a_loan_makes_all_anchors_and_tells_samples_from_updates(
         return overhead_s + run.epochs * epoch_s + (60 if run.compile else 0)
 
     made = []
-    monkeypatch.setattr(local, "_has_valid_record", lambda run, _runs_dir: run in made)
+
+    def has_valid_record(folder):
+        return folder.name in map(config.run_id, made)
+
+    monkeypatch.setattr(local.records, "has_valid_record", has_valid_record)
     for minutes in calls_min:
         begun, of_call = local.time.monotonic(), clock(seconds)
         local.make_missing_runs(study, tmp_path, minutes=minutes, warm_up=True)

@@ -1,7 +1,7 @@
 """The Python interface: runs as one table, power over time, comparisons."""
 
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import msgspec
@@ -217,6 +217,7 @@ def _mean_of_repeats(column: pd.Series):
 def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     """Return mean power in W, dimensions ``sensor`` and ``time`` (s from the training's start).
 
+    Starts of a run follow one another without the time between them.
     ``run`` is a run's folder, or whatever `energynn show` takes. NaN before the first and after the
     last sample of a host. Raises ValueError where that is no run, or one without samples.
 
@@ -227,14 +228,22 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
         (('sensor', 'time'), 'W')
     """
     run_dir = records.find_run(run, default_runs_dir())
-    traces = account.read_power_trace(run_dir, period_s)
-    if not traces:
+    record = records.read_record_if_any(run_dir)
+    spans = [(run_dir, 0.0, np.inf)]
+    if record:
+        spans = list(profiles.times_of_segments(run_dir, record))
+    parts = defaultdict(list)
+    for folder, begin_s, length_s in spans:
+        for sensor, (t_s, watts) in account.read_power_trace(folder, period_s).items():
+            is_after = (t_s > 0) | (folder == spans[0][0])
+            is_before = (t_s < length_s) | (folder == spans[-1][0])
+            inside = is_after & is_before
+            times = ("time", np.round(begin_s + t_s[inside], 6))
+            parts[sensor].append(xr.DataArray(watts[inside], [times], name="power_W"))
+    if not parts:
         raise ValueError(f"trace: {run_dir} has no samples")
-    powers = [
-        xr.DataArray(watts, [("time", np.round(t_s, 6))], name="power_W")
-        for t_s, watts in traces.values()
-    ]
-    power = xr.concat(powers, pd.Index([*traces], name="sensor"), join="outer")
+    powers = [xr.concat(each, "time") for each in parts.values()]
+    power = xr.concat(powers, pd.Index([*parts], name="sensor"), join="outer")
     power["time"].attrs["units"] = "s"
     return power.assign_attrs(units="W", long_name="mean power of a step")
 
@@ -263,21 +272,17 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     interval of the energies' ratio, in words.
     Raises ValueError for fewer than two runs, and where runs of one name are no repeats.
     """
-    found: dict[Path, str | Path] = {}
-    remarks = []
-    for run in runs:
-        folders = records.find_runs_of_name(run, Path(runs_dir or default_runs_dir()))
-        ended = [
-            each for each in folders if records.read_record(each).status == "finished"
-        ]
-        if 0 < len(ended) < len(folders):
-            remarks.append(f"{run}: without {len(folders) - len(ended)} unfinished")
-        found |= dict.fromkeys(ended or folders, run)
+    remarks: list = []
+    found = _runs_to_compare(runs, Path(runs_dir or default_runs_dir()), remarks)
     made = [records.read_record(folder) for folder in found]
     numbers, columns = Counter(found.values()), []
-    for record, run in zip(made, found.values(), strict=True):
+    known = Counter(record.run_id for record in made)
+    for record, (folder, run) in zip(made, found.items(), strict=True):
+        label = record.run_id
+        if known[label] > 1:
+            label = f"{folder.parent.name}/{folder.name}"
         mean = f"{run}, mean of {numbers[run]}"
-        columns.append(mean if numbers[run] > 1 else record.run_id)
+        columns.append(mean if numbers[run] > 1 else label)
     if len({*columns}) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
     table = _table_of_runs(list(map(_row_of_record, made))).drop(
@@ -288,7 +293,7 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
         name = kinds.max(axis="columns").idxmax()
         raise ValueError(
             f"compare: {name!r} names runs of several configurations, which have no mean; "
-            f"give one of each, as `energynn status {name}` lists them"
+            f"give one of each, by its folder: {', '.join(map(str, found))}"
         )
     if table["command"].notna().any():
         configs = [record.config for record in made]
@@ -310,8 +315,8 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     remarks += [f"{name}: {words}" for name, words in busy if words]
     ways = [records.ways_of_energy_text(record) for record in made]
     if len({*ways}) > 1:
-        told = dict(zip(columns, ways, strict=True))
-        remarks += [f"{name}: its energy is {told[name]}" for name in told]
+        told = zip(columns, ways, strict=True)
+        remarks += [f"{name}: its energy is {way}" for name, way in told]
     first, *_, last = [joules.dropna() for _, joules in of_run]
     if min(len(first), len(last)) > 1:
         low, high = ratio_interval(first, last)
@@ -320,8 +325,25 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
         )
     else:
         remarks.append("repeats of both, each of one --name, tell how far runs scatter")
-    table.attrs["remarks"] = remarks
+    table.attrs["remarks"] = [*dict.fromkeys(remarks)]
     return table
+
+
+def _runs_to_compare(runs, runs_dir: Path, remarks: list[str]) -> dict[Path, str]:
+    """Find the folders that are compared, by the name that stands for each: of one name the valid
+    runs, else those that finished.
+    """
+    found: dict = {}
+    for run in runs:
+        folders = records.find_runs_of_name(run, runs_dir)
+        made = {each: records.read_record(each) for each in folders}
+        valid = [each for each in made if made[each].valid]
+        finished = [each for each in made if made[each].status == "finished"]
+        best = valid or finished or folders
+        if left_out := len(folders) - len(best):
+            remarks.append(f"{run}: without {left_out} unfinished or not valid")
+        found |= dict.fromkeys(best, run)
+    return found
 
 
 def ratio_interval(first: pd.Series, last: pd.Series) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """Draw one run: its power over time, and the energy, the loss and the error that came of it."""
 
+import re
 from pathlib import Path
 
 import altair as alt
@@ -90,7 +91,10 @@ def draw_run(run_dir: Path) -> alt.HConcatChart:
 def _line_chart(table: pd.DataFrame, x: str, y: str) -> alt.Chart:
     chart = alt.Chart(table, width=370, height=150)
     line = chart.mark_line(color=theme.COLOURS[0], point=len(table) < 50)
-    return line.encode(alt.X(f"{x}:Q"), alt.Y(f"{y}:Q", title=y.replace("_", " ")))
+    # what Altair would take for a path, or a type
+    field_x, field_y = (re.sub(r"([.:\[\]])", r"\\\1", name) for name in (x, y))
+    title = y.replace("_", " ")
+    return line.encode(alt.X(f"{field_x}:Q"), alt.Y(f"{field_y}:Q", title=title))
 
 
 def _tabulate_phases(run_dir: Path, record: records.Record) -> pd.DataFrame:

@@ -88,7 +88,8 @@ def tabulate_epochs(run_dir: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 def cumulate_energy_J(power: pd.DataFrame) -> pd.Series:
     """Add up the energy of a ``load_power_profile`` to the end of each step, by that time in s."""
     total_W = power.groupby("time_s")["power_W"].sum()
-    step_s = total_W.index.to_series().diff().min()
+    # between two starts a step may be shorter or longer
+    step_s = total_W.index.to_series().diff().median()
     total_W.index += step_s / 2
     return step_s * total_W.cumsum()
 

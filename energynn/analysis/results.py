@@ -75,21 +75,25 @@ def load_records(runs_dir: str | Path, trained: bool = True) -> pd.DataFrame:
     rows = []
     excluded = []
     seen = {}
-    for path in sorted(Path(runs_dir).glob("*/*/record.json")):
-        run_dir = path.parent
+    for run_dir in records.list_current_runs(Path(runs_dir)):
+        if not (run_dir / "record.json").exists():
+            continue
         with join_faults(run_dir, excluded):
             record = records.read_record(run_dir)
             if trained == (record.workload in records.WORKLOADS_WITHOUT_TRAINING):
                 continue
             if not record.valid:
                 raise ValueError("; ".join(record.invalid_reasons))
-            marks = {record.run_id, *records.record_fingerprints(record)}
+            marks = records.record_fingerprints(record)
             others = {seen.setdefault(mark, run_dir) for mark in marks}
             if other := next(iter(others - {run_dir}), None):
                 raise ValueError(
-                    f"run_id or samples are the same as of {other}; keep one of the two"
+                    f"samples are the same as of {other}; keep one of the two"
                 )
-            rows.append(_row_of_record(record, run_dir))
+            row = _row_of_record(record, run_dir)
+            if seen.setdefault(record.run_id, run_dir) != run_dir:
+                row["run_id"] = str(run_dir.relative_to(runs_dir))  # somebody else's
+            rows.append(row)
     table = _typed_table(rows)
     table.attrs["excluded"] = excluded
     return table

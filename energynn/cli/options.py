@@ -39,12 +39,7 @@ def require_finite(value: float | None) -> float | None:
 
 FactorOption = Annotated[float | None, Option(min=0, callback=require_finite)]
 PueOption = Annotated[
-    float,
-    Option(
-        min=1,
-        help="kWh of the centre for one of its computers",
-        callback=require_finite,
-    ),
+    float, Option(min=1, help="kWh of the centre for one of its computers")
 ]
 ParametersOption = Annotated[
     list[str],

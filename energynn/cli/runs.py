@@ -126,7 +126,12 @@ def measure(
         list[str], Argument(metavar="-- COMMAND", help="with arguments")
     ],
     period: Annotated[
-        float, Option(min=0.01, max=60, help="seconds between two samples")
+        float,
+        Option(
+            min=0.01,
+            max=60,
+            help="seconds between two samples",
+        ),
     ] = 0.04,
     out: Annotated[
         Path | None,
@@ -141,7 +146,12 @@ def measure(
     epochs: TrainingSizeOption = None,
     local_batch_size: TrainingSizeOption = None,
     weights: Annotated[
-        float, Option(min=0, max=1e13, help="that are trained, as 4.2e6")
+        float,
+        Option(
+            min=0,
+            max=1e13,
+            help="that are trained, as 4.2e6",
+        ),
     ] = 0,
     gradient_bytes_per_weight: Annotated[float, Option(min=0.01, max=100)] = 4,
     name: NameOption = "",

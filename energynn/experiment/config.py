@@ -185,9 +185,8 @@ class RunConfig(WatchFields, frozen=True, kw_only=True):
 
     def epoch(self) -> Epoch:
         """Describe an epoch for a forecast; a workload of your own may say more."""
-        return Epoch(
-            getattr(self, "training_samples", 0), getattr(self, "validation_samples", 0)
-        )
+        sizes = ("training_samples", "validation_samples", "gradient_bytes")
+        return Epoch(**{name: getattr(self, name, 0) for name in sizes})
 
     @property
     def stays_on_device(self) -> bool:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from energynn.experiment.config import Epoch, Natural, RunConfig
+from energynn.experiment.config import Natural, RunConfig
 
 
 class Config(RunConfig, frozen=True, kw_only=True):
@@ -22,6 +22,3 @@ class Config(RunConfig, frozen=True, kw_only=True):
     learning_rate: float = 0.0
     training_samples: Natural
     gradient_bytes: Annotated[int, Meta(ge=0)] = 0
-
-    def epoch(self) -> Epoch:
-        return Epoch(self.training_samples, gradient_bytes=self.gradient_bytes)

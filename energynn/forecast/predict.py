@@ -13,8 +13,6 @@ from energynn.forecast import command, model, power_limit, runs
 from energynn.forecast import fit as fits
 from energynn.forecast.fit import Fit
 from energynn.forecast.runs import ObservedRuns
-from energynn.host.files import shipped_path
-from energynn.measure import machine
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 
 UNITS = {"time_h": "h", "gpu_hours": "GPU hours", "energy_kWh": "kWh"}
@@ -168,13 +166,11 @@ def _missing_exchange_text(fit: Fit, run: RunConfig, work: np.ndarray) -> str:
     """Say without which values the model has no time of an all-reduce; "" where it has one."""
     site = fit.runs.site
     link = "link_GB_per_s" if work["nodes"][0] > 1 else "gpu_link_GB_per_s"
-    is_shipped = Path(site.file).parent == shipped_path("systems").resolve()
-    file = machine.system_file(system=site.name) if is_shipped else site.file
     parts = {
         "the local batch (`measure --local-batch-size N`)": run.local_batch_size,
         "the bytes of the gradients (`measure --weights N`, gradient_bytes of a workload's "
         "epoch())": fit.runs.epoch(run).gradient_bytes,
-        f"{link} of the system (write it into {file}, then fit again)": getattr(
+        f"{link} of the system (write it into {site.file}, then fit again)": getattr(
             site, link
         ),
     }

@@ -147,11 +147,9 @@ class ObservedRuns(msgspec.Struct, frozen=True, dict=True):
         """
         if self.provenance != "published" or self.site.name in PUBLISHED_SYSTEMS:
             return self
-        homes = [systems.read_site(name) for name in PUBLISHED_SYSTEMS]
-        (home,) = [
-            site for site in homes if site.published_as == self.site.published_as
-        ]
-        return msgspec.structs.replace(self, site=home)
+        homes = map(systems.read_site, PUBLISHED_SYSTEMS)
+        by_gpu = {home.published_as: home for home in homes}
+        return msgspec.structs.replace(self, site=by_gpu[self.site.published_as])
 
     def subset(self, chosen: np.ndarray) -> ObservedRuns:
         """Choose runs by a mask."""

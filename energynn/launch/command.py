@@ -22,6 +22,7 @@ from energynn.host.files import (
     is_locked,
     lock,
     remove_matching,
+    require_writable_path,
     write_json,
 )
 from energynn.host.launchers import own_launcher, rank_and_size
@@ -31,7 +32,6 @@ from energynn.measure import devices, energy, kernel, machine
 from energynn.measure.account import IDLE_WINDOWS
 from energynn.measure.sampler_process import READY_LIMIT_S, start_sampler, wait_until
 from energynn.measure.samples import (
-    EVENT_FIELDS,
     Events,
     events_of_kind,
     read_events,
@@ -142,7 +142,8 @@ def _choose_run_folder(
     program = shutil.which(command[0])
     if program is None:
         raise ValueError(
-            f"measure: {command[0]!r} is no command here; check its name and path"
+            f"measure: {command[0]!r} is no command here; check its name and path; a script: "
+            "`sh FILE`; what a shell does: `sh -c 'LINE'`; variables: `env NAME=VALUE COMMAND`"
         )
     if os.access(program, os.R_OK) and (fault := _fault_of_program(program)):
         raise ValueError(f"measure: {command[0]} cannot be started: {fault}")
@@ -189,6 +190,7 @@ def _begin_segment(run_dir: Path, intent: dict) -> list[TextIO]:
             f"out: {run_dir} holds another command, or other files; choose a new or an empty "
             "folder"
         )
+    require_writable_path(run_dir / "run.json")
     run_dir.mkdir(parents=True, exist_ok=True)
     starts = records.lock_run_file(run_dir, records.START_LOCK)
     if is_new:
@@ -238,9 +240,6 @@ def _run_command(
     status = processes.wait_for_child(child, known)
     size_B = sum(int(each.suffix[1:]) for each in folder.glob(f"{SIZE_FILE}.*"))
     metrics = {SIZE_FILE: size_B} if size_B else {}
-    for epoch in events_of_kind(read_events(folder), "epoch")[-1:]:
-        about = {"epoch", *EVENT_FIELDS}
-        metrics |= {name: epoch[name] for name in epoch if name not in about}
     events.mark("training_end", exit_status=status, metrics=metrics)
     if status < 0 or stopped:
         processes.end_all(
@@ -290,11 +289,14 @@ def report_text(record: records.Record, run_dir: Path, details: bool = False) ->
     remarks = records.remarks_on_record(record, run_dir)
     samples = record.samples_in_training
     if record.status == "finished" and 0 < samples < records.MIN_POWER_SAMPLES:
-        longer = 1.3 * records.MIN_POWER_SAMPLES / samples
-        remarks.append(
-            f"run it {longer:.2g} times as long, or, where its sensors are faster, measure with "
-            f"--period {SHORTEST_PERIOD_S}"
-        )
+        enough = 1.3 * records.MIN_POWER_SAMPLES
+        words = f"run it {enough / samples:.2g} times as long"
+        if record.training_time_s > enough * SHORTEST_PERIOD_S:
+            words += (
+                ", or, where its sensors are faster, measure with --period "
+                f"{SHORTEST_PERIOD_S}"
+            )
+        remarks.append(words)
     lines += [f"  {line}" for line in remarks]
     if details:
         lines += [

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from energynn import records
 from energynn.experiment import config as configuration
-from energynn.experiment.config import RunConfig
 from energynn.host.files import REPOSITORY, shipped_path, write_json
 from energynn.host.processes import OWN_PYTHON, end_with_parent, own_environment
 from energynn.host.progress import print_lines, summarize_record
@@ -26,7 +25,7 @@ LAUNCH_NOTEBOOK = shipped_path("notebooks") / "run_training.ipynb"
 
 
 def make_missing_runs(
-    runs: list[RunConfig],
+    runs: list[configuration.RunConfig],
     runs_dir: Path,
     minutes: float = math.inf,
     warm_up: bool = False,
@@ -39,13 +38,13 @@ def make_missing_runs(
     labels: name and note of every run.
     Raises ValueError with the remedy if this machine cannot make the runs.
     """
-    runs_dir = runs_dir.absolute()
-    missing = [run for run in runs if not _has_valid_record(run, runs_dir)]
+    folders = {run: configuration.folder(run, runs_dir.absolute()) for run in runs}
+    missing = [run for run in runs if not records.has_valid_record(folders[run])]
     begun = time.monotonic()
     # one of each kind, so that none is refused after hours
     kinds = {(run.dataset, run.device, run.devices): run for run in missing}
     for run in kinds.values():
-        start.prepare_intent(run, configuration.folder(run, runs_dir))
+        start.prepare_intent(run, folders[run])
     if warm_up and len(missing) == len(runs):
         print_lines("\n--- to warm up: the first run, which does not count")
         with tempfile.TemporaryDirectory() as name:
@@ -56,7 +55,7 @@ def make_missing_runs(
     made = []
     for number, run in enumerate(missing, 1):
         elapsed_s = time.monotonic() - begun
-        run_dir = configuration.folder(run, runs_dir)
+        run_dir = folders[run]
         # The first of all may be cold, and says least of the others.
         if elapsed_s + max(made[1:] or made, default=0.0) > 60 * minutes:
             failed.append(f"{run_dir.name}: left out for lack of time")
@@ -78,7 +77,7 @@ def make_missing_runs(
             print_lines(f"energynn: {run_dir.name}: {reason}")
         if status:
             failed.append(f"{run_dir.name}: {reason}")
-    valid = sum(_has_valid_record(run, runs_dir) for run in runs)
+    valid = sum(records.has_valid_record(folders[run]) for run in runs)
     print_lines(f"{valid} of {len(runs)} runs have a valid record in {runs_dir}")
     if valid < len(runs):
         print_lines(
@@ -159,7 +158,3 @@ def _write_kernel(folder: Path) -> dict[str, str]:
     write_json(folder / "kernels" / "python3" / "kernel.json", {"argv": words})
     places = filter(None, [str(folder), os.environ.get("JUPYTER_PATH")])
     return {"JUPYTER_PATH": os.pathsep.join(places)}
-
-
-def _has_valid_record(run: RunConfig, runs_dir: Path) -> bool:
-    return records.has_valid_record(configuration.folder(run, runs_dir))

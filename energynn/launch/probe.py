@@ -10,7 +10,6 @@ from energynn.experiment.config import RunConfig
 from energynn.experiment.systems import Site
 from energynn.forecast import fit as fits
 from energynn.forecast import next_run, runs
-from energynn.forecast.runs import ObservedRuns
 from energynn.host.files import REPOSITORY
 from energynn.launch import local
 from energynn.measure import machine
@@ -29,7 +28,9 @@ def target_run(workload: str, site: Site, parameters: dict) -> RunConfig:
     return config.make(workload, **preset | parameters)
 
 
-def matching_runs(run: RunConfig, site: Site, runs_dir: Path) -> ObservedRuns | None:
+def matching_runs(
+    run: RunConfig, site: Site, runs_dir: Path
+) -> runs.ObservedRuns | None:
     """Read the valid runs of a training's recipe; None where there are none."""
     recipe = runs.recipe_of_fit(config.asdict(run))
     found = [

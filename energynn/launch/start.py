@@ -21,7 +21,6 @@ from energynn.host.files import (
     newest_checkpoint_name,
     write_json,
 )
-from energynn.host.launchers import LAUNCHERS_WITHOUT_PERUN
 from energynn.host.progress import print_lines
 from energynn.launch import command, supervise
 from energynn.measure import machine
@@ -167,7 +166,7 @@ def list_warnings(intent: dict) -> list[str]:
     """Warn about a run that can work."""
     devices = intent["devices"]
     warnings = []
-    if intent["launcher"] in LAUNCHERS_WITHOUT_PERUN:
+    if intent["launcher"] in launchers.LAUNCHERS_WITHOUT_PERUN:
         warnings.append("perun or MPI is missing: perun's number will be absent")
     if intent["device_kind"] != "gpu":
         cores = launchers.count_slurm_nodes() * intent["machine"]["cores"]

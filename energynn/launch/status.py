@@ -318,10 +318,11 @@ def _device_line(name: str, used: np.ndarray, provenance: str = "") -> str:
 
 
 def follow_run(run_dir: Path) -> None:
-    """Print a look every two seconds until the run has its record."""
+    """Print a look every two seconds until the run has ended, however that was."""
     while True:
         with join_faults(run_dir):
             print_lines(device_status_text(run_dir))
-        if (run_dir / "record.json").exists():
+        if (run_dir / "run.json").exists() and not records.is_run_locked(run_dir):
+            print_lines(status_text(*describe_runs([run_dir])))
             return
         time.sleep(POLL_PERIOD_S)

@@ -19,14 +19,12 @@ from energynn.experiment import systems
 from energynn.experiment.config import RunConfig
 from energynn.experiment.systems import Site
 from energynn.forecast import costs
-from energynn.host import files
-from energynn.host.files import REPOSITORY
+from energynn.host.files import REPOSITORY, utc_time_text, write_json
 from energynn.host.launchers import PYTHON_VARIABLE, SRUN_VARIABLE
 from energynn.host.processes import own_environment
 from energynn.host.progress import print_lines
 from energynn.host.reading import join_faults
 from energynn.launch import slurm, status
-from energynn.launch.status import JobSubmission
 
 LIMIT_MARGIN = 1.3  # of the time limit over the high end of the forecast
 SPARE_H = 0.5
@@ -135,11 +133,6 @@ def read_cluster(system: str, options: list[str] = ()) -> Site:
     if site.scheduler != "slurm":
         raise ValueError(
             f"system: {site.name} is no cluster; `energynn study run NAME` works here"
-        )
-    if any(word.startswith(("-M", "--cluster")) for word in [*site.sbatch, *options]):
-        raise ValueError(
-            "sbatch: --clusters: a job of another cluster is not found again; submit from a login "
-            "node of that cluster"
         )
     return msgspec.convert(
         msgspec.structs.asdict(site) | {"sbatch": [*site.sbatch, *options]}, Site
@@ -270,11 +263,11 @@ def submit_job_array(
     Raises ValueError where Slurm refuses it.
     """
     folders = list(job.runs)
-    submission = JobSubmission(files.utc_time_text())
+    submission = status.JobSubmission(utc_time_text())
     text = render_job_script(job, site, name)
     for folder, run in job.runs.items():  # all before the job, which may start at once
         parameters = configuration.asdict(run) | (labels or {})
-        files.write_json(folder / "job" / "parameters.json", parameters)
+        write_json(folder / "job" / "parameters.json", parameters)
         (folder / "job" / "job.sh").write_text(text)
         status.write_job_file(folder, "submission", submission)
     options = []

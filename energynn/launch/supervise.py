@@ -218,7 +218,7 @@ def missing_record_text(run_dir: Path, error: Exception) -> str:
     """Say that the record of a run could not be written, and what to do."""
     return (
         f"energynn: {run_dir.name}: no record written ({error}); "
-        f"mend that, then `energynn check --recover {run_dir.parent}`"
+        f"mend that, then `energynn check --recover {shlex.quote(str(run_dir.parent))}`"
     )
 
 

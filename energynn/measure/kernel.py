@@ -97,12 +97,12 @@ def list_own_graphics() -> list[str]:
 
 def _list_gpus() -> dict[Path, str]:
     """Return the vendors of all that may be a GPU."""
-    vendors = {
-        path: VENDORS.get(read_text(path / "vendor"), "")
-        for path in sorted(PCI_DEVICES_FOLDER.glob("*"))
-        if _pci_class(path) in GPU_PCI_CLASSES
-    }
-    return {path: vendor for path, vendor in vendors.items() if vendor}
+    found = {}
+    for path in sorted(PCI_DEVICES_FOLDER.glob("*")):
+        vendor = read_text(path / "vendor")
+        if vendor in VENDORS and _pci_class(path) in GPU_PCI_CLASSES:
+            found[path] = VENDORS[vendor]
+    return found
 
 
 def _pci_class(path: Path) -> str:

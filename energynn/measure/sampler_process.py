@@ -84,10 +84,7 @@ def sample_for_parent(folder: str, ranks: int) -> None:
     """
     parent = os.getppid()
     buffer_output_by_line()
-    try:
-        sampler = begin_sampling(Path(folder), ranks)
-    except ValueError as error:
-        sys.exit(f"energynn: {error}")
+    sampler = begin_sampling(Path(folder), ranks)
     while os.getppid() == parent:
         if select.select([sys.stdin], [], [], PARENT_POLL_PERIOD_S)[0]:
             break

@@ -174,13 +174,16 @@ class Phases:
                 f"phases: {self._open_name} goes on; measure what lies within it by a window"
             )
         self._open_name = name
+        one = self._window(name)
         try:
-            with self._window(name) as one:
+            with one:
                 yield
         finally:
             self._open_name = ""
-        last = one._block
-        assert last  # it was entered
+            if one._block:  # it was entered
+                self._add_block(name, one._block)
+
+    def _add_block(self, name: str, last: MeasuredBlock) -> None:
         self._names.append(name)
         self._blocks.append(last)
         self._whole = replace(
@@ -263,7 +266,7 @@ def count_gradient_bytes(model: Any) -> int:
     return sum(each.numel() * each.element_size() for each in trained)
 
 
-def log_epoch(epoch: int, **reached: float) -> None:
+def log_epoch(epoch: float, **reached: float) -> None:
     """Tell the `energynn measure` in which this runs what an epoch reached, at its end.
 
     As in ``energynn.log_epoch(1, training_loss=0.4, top1_error=0.2)``. ``energynn.epochs`` and
@@ -277,7 +280,7 @@ def log_epoch(epoch: int, **reached: float) -> None:
     with suppress(OSError, KeyError):  # no run is measured, or it has ended
         folder = Path(os.environ[MARK_VARIABLE])
         if rank_and_size()[0] == 0:
-            Events(folder, 0).mark("epoch", epoch=int(epoch), **numbers)
+            Events(folder, 0).mark("epoch", epoch=float(epoch), **numbers)
 
 
 # ---------------------------------------------------------------------------------- the sampler

@@ -85,7 +85,7 @@ def test_two_runs_side_by_side_with_their_ratio(two_runs):
         edit(folder / "run.json", name="again")
     edit(bad / "record.json", status="failed")
     told = energynn.compare("again", bad, runs_dir=bad.parents[1]).attrs["remarks"]
-    assert told[0] == "again: without 1 unfinished"
+    assert told[0] == "again: without 1 unfinished or not valid"
 
 
 def test_the_commands_show_and_export(two_runs, tmp_path):

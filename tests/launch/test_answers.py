@@ -85,4 +85,3 @@ def test_all_that_a_script_asks_for_is_given_as_options_and_one_s_own_too(
     names = {re.split("[ =]", comment)[0] for comment in comments}
     assert names <= {word.split("=")[0] for word in options}
     assert "$.sbatch" in fake_slurm.submit("--", "--wrap=touch x", status=2)
-    assert "node of that cluster" in fake_slurm.submit("--", "-M there", status=2)
