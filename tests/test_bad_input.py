@@ -104,6 +104,13 @@ def test_what_cannot_work_leaves_nothing(here, monkeypatch, words, says):
     assert not (here / "runs").exists()
 
 
+def test_a_machine_that_leaves_all_sensors_out_is_not_measured(here):
+    (here / "runs/local").mkdir(parents=True)
+    (here / "runs/local/system.toml").write_text('left_out = ["cpu"]')
+    refused(here, "measure", "true", says="leaves no sensor; leave one in")
+    assert not (here / "runs/measured").exists()
+
+
 @pytest.mark.parametrize(
     "name, text",
     [

@@ -9,7 +9,7 @@ import pytest
 
 import energynn
 from energynn import records
-from energynn.analysis import interface
+from energynn.analysis import interface, profiles
 from energynn.host import files
 from energynn.host.reading import read_json
 from tests.conftest import POWER_W, TRAINING_S, write_runs
@@ -57,6 +57,29 @@ def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):
     inside = power.sel(time=slice(1, TRAINING_S - 1))
     np.testing.assert_allclose(inside.values, POWER_W, rtol=1e-6)
     refused("means 0 runs", energynn.trace, tmp_path)
+    again = two_runs[0] / "segment-2"
+    again.mkdir()
+    for path in two_runs[0].glob("*.jsonl"):
+        shutil.copy(path, again)
+    part = read_json(two_runs[0] / "record.json")["segments"][0]
+    edit(two_runs[0] / "record.json", segments=[part, part])
+    power = energynn.trace(two_runs[0], period_s=1.0)
+    assert power.sel(time=TRAINING_S + 3, method="nearest") == pytest.approx(POWER_W)
+    steps = pd.DataFrame({"time_s": [0.5, 1.5, 2.1, 3.1], "power_W": 10.0})
+    assert profiles.cumulate_energy_J(steps).iloc[-1] == 40, "at a seam, too"
+
+
+def test_runs_lie_at_any_depth_and_others_have_runs_of_the_same_name(two_runs):
+    runs_dir = two_runs[0].parents[1]
+    deep = runs_dir / "her" / "paper" / two_runs[0].name
+    shutil.copytree(two_runs[0], deep)
+    edit(deep / "record.json", training_time_s=9.0, files={})
+    for folder in (two_runs[0], deep):
+        edit(folder / "run.json", name="both")
+    names = set(energynn.load(runs_dir).run.values)
+    assert {deep.name, f"local/{deep.name}"} < names
+    assert records.find_runs_of_name("both", runs_dir) == [deep, two_runs[0]]
+    assert f"paper/{deep.name}" in energynn.compare(deep, two_runs[0])
 
 
 def test_two_runs_side_by_side_with_their_ratio(two_runs):
@@ -83,7 +106,7 @@ def test_two_runs_side_by_side_with_their_ratio(two_runs):
     bad, good = two_runs
     for folder in two_runs:
         edit(folder / "run.json", name="again")
-    edit(bad / "record.json", status="failed")
+    edit(bad / "record.json", status="failed", valid=False)
     told = energynn.compare("again", bad, runs_dir=bad.parents[1]).attrs["remarks"]
     assert told[0] == "again: without 1 unfinished or not valid"
 
@@ -102,11 +125,8 @@ def test_the_commands_show_and_export(two_runs, tmp_path):
     shutil.copytree(two_runs[0], aside / f"{records.read_record(two_runs[0]).run_id}.1")
     shown = answer("show", two_runs[0], *runs)
     assert f"begun anew: 1 before, in {aside}, do not count" in shown
-    others = tmp_path / "runs" / "alice" / two_runs[0].parent.name / two_runs[0].name
-    shutil.copytree(two_runs[0], others)
-    noted = answer("check", tmp_path / "runs", status=1)
-    assert noted.count("begun anew: 1 before") == 1 and "more: begun" not in noted
-    shutil.rmtree(others)
+    record, hers = records.read_record(two_runs[0]), tmp_path / "her" / "run"
+    assert "begun anew" not in str(records.remarks_on_record(record, hers))
     shutil.rmtree(aside)
     factors = "--gco2-per-kwh 400 --price-per-kwh 0.3 --pue 1.5".split()
     said = answer("export", "--csv", tmp_path / "runs.csv", *factors, *runs)

@@ -245,7 +245,6 @@ CASES = {
     "km/h": (in_unit("u10", "km/h", lambda values: values * 3.6), ""),
     "Kelvin": (in_unit("t2m", "Kelvin", abs), ""),
     "another kind": (in_unit("t2m", "m", abs), "0.nc: t2m is in 'm'"),
-    "millibars": (in_unit("level", "millibars", abs), ""),
     "model levels": (in_unit("level", "1", abs), "0.nc: level is in '1'"),
     "no unit": (in_unit("t2m", "warm", abs), "0.nc: t2m is in 'warm'"),
     "unsaid hPa": (netcdf(lambda s: s.assign(msl=s.msl + 750)), "mslp is .*as in hPa"),

@@ -13,6 +13,7 @@ import pytest
 
 import energynn
 from energynn import records
+from energynn.host import progress
 from energynn.host.reading import read_json
 from energynn.launch import status
 from energynn.measure import samples
@@ -27,7 +28,7 @@ from tests.processes import (
     with_gpus,
 )
 from tests.ranks import MPIRUN
-from tests.run_files import last_sample_ns, read_lines, write_lines
+from tests.run_files import last_sample_ns, read_lines, rewrite, write_lines
 
 STEADY = dict(high_W=300.0, update_s=0.02)
 
@@ -111,6 +112,20 @@ def test_what_epochs_of_a_command_reached_stands_beside_their_energy(
     energynn.log_epoch(1, top1_error=0.4)
     again = records.save_record(tmp_path / "run", "finished", "")
     assert "epochs were told more than once" in again.flags[0], "by another training"
+    # a start that is killed tells no end, and a further start what it has reached
+    is_told = {"rank_start", "training_start", "epoch"}
+    rewrite(tmp_path / "run/events-rank0.jsonl", lambda one: one["event"] in is_told)
+    (tmp_path / "run" / "record.json").unlink()
+    assert records.recover(tmp_path)[0].endswith("epoch 1 done")
+    killed = records.read_record(tmp_path / "run")
+    assert killed.metrics["loss"] == 0.5 and len(killed.history) == 2
+    killed.config["epochs"] = 90
+    assert f"{killed.energy_total_J / 7200:.2g}" in progress.summarize_record(killed)
+    (tmp_path / "run" / "segment-2").mkdir()
+    monkeypatch.setenv("ENERGYNN_MARK", str(tmp_path / "run" / "segment-2"))
+    energynn.log_epoch(2.5, loss=0.1)
+    again = records.save_record(tmp_path / "run", "killed", "")
+    assert again.metrics["loss"] == 0.1 and again.history[-1]["epoch"] == 2.5
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("ENERGYNN_MARK", str(tmp_path))

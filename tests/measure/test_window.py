@@ -6,6 +6,7 @@ import signal
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -143,6 +144,10 @@ def test_phases_add_up_by_name_and_a_window_tells_what_it_has_taken_so_far(told)
     begin_s, energy_J, end_s = told["so far"]
     assert 0.88 * begin_s < energy_J / all_W < 1.12 * end_s
     refused("no block has ended", str, energynn.phases())
+    failed = energynn.phases()
+    with suppress(MemoryError), failed("step"):
+        raise MemoryError
+    assert failed.rows["step"]["blocks"] == 1
     refused("enter its block first", lambda: energynn.window().energy_J)
 
 
