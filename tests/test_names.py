@@ -175,7 +175,7 @@ def test_repeats_are_averaged_by_their_name_and_three_runs_are_one_table(runs):
     said = energynn.compare("mine", "yours").attrs["remarks"][-1]
     assert said.startswith("ratio of the energies: 0.00666 to 1e+03 by the scatter")
     change(runs[1], config=kept | {"local_batch_size": 99})
-    words = "'mine' names runs of several configurations.*`energynn status mine`"
+    words = "'mine' names runs of several configurations.*`energynn show mine`"
     refused(words, energynn.compare, "mine", "yours")
 
 

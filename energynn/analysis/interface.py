@@ -293,7 +293,7 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
         name = kinds.max(axis="columns").idxmax()
         raise ValueError(
             f"compare: {name!r} names runs of several configurations, which have no mean; "
-            f"give one of each, by its folder: {', '.join(map(str, found))}"
+            f"give one of each, as `energynn show {name}` lists them"
         )
     if table["command"].notna().any():
         configs = [record.config for record in made]

@@ -286,8 +286,9 @@ def test_a_sampler_that_stood_still_is_told_no_period(tmp_path, until_s):
 
 
 def test_too_few_samples_are_told_how_much_longer_gives_enough(tmp_path):
-    record = read_as_record(minimal_record(samples_in_training=8, status="finished"))
-    assert "run it 9.8 times as long" in command.report_text(record, tmp_path)
+    record = minimal_record(samples_in_training=8, training_time_s=0.3)
+    record = read_as_record(record)
+    assert "run it 9.8 times as long\n" in command.report_text(record, tmp_path)
 
 
 # -------------------------------------------------------------------------------------- agreement
