@@ -95,6 +95,8 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, name, what):
         (["run", "-p", "training_samples=9999"], "the data set has 1000"),
         (["measure", "--", "no-such-command"], "'no-such-command' is no command"),
         (["measure", "--period", "0", "true"], "is not in the range 0.01<=x<=60"),
+        (["measure", "--period", "nan", "true"], "nan is no number."),
+        (["status", "--watch", "last", "--json"], "asks --json again"),
         (["measure", "--out", "/proc/nothing", "true"], "No such file or directory"),
     ],
 )

@@ -86,6 +86,11 @@ def test_a_name_is_in_the_record_and_not_in_the_digest(tmp_path):
     record = records.read_record_if_any(folder)
     assert (record.name, record.note) == ("mine", "a/b: ä")
     assert records.check(tmp_path) == []
+    # a start with other options is no start of this run
+    for option in ("--period", "--epochs"):
+        said = answer("measure", f"{option}=2", *words, status=2)
+        assert "other files, or a run of other " in said
+    assert "of other epochs; choose a new or an empty folder" in said
 
 
 def test_a_run_that_is_made_keeps_its_name(run_dir, capsys):
@@ -114,7 +119,7 @@ def test_status_is_a_line_for_each_run_the_newest_first(runs, monkeypatch):
     }
     change(runs[1], config=settings, metrics={"top1_error": 0.584, "top5_error": 0.1})
     head, last, first, total = answer("status").splitlines()
-    assert head.split()[:3] == ["started", "run", "what"]
+    assert head.split()[:3] == ["started", "UTC", "run"]
     assert "mine.2 resnet50 2 64    top1 0.584 0.667 Wh simulated finished" in last
     assert "mine.1 resnet50 2 32 " in first and total.startswith("runs: 2; ")
     assert max(map(len, (head, last, first))) <= 100
@@ -124,6 +129,9 @@ def test_status_is_a_line_for_each_run_the_newest_first(runs, monkeypatch):
     assert " 2 starts" in wide
     assert "system other; seed 7" in wide and "epochs" not in wide
     assert "mine.1" not in answer("status", "other")
+    change(runs[0], name="R1")
+    assert "mine.2" not in answer("status", "R1"), "which is a study, too"
+    assert "runs: 1; " in answer("status", "R1")
 
 
 def test_failed_shows_what_failed_or_is_not_valid_with_the_whole_reason(runs):

@@ -96,6 +96,8 @@ def status(
     from energynn import records
     from energynn.launch import status
 
+    if watch and as_json:
+        raise ValueError("status: --watch is for people; a program asks --json again")
     if watch:
         status.follow_run(records.find_run(watch, runs_dir))
         return

@@ -33,7 +33,7 @@ StudyArgument = Annotated[
 def require_finite(value: float | None) -> float | None:
     """Refuse what a computer calls a number, and no limit or factor is: inf, nan."""
     if value is not None and not math.isfinite(value):
-        raise BadParameter(f"{value} is no number")
+        raise BadParameter(f"{value} is no number.")
     return value
 
 

@@ -21,6 +21,7 @@ from energynn.cli.options import (
     parse_parameters,
     print_answer,
     print_json_or_text,
+    require_finite,
 )
 
 TrainingSizeOption = Annotated[
@@ -130,6 +131,7 @@ def measure(
         Option(
             min=0.01,
             max=60,
+            callback=require_finite,
             help="seconds between two samples",
         ),
     ] = 0.04,
@@ -150,10 +152,13 @@ def measure(
         Option(
             min=0,
             max=1e13,
+            callback=require_finite,
             help="that are trained, as 4.2e6",
         ),
     ] = 0,
-    gradient_bytes_per_weight: Annotated[float, Option(min=0.01, max=100)] = 4,
+    gradient_bytes_per_weight: Annotated[
+        float, Option(min=0.01, max=100, callback=require_finite)
+    ] = 4,
     name: NameOption = "",
     note: NoteOption = "",
     as_json: JsonOption = False,

@@ -111,9 +111,10 @@ def make_plan(
     costs["devices"] = work["devices"]
     costs["global_batch_size"] = [run.global_batch_size for run in asked]
     limited = costs[list(limits)]
-    if limited.isna().any(axis=None):
+    if costs.filter([*limits, "price"]).isna().any(axis=None):
         raise ValueError(
-            "--energy-kwh: energies are not known, as not all were measured"
+            "energies are not known, as not all were measured; leave out --energy-kwh and "
+            "--price-per-kwh"
         )
     exceeds = limited > list(limits.values())
     able = costs[~exceeds.any(axis="columns")]

@@ -185,10 +185,12 @@ def _begin_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     """Write run.json, or begin a further segment of the same command; return its locks."""
     is_new = not any(run_dir.glob("[!.]*"))
     before = intent if is_new else records.read_intent_if_any(run_dir)
-    if (before.get("workload"), before.get("config")) != ("command", intent["config"]):
+    was = before.get("config", {})
+    now = intent["config"]
+    if others := [name for name in now | was if now.get(name) != was.get(name)]:
         raise ValueError(
-            f"out: {run_dir} holds another command, or other files; choose a new or an empty "
-            "folder"
+            f"out: {run_dir} holds other files, or a run of other {', '.join(others)}; "
+            "choose a new or an empty folder"
         )
     require_writable_path(run_dir / "run.json")
     run_dir.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,7 @@ RUNNING_JOB_STATES = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 UNFINISHED_RUN_STATES = ("queued", "running")
 BAD_RUN_STATES = ("failed", "not valid")
 TABLE_HEADER = [
-    "started",
+    "started UTC",
     "run",
     "what",
     "n",
@@ -120,9 +120,9 @@ def find_run_folders(runs_dir: Path, names: list[str]) -> list[Path]:
     """List the folders of runs that were submitted or started: of systems, studies, single runs,
     or all.
     """
-    known = records.list_known_runs(runs_dir).values()
+    known = records.list_known_runs(runs_dir)
     # the first two are those of own runs, also where none is
-    systems = {"local", "measured"} | {path.parent.name for path in known}
+    systems = {"local", "measured"} | {path.parent.name for path in known.values()}
     wanted = []
     for name in names:
         if name in systems:
@@ -134,7 +134,13 @@ def find_run_folders(runs_dir: Path, names: list[str]) -> list[Path]:
         else:
             wanted += records.find_runs_of_name(name, runs_dir)
     wanted = {path.resolve() for path in wanted}
-    return [path for path in known if path.resolve() in wanted or not names]
+    # a run may have the name of a study, too
+    ends = tuple(f" {name}" for name in names)
+    return [
+        path
+        for line, path in known.items()
+        if path.resolve() in wanted or line.endswith(ends) or not names
+    ]
 
 
 def describe_runs(folders: list[Path]) -> tuple[list[dict], list[str]]:

@@ -377,10 +377,11 @@ def test_a_command_without_samples_is_told_what_it_lacks():
     fit = fits.fit_runs(seen.subset(np.array([False, True])))
     assert not fit.has_power
     asked = grid(fit)
-    factors = predict.conversion_factors(None, 0.3, None, 1.0)
-    made = plan.make_plan(fit, asked, {}, factors=factors)
-    assert plan.forecast_rows(made, [0])[0]["price"]["value"] is None
-    refused("energies are not known", plan.make_plan, fit, asked, {"energy_kWh": 1.0})
+    factors = predict.conversion_factors(None, 0.3, 2.0, 1.0)
+    assert predict.forecasts(fit, asked, factors=factors)[0]["price"]["value"] is None
+    for limits, priced in (({"energy_kWh": 1.0}, []), ({}, factors)):
+        unknown = partial(plan.make_plan, factors=priced)
+        refused("energies are not known", unknown, fit, asked, limits)
     of_core = measured(1, 1, 10.0, device_kind="cpu core")
     for system in ("horeka-a100", "gpu-h200"):
         refused(f"{system} has GPUs", mine, of_core, system=system)
