@@ -38,10 +38,13 @@ def main(config, run_dir, folder=None):
         for epoch in session.epochs():
             for _step, batches in session.steps(epoch):
                 optimizer.zero_grad()
+                step_loss = 0.0
                 for (x, y), _is_last in batches:
                     loss = torch.nn.functional.mse_loss(model(x), y)
+                    loss = loss / config.accumulation_steps
                     loss.backward()
+                    step_loss += loss.detach()
                 optimizer.step()
-                session.step_done(loss.detach())
+                session.step_done(step_loss)
             session.epoch_done({"slope": line.weight.item()}, 0, config.learning_rate)
     return session.finish({})

@@ -368,8 +368,9 @@ def _ratios_of_pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFr
     both = _group_means(a, names).merge(
         _group_means(b, names), on=names, suffixes=("", "_b")
     )
+    keys = both[names].itertuples(index=False)
     return both.assign(
-        unit=[", ".join(map(str, key)) for key in both[names].itertuples(index=False)],
+        unit=[", ".join(map(str, key)).removesuffix(", published") for key in keys],
         value=both["value"] - both["value_b"],
         error=np.hypot(both["error"], both["error_b"]),
         freedom=both[["freedom", "freedom_b"]].min(axis=1),

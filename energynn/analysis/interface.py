@@ -10,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from energynn import records
-from energynn.analysis import observations, profiles
+from energynn.analysis import observations, profiles, results
 from energynn.host.files import default_runs_dir, require_writable_path
 from energynn.host.texts import spreadsheet_cell
 from energynn.measure import account
@@ -37,8 +37,11 @@ SHORT_COLUMN_NAMES = {
     "mean_power_total_W": "power_W",
 }
 # in which repeats do not differ
-RUN_SIZE_COLUMNS = [
+REPEATED_COLUMNS = [
+    "recipe",
     "command",
+    "system",
+    "device_name",
     "devices",
     "local_batch_size",
     "global_batch_size",
@@ -288,7 +291,8 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     table = _table_of_runs(list(map(_row_of_record, made))).drop(
         columns=["started_at", "run_id", "energy_total_systematic_J"]
     )
-    kinds = table[RUN_SIZE_COLUMNS].groupby([*map(str, found.values())]).nunique()
+    recipes = table.assign(recipe=list(map(results.recipe_digest, made)))
+    kinds = recipes[REPEATED_COLUMNS].groupby([*map(str, found.values())]).nunique()
     if (kinds > 1).any(axis=None):
         name = kinds.max(axis="columns").idxmax()
         raise ValueError(
@@ -305,7 +309,9 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
         .agg(_mean_of_repeats)
         .T.rename_axis(columns="run_id")
     )
-    values = table.drop("valid").apply(pd.to_numeric, errors="coerce")
+    values = table.drop(["valid", "command", "repeat"]).apply(
+        pd.to_numeric, errors="coerce"
+    )
     table["ratio"] = values.iloc[:, -1] / values.iloc[:, 0].replace(0, np.nan)
     energies_J = pd.Series([record.energy_total_J for record in made], dtype=float)
     of_run = energies_J.groupby(columns, sort=False)

@@ -51,6 +51,10 @@ RUN_FACTS = [
     *results.SIZE_COLUMNS,
     "dataset_samples",
 ]
+# around a model's name: its maker, form and memory
+AROUND_MODEL_PATTERN = re.compile(
+    r"NVIDIA|AMD|Intel\(R\)|Instinct|GeForce|Tesla|Generation|PCIe|NVL|SXM\d?|OAM|HBM\w+|\d*GB"
+)
 ENERGY_PART_PATTERN = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 PARTS = results.PROVENANCE_COLUMNS[:3]
 # Published quantities that follow from others, whose spread they have.
@@ -196,6 +200,17 @@ def training_names(runs: pd.DataFrame) -> pd.Series:
     return (words["workload"] + " " + words["stage"]).str.strip()
 
 
+def hardware_names(runs: pd.DataFrame) -> pd.Series:
+    """Name the model of each GPU as people do, "H100" or "RTX 4090", else the kind of device."""
+    models = runs["device_name"].map(_model_name)
+    return models.where(runs["device_kind"] == "gpu", runs["device_kind"])
+
+
+def _model_name(device_name: str) -> str:
+    words = re.split(r"[\s-]+", device_name)
+    return " ".join(word for word in words if not AROUND_MODEL_PATTERN.fullmatch(word))
+
+
 def runs_without_training(runs_dir: str | Path) -> pd.DataFrame:
     """Tabulate measured commands and imported perun files with the columns of ``load`` they have.
 
@@ -274,9 +289,7 @@ def _add_derived_quantities(table: pd.DataFrame) -> pd.DataFrame:
     """Add what follows from energies and times of a run."""
     energy_kWh = table["energy_total_kWh"]
     hours = table["gpu_hours"]
-    # the GPU's model as the study calls it, else the kind of device
-    model = table["device_name"].str.extract(r"\b([ABHV]\d{2,3}[A-Z]?)\b")[0]
-    table["hardware"] = model.fillna(table["device_kind"])
+    table["hardware"] = hardware_names(table)
     table["energy_per_gpu_hour_kW"] = energy_kWh / hours
     table["energy_per_dataset_sample_Wh"] = 1000 * energy_kWh / table["dataset_samples"]
     table["mean_power_gpu_W"] = 1000 * table["energy_gpu_kWh"] / hours

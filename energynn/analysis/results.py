@@ -55,11 +55,8 @@ TABLE_COLUMNS = [
     "cpu_model_idle_W_per_core",
     "cpu_model_full_W_per_core",
     "cpu_model_cores",
-    "top1_error",
-    "z500_rmse_m",
-    "persistence_m",
-    "lead_time_h",
 ]
+METRIC_COLUMNS = ["top1_error", "z500_rmse_m", "persistence_m", "lead_time_h"]
 
 
 def load_records(runs_dir: str | Path, trained: bool = True) -> pd.DataFrame:
@@ -112,8 +109,8 @@ def _row_of_record(record: records.Record, run_dir: Path) -> dict:
     row = {
         "run_dir": str(run_dir),
         "loader": loader,
-        "recipe": _recipe_digest(record),
-        "recipe_at_any_pace": _recipe_digest(record, pace),
+        "recipe": recipe_digest(record),
+        "recipe_at_any_pace": recipe_digest(record, pace),
         "machine_cpu": record.machine.get("cpu"),
     }
     known = config | msgspec.to_builtins(record)
@@ -122,7 +119,8 @@ def _row_of_record(record: records.Record, run_dir: Path) -> dict:
         known |= {f"cpu_model_{name}": value for name, value in model.items()}
     # a measured command has it from the person
     known.setdefault("dataset_samples", config.get("training_samples"))
-    row |= {name: known[name] for name in TABLE_COLUMNS if name in known}
+    # a metric of one of these names is no energy of ours
+    row |= {name: known.get(name) for name in TABLE_COLUMNS if name not in row}
     metrics = {name: float(value) for name, value in record.metrics.items()}
     leads = re.findall(r"z500_rmse_(\d+)h_m\b", " ".join(metrics))
     if leads_h := sorted(map(int, leads)):
@@ -136,7 +134,7 @@ def _row_of_record(record: records.Record, run_dir: Path) -> dict:
     return metrics | row
 
 
-def _recipe_digest(record: records.Record, left_out: Collection[str] = ()) -> str:
+def recipe_digest(record: records.Record, left_out: Collection[str] = ()) -> str:
     """Compute a short digest of a run's recipe and data, without what ``left_out`` names."""
     kept = run_config.recipe(record.config, left_out)
     return run_config.json_digest({"config": kept, "data": record.data_digest})[:8]
@@ -144,7 +142,9 @@ def _recipe_digest(record: records.Record, left_out: Collection[str] = ()) -> st
 
 def _typed_table(rows: list[dict]) -> pd.DataFrame:
     table = pd.DataFrame(rows)
-    table = table.reindex(columns=dict.fromkeys([*TABLE_COLUMNS, *table]))
+    table = table.reindex(
+        columns=dict.fromkeys([*TABLE_COLUMNS, *METRIC_COLUMNS, *table])
+    )
     numbers = table.columns.difference(TEXT_COLUMNS)
     table[TEXT_COLUMNS] = table[TEXT_COLUMNS].astype(object).fillna("")
     table[numbers] = table[numbers].astype(float)
@@ -155,7 +155,8 @@ def _typed_table(rows: list[dict]) -> pd.DataFrame:
         energies_J.rename(columns=lambda name: f"{name[:-1]}kWh") / JOULE_PER_KWH
     )
     # one piece, before more is put in: pandas warns of many
-    table = table.join(energies_kWh).copy()
+    others = table.columns.difference(energies_kWh.columns, sort=False)
+    table = table[others].join(energies_kWh).copy()
     return table.assign(
         run=table["run_id"],
         provenance=table["energy_total_provenance"],
@@ -171,9 +172,11 @@ def select_scaling_series(table: pd.DataFrame) -> pd.DataFrame:
     Runs belong to one series if they share recipe, system and device, either the local or the
     global batch size, and either the data set's size or its size per device, on at least two device
     counts; one run can be in several. Adds the columns ``series``, the label, ``constant``, a
-    column's name, and ``data``, "fixed" or "scaled".
+    column's name, and ``data``, "fixed" or "scaled". Of series that would have one label, each says
+    what the others have not.
     """
-    alike = ["workload", "stage", "dataset", "system", "device_name", "recipe", "seed"]
+    training = ["workload", "stage", "dataset"]
+    alike = [*training, "system", "device_name", "recipe", "seed"]
     samples = table["dataset_samples"].fillna(0)
     # shares are rounded down
     sizes = {"fixed": samples, "scaled": samples // table["devices"]}
@@ -186,10 +189,29 @@ def select_scaling_series(table: pd.DataFrame) -> pd.DataFrame:
             )
             kind = ", scaled data" if data == "scaled" else ""
             series = f"constant {label} = " + table[constant].astype(str) + kind + seed
-            parts.append(
-                table.assign(series=series, constant=constant, data=data)[counts > 1]
-            )
-    return pd.concat(parts, ignore_index=True)
+            about = dict(series=series, constant=constant, data=data, size=size)
+            parts.append(table.assign(**about)[counts > 1])
+    selected = pd.concat(parts, ignore_index=True)
+    for _, rows in selected.groupby([*training, "series"]):
+        of_series = rows.groupby([*alike, "size"], sort=False)
+        if of_series.ngroups > 1:
+            words = _differences_in_words(of_series.head(1))
+            labels = rows["series"] + ", " + of_series.ngroup().map(words)
+            selected.loc[rows.index, "series"] = labels
+    return selected
+
+
+def _differences_in_words(runs: pd.DataFrame) -> pd.Series:
+    """Say what each run has and not all others, of where it ran, its data and its recipe."""
+    facts = [
+        {"system": run.system, "device": run.device_name, "samples": int(run.size)}
+        | run_config.recipe(run.config)
+        for run in runs.itertuples()
+    ]
+    words = [records.differing_settings_text(one, facts) for one in facts]
+    # the same settings may stand for other data
+    same = [f"recipe {digest}" for digest in runs["recipe"]]
+    return pd.Series([one or other for one, other in zip(words, same, strict=True)])
 
 
 def tabulate_phases(runs: pd.DataFrame) -> pd.DataFrame:

@@ -283,11 +283,11 @@ def draw_points_with_error_bars(
     shape: alt.Shape,
 ) -> alt.LayerChart:
     """Points with a bar from ``low`` to ``high``, and a thin dashed line through those of one
-    origin and colour.
+    origin, system, recipe and colour.
     """
     base = chart.encode(x, color=color)
     line = base.mark_line(strokeDash=[3, 3], strokeWidth=1.1).encode(
-        y, detail="origin:N"
+        y, detail=["origin:N", "system:N", "recipe:N"]
     )
     bars = base.mark_rule(strokeWidth=1.6, clip=True).encode(y="low:Q", y2="high:Q")
     return alt.layer(line, bars, base.mark_point(filled=True).encode(y, shape=shape))

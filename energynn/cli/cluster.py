@@ -1,5 +1,6 @@
 """Commands for batch jobs: submit, status, cancel."""
 
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -57,8 +58,13 @@ def submit(
     from energynn.launch import submit
 
     labels = records.check_labels(name, note)
-    names = [word for word in studies if not word.startswith("-")]
-    options = [word for word in studies if word.startswith("-")]
+    names = [*takewhile(lambda word: not word.startswith("-"), studies)]
+    options = []
+    for word in studies[len(names) :]:
+        if word.startswith("-"):
+            options.append(word)
+        else:  # its value, as in `--partition gpu`
+            options[-1] += ("=" if options[-1].startswith("--") else " ") + word
     options += [f"--account={account}"] if account else []
     if bool(names) == bool(p):
         raise ValueError("submit: give studies, or parameters of runs (-p)")
@@ -103,6 +109,8 @@ def status(
         return
     folders = status.find_run_folders(require_runs_dir(runs_dir), studies)
     runs, notes = status.describe_runs(folders)
+    if failed:
+        runs = [run for run in runs if run["state"] in status.BAD_RUN_STATES]
     if not folders:
         notes.append(f"no run below {runs_dir.absolute()}")
     print_json_or_text(

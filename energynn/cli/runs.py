@@ -24,6 +24,9 @@ from energynn.cli.options import (
     require_finite,
 )
 
+PeriodOption = Option(
+    min=0.01, max=60, callback=require_finite, help="seconds between two samples"
+)
 TrainingSizeOption = Annotated[
     int | None,
     Option(min=1, metavar="N", help="of the training, as you know it; to plan"),
@@ -126,15 +129,7 @@ def measure(
     command: Annotated[
         list[str], Argument(metavar="-- COMMAND", help="with arguments")
     ],
-    period: Annotated[
-        float,
-        Option(
-            min=0.01,
-            max=60,
-            callback=require_finite,
-            help="seconds between two samples",
-        ),
-    ] = 0.04,
+    period: Annotated[float, PeriodOption] = 0.04,
     out: Annotated[
         Path | None,
         Option(metavar="DIR", help="the run's folder; again: a segment more"),

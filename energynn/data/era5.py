@@ -22,8 +22,8 @@ class TestSet:
     sequences: (samples, steps + 1, channels, latitude, longitude) float32, or what is read as
     such when indexed; std: (channels,) in the channels' units, by which they are normalized;
     latitude_weights: (latitude,), mean 1; climatology: (channels, latitude, longitude), the time
-    mean of the training data, normalized; lead_h: hours of a step; z500: the channel;
-    scored_steps: those after which a forecast is compared with the truth.
+    mean of the training data, normalized; lead_h: hours of a step; z500: the channel, None
+    where none is a height; scored_steps: those after which a forecast is compared with the truth.
     """
 
     sequences: np.ndarray
@@ -31,7 +31,7 @@ class TestSet:
     latitude_weights: np.ndarray
     climatology: np.ndarray
     lead_h: int
-    z500: int
+    z500: int | None
     scored_steps: tuple[int, ...]
 
 
@@ -81,7 +81,7 @@ def make_random_splits(steps: int) -> tuple[np.ndarray, TestSet]:
     climatology = np.zeros(state, np.float32)
     weights = latitude_weights(90 - 0.25 * np.arange(720))
     return sequences, TestSet(
-        sequence, std, weights, climatology, 6, 14, scored_steps=(steps,)
+        sequence, std, weights, climatology, 6, None, scored_steps=(steps,)
     )
 
 

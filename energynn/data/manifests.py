@@ -105,7 +105,7 @@ def verify_data_of_run(config: RunConfig) -> None:
     ImageNet has enough, and its images are slow to list. ResNet50 halves images five times: a
     batch of one pixel has no variance, by which batch norm divides.
     """
-    is_alone = config.workload == "resnet50" and config.local_batch_size == 1
+    is_alone = isinstance(config, ResNet50Config) and config.local_batch_size == 1
     if is_alone and config.image_size <= 32:
         raise ValueError(
             "local_batch_size: batch norm needs two values; take 2, or an image_size above 32"

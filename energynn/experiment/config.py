@@ -404,16 +404,16 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
 
 def parse_years(text: str) -> list[int]:
     """List the years of a text like "1979-2017,2019". Raises ValueError for anything else."""
-    years = set()
+    spans = []
     if re.fullmatch(YEARS_PATTERN, text):
         for part in text.split(","):
             first, _, last = part.partition("-")
-            years.update(range(int(first), int(last or first) + 1))
-    if not years:
+            spans.append(range(int(first), int(last or first) + 1))
+    if not spans or not all(spans):
         raise ValueError(
             f"years: must be like 1979-2015 or 1979-2017,2019; got {text!r}"
         )
-    return sorted(years)
+    return sorted(set().union(*spans))
 
 
 CONFIGS: dict[str, type[RunConfig]] = {
@@ -519,7 +519,10 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     values = {"global_batch_size": 1}  # until it is known
     if workload == "fourcastnet":
         values |= STAGE_VALUES[given.get("stage", "pretrain")]
-    values |= PRESETS[given.get("preset", "smoke")].get(workload, {})
+    preset = given.get("preset", "smoke")
+    values |= PRESETS[preset].get(workload, {})
+    if preset != "smoke" and workload not in PRESETS[preset]:
+        raise ValueError(f"preset: {workload} has none; give its values one by one")
     try:
         run = config_class(**values | given)
     except TypeError as error:
@@ -587,7 +590,8 @@ def _complete_batch_sizes(run: RunConfig, given: dict) -> dict:
     if local_size * devices * steps != global_size:
         raise ValueError(
             f"global_batch_size: {global_size} is not local_batch_size x {devices} devices x "
-            f"{steps} accumulation_steps; choose a multiple of {devices * steps}"
+            f"{steps} accumulation_steps; choose a multiple of "
+            f"{devices * given.get('local_batch_size', steps)}"
         )
     return {
         "local_batch_size": local_size,

@@ -13,8 +13,11 @@ from energynn.host.reading import join_faults, read_toml
 from energynn.measure import machine
 
 # An option of sbatch or srun: sbatch reads it from a comment, where nothing is quoted.
-OPTION_REGEX = r"^(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+=-]*)\Z"
+OPTION_REGEX = (
+    r"^(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+*()&|=\[\]-]*)\Z"
+)
 SlurmOption = Annotated[str, Meta(pattern=OPTION_REGEX)]
+Hours = Annotated[float, Meta(gt=0)]  # 0 is Slurm's word for no limit
 VariableName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
 SCHEDULERS = ("slurm", "local")
@@ -46,9 +49,9 @@ class Site(
     gpu: str = ""  # "": as its runs say
     devices_per_node: Natural = 0  # 0: of a local system, as the machine has
     sockets_per_node: OneOrMore = 1
-    max_hours: Number = 24.0
+    max_hours: Hours = 24.0
     # of a run for which nothing published tells how long it takes
-    default_hours: Number = 1.0
+    default_hours: Hours = 1.0
     max_gpu_hours: Number = 100.0  # of one submission, where it gives no other
     sbatch: list[SlurmOption] = []
     srun: list[SlurmOption] | None = None

@@ -91,8 +91,8 @@ def _judge_end_of_start(
     )
     if failures >= MAX_FAILURES:
         return 1, (
-            f"failed: {MAX_FAILURES} starts in a row came to no new checkpoint, "
-            f"the last with: {reason}"
+            f"failed: {MAX_FAILURES} starts in a row came to no new checkpoint "
+            f"(a longer default_hours or --time may help), the last with: {reason}"
         )
     if signal.SIGUSR1 in signals:
         return RESUMABLE_STATUS, "asked to stop"

@@ -75,7 +75,7 @@ def _import_perun_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) ->
         ]
         # every round of a run has the same
         parts = {(each.host, each.channel.id): each.channel for each in sensors}
-        hosts = {host for host, _ in parts}
+        hosts = {each.host for each in run.sensors}
         components = [channel.component for channel in parts.values()]
         write_json(
             unfinished / "run.json",
@@ -97,7 +97,7 @@ def _import_perun_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) ->
             },
         )
         with join_faults(f"{path}: run {run.whole_name}"):
-            _write_samples_of_hosts(sensors, unfinished)
+            _write_samples_of_hosts(run.sensors, sensors, unfinished)
             records.save_record(unfinished, "finished", "")
         unfinished.rename(folder)
     return folder
@@ -114,26 +114,33 @@ def _raw_readings(theirs: PerunSensor) -> list[float | None]:
     return [reading if 0 < reading <= most else None for reading in readings]
 
 
-def _write_samples_of_hosts(sensors: list[PerunSensor], folder: Path) -> None:
-    """Write the samples and events of each host of each round.
+def _write_samples_of_hosts(
+    all_sensors: list[PerunSensor], counted: list[PerunSensor], folder: Path
+) -> None:
+    """Write the counted samples and the events of each host of each round, also of a host that has
+    none that counts.
 
     A round is a segment of the run. Both clocks begin at its first sample: perun keeps none that
     goes on from round to round, and the run's start stands in run.json.
     """
-    rounds = sorted({sensor.round for sensor in sensors})
-    hosts = sorted({sensor.host for sensor in sensors})
+    rounds = sorted({sensor.round for sensor in all_sensors})
+    hosts = sorted({sensor.host for sensor in all_sensors})
     for number, round_ in enumerate(rounds):
         place = supervise.make_segment_folder(folder) if number else folder
         for rank, host in enumerate(hosts):
-            own = [
-                each for each in sensors if (each.round, each.host) == (round_, host)
-            ]
-            seconds = own[0].seconds.astype(float)  # of all sensors of a host
+            there, own = (
+                [each for each in some if (each.round, each.host) == (round_, host)]
+                for some in (all_sensors, counted)
+            )
+            seconds = (own or there)[0].seconds.astype(
+                float
+            )  # of all sensors of a host
             steps_s = np.diff(seconds)
             are_same = all(np.array_equal(each.seconds, seconds) for each in own)
             are_steps = len(steps_s) and ((steps_s >= 0) & (steps_s < np.inf)).all()
             if not (are_same and are_steps):
                 raise ValueError(f"the times of {host} are not those of a run")
+            readings = list(map(_raw_readings, own))
             times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
             write_host_files(
                 place,
@@ -141,6 +148,6 @@ def _write_samples_of_hosts(sensors: list[PerunSensor], folder: Path) -> None:
                 quote(host, ""),  # no two hosts may have one name
                 [each.channel for each in own],
                 times_ns,
-                map(list, zip(*map(_raw_readings, own), strict=True)),
+                [[values[at] for values in readings] for at in range(len(seconds))],
                 apart_ns=number * ROUND_DURATION_NS,
             )

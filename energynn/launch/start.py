@@ -13,7 +13,7 @@ from pathlib import Path
 from energynn import records
 from energynn.data import manifests
 from energynn.experiment import config as configuration
-from energynn.experiment.config import RunConfig
+from energynn.experiment.config import RunConfig, parse_years
 from energynn.host import launchers, processes
 from energynn.host.files import (
     REPOSITORY,
@@ -52,7 +52,8 @@ def make_run(
         time.sleep(2.0)
     if records.has_valid_record(run_dir):
         print_lines(
-            f"{run_dir.name}: a valid record exists; not run again, nor named anew"
+            f"{run_dir.name}: a valid record exists; not run again, nor named anew; "
+            f"to make it again move {run_dir} elsewhere"
         )
         return run_dir
     intent = prepare_intent(config, run_dir) | (labels or {})
@@ -124,6 +125,7 @@ def prepare_intent(config: RunConfig, run_dir: Path) -> dict:
     launcher = launchers.find_launcher(config.devices)
     require_room_for_workers(config)
     manifests.verify_data_of_run(config)  # before anything is written
+    require_initial_run(config, runs_dir / config.system)
     described = machine.describe_machine()
     on_gpu = config.device == "gpu" or (
         config.device == "auto" and bool(described["gpus"])
@@ -178,6 +180,28 @@ def list_warnings(intent: dict) -> list[str]:
     return warnings
 
 
+def require_initial_run(config: RunConfig, folder: Path) -> None:
+    """Raise ValueError where fine-tuning has no weights to begin with in the ``folder`` of its
+    system, or would be tested on years that they were trained on.
+    """
+    if not getattr(config, "initial_run", ""):
+        return
+    before = folder / config.initial_run
+    if not (before / "weights.pt").is_file():
+        raise ValueError(
+            f"initial_run: {before} has no weights.pt; make that run with save_weights=true"
+        )
+    trained = records.read_intent_if_any(before).get("config", {})
+    if config.dataset == trained.get("dataset") == "era5":
+        years = trained["training_years"]
+        tested = f"{config.validation_years},{config.test_years}"
+        if {*parse_years(years)} & {*parse_years(tested)}:
+            raise ValueError(
+                f"initial_run: was trained on {years}, of which {tested} has years; what is tested "
+                "must not have been trained on"
+            )
+
+
 def require_room_for_workers(config: RunConfig) -> None:
     """Raise ValueError where the loader's workers cannot hand over their batches.
 
@@ -212,10 +236,19 @@ def begin_run(intent: dict, run_dir: Path) -> None:
     """
     if (run_dir / "run.json").exists():
         if newest_checkpoint_name(run_dir):
-            supervise.make_segment_folder(run_dir)
-            # job and GPUs may be others now
             before = records.read_intent(run_dir)
-            intent["started_at"] = before["started_at"]
+            began_on, here = before["device_name"], intent["device_name"]
+            if began_on != here:
+                raise ValueError(
+                    f"device: this run began on {began_on}, here is {here}; go on there, or move "
+                    f"{run_dir} elsewhere"
+                )
+            supervise.make_segment_folder(run_dir)
+            # what the files differ from is the commit that it began with; its job may be another
+            commits = before["git_commit"], intent["git_commit"]
+            is_dirty = before["git_dirty"] or intent["git_dirty"] or len({*commits}) > 1
+            began = {"started_at": before["started_at"], "git_commit": commits[0]}
+            intent |= began | {"git_dirty": is_dirty}
             write_json(run_dir / "run.json", before | intent)
             return
         if not (run_dir / "record.json").exists():  # its launcher was killed

@@ -211,7 +211,7 @@ def _state_of_run(
         return "not valid", reason
     if queue is None and submission.job_id and not last.outcome:
         return "unknown", ""
-    if last.outcome == "asked to stop" or status == "interrupted":
+    if last.outcome == "asked to stop" or not last.outcome and status == "interrupted":
         return "stopped", reason or last.outcome
     if record or last.outcome:
         return "failed", last.outcome.removeprefix("failed: ") or reason
@@ -226,11 +226,9 @@ def _state_of_run(
 def status_text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
     """Write the table that people read, the newest run first, as wide as the terminal.
 
-    ``failed``: only what failed or is not valid, with the whole reasons, as a single run has them.
+    ``failed``: with the whole reasons, as a single run has them.
     """
     rows = sorted(rows, key=lambda row: row["since"], reverse=True)
-    if failed:
-        rows = [row for row in rows if row["state"] in BAD_RUN_STATES]
     cells = [TABLE_HEADER, *(_cells_of_row(row, rows) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [" ".join(map(str.ljust, line, widths)).rstrip() for line in cells]

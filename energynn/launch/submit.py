@@ -75,7 +75,7 @@ def submit_runs(
     if left_out:
         print_lines(left_out)
     system_dir = runs_dir.absolute() / site.name
-    folders = [path.parent for path in system_dir.glob("*/job")]
+    folders = [*system_dir.glob("*/")]
     jobs_of = {folder: status.read_submission(folder).job_id for folder in folders}
     queue = slurm.read_queue(any(jobs_of.values()))
     # running, or with a job that is queued
@@ -96,10 +96,10 @@ def submit_runs(
         by_default = _node_count(run, site) * site.devices_per_node * site.default_hours
         hours += costs.expected_cost(run, site.file).get("charged hours", by_default)
     limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
-    if hours > limit:
+    if not hours <= limit:  # nor is nan one
         faults.append(
             f"--max-gpu-hours {math.ceil(hours)}: the jobs may be charged more than {limit:g} "
-            "GPU hours"
+            "GPU hours (of an unknown cost one job of default_hours counts; a run may need more)"
         )
     if jobs:
         print_lines(costs.cost_text(costs.cost_table(missing, site)))
@@ -240,14 +240,16 @@ def _setup_lines(site: Site) -> Iterator[str]:
     for name, value in (environment | site.environment).items():
         yield f"export {name}={quote_for_shell(value)}"
     for line in site.setup:  # last, so that it can say where it has brought the data
-        yield f"{line} || {{ echo {quote_for_shell('energynn: failed: ' + line)}; exit 1; }}"
+        yield line
+        # in a line of its own, as a comment may end the line
+        yield f"[ $? = 0 ] || {{ echo {quote_for_shell('energynn: failed: ' + line)}; exit 1; }}"
 
 
 def quote_for_shell(value: str | Path) -> str:
     """Quote a value as one word for the shell; raises ValueError for what cannot be printed."""
     if not str(value).isprintable():
         raise ValueError(
-            f"{str(value)!r}: has characters that cannot be printed; rename it"
+            f"{str(value)!r}: has characters that cannot be printed; leave them out"
         )
     return shlex.quote(str(value))
 
@@ -273,6 +275,11 @@ def submit_job_array(
     options = []
     if job.after:
         waits_for = status.read_submission(job.after).job_id
+        if not waits_for:
+            raise ValueError(
+                f"initial_run: {job.after.name} is being made without a job; submit again when it "
+                "has ended"
+            )
         options = [f"--dependency=afterok:{waits_for}", "--kill-on-invalid-dep=yes"]
     number = slurm.submit_script(folders[0] / "job" / "job.sh", *options)
     for task, folder in enumerate(folders):

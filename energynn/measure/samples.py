@@ -188,7 +188,8 @@ def write_host_files(
     apart_ns: int = 0,
     **at_end,
 ) -> None:
-    """Write samples and events of a host that was not sampled by us: all of them in the training.
+    """Write samples and events of a host that was not sampled by us: all of them in the training;
+    of a host without sensors the events alone.
 
     One rank stands for it. apart_ns: from its monotonic to its wall clock. at_end: fields of the
     end of the training.
@@ -208,8 +209,10 @@ def write_host_files(
         for event, at in marks
     ]
     events[-1] |= at_end
-    files = (f"samples-{host}", [header, *samples]), (f"events-rank{rank}", events)
-    for name, lines in files:
+    files = {f"events-rank{rank}": events}
+    if sensors:
+        files[f"samples-{host}"] = [header, *samples]
+    for name, lines in files.items():
         (folder / f"{name}.jsonl").write_bytes(
             msgspec.json.Encoder().encode_lines(lines)
         )

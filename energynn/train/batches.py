@@ -70,7 +70,8 @@ def require_batch_count(loader, count: int) -> None:
     if len(loader) < count:
         samples = f"{len(loader.sampler)} samples on each device"
         raise ValueError(
-            f"local_batch_size: {samples} are too few for a step; lower it or take more samples"
+            f"local_batch_size: {samples} are too few for {count} batches; lower it or "
+            "global_batch_size, or take more samples"
         )
 
 

@@ -263,15 +263,15 @@ def evaluate(
         distributed.total(sums.flatten().tolist(), world), sums.shape
     ) / len(test.sequences)
     metrics = {}
-    z500_std = float(test.std[test.z500])
+    z500 = test.z500
     for step, of_step in zip(test.scored_steps, means, strict=True):
         lead = f"{test.lead_h * step}h"
         kinds = (lead, f"{lead}_persistence")
         for (rmse, acc), kind in zip(of_step, kinds, strict=True):
-            metrics[f"z500_rmse_{kind}_m"] = (
-                rmse[test.z500] * z500_std / era5.GRAVITY_M_S2
-            )
-            metrics[f"z500_acc_{kind}"] = acc[test.z500]
+            if z500 is not None:
+                height_m = rmse[z500] * float(test.std[z500]) / era5.GRAVITY_M_S2
+                metrics[f"z500_rmse_{kind}_m"] = height_m
+                metrics[f"z500_acc_{kind}"] = acc[z500]
         rmse, acc = of_step[0]
         metrics[f"rmse_{lead}"] = rmse.mean()
         metrics[f"acc_{lead}"] = acc.mean()

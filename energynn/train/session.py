@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from energynn.experiment.config import RunConfig
 from energynn.measure.samples import Events
 from energynn.train import distributed
+from energynn.train.batches import require_batch_count
 from energynn.train.checkpoint import Checkpoints, save_weights
 from energynn.train.distributed import Interrupted, RankAgreement, RankRequest
 from energynn.train.phases import PhaseTimer, require_finite_losses, training_meter
@@ -51,6 +52,7 @@ class Session:
         """
         config = self.config
         world = self.world
+        require_batch_count(loader, config.accumulation_steps)
         self.loader = loader
         self.parts = parts
         self.steps_per_epoch = len(loader) // config.accumulation_steps
@@ -125,6 +127,8 @@ class Session:
         local_batches = self.config.accumulation_steps
         is_last = [False] * (local_batches - 1) + [True]
         done = self.optimizer_steps - epoch * self.steps_per_epoch
+        # drawn from the training's own, another seed would shift what a resumed epoch draws
+        self.loader.generator = torch.Generator().manual_seed(self.config.seed + epoch)
         self.loader.sampler.set_epoch(epoch)
         self.loader.sampler.first = done * local_batches * self.config.local_batch_size
         batches = self.phase.loading(self.loader)

@@ -1,5 +1,6 @@
 """Records become one table; what cannot be used is left out with its reason."""
 
+import numpy as np
 import pytest
 
 from energynn.analysis import results
@@ -50,3 +51,27 @@ def test_runs_with_another_seed_are_another_series(synthetic_runs):
         results.select_scaling_series(table[table["workload"] == "resnet50"])["series"]
     )
     assert {"constant LBS = 16", "constant LBS = 16, seed 1"} <= names
+
+
+def test_series_of_one_label_say_what_differs(tmp_path):
+    for more in ({}, {"epochs": 6}, {"system": "other"}):
+        for devices in (1, 2):
+            about = dict(devices=devices, local_batch_size=16) | more
+            write_run(tmp_path, config.make("resnet50", **about))
+    series = results.select_scaling_series(results.load_records(tmp_path))
+    assert series.groupby("series")["devices"].agg(list).to_dict() == {
+        f"constant LBS = 16, {words}": [1, 2]
+        for words in (
+            "system local; epochs 4",
+            "system local; epochs 6",
+            "system other; epochs 4",
+        )
+    }
+
+
+def test_a_metric_with_the_name_of_an_energy_is_none(tmp_path):
+    metrics = {"energy_gpu_J": 9e5, "energy_total_kWh": 1.0, "run": 7.0, "loss": 2.0}
+    write_run(tmp_path, config.make("resnet50"), metrics=metrics)
+    row = results.load_records(tmp_path).iloc[0]
+    assert row["energy_total_kWh"] == row["energy_total_J"] / 3.6e6
+    assert np.isnan(row["energy_gpu_kWh"]) and row["loss"] == 2.0

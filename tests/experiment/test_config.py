@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energynn.experiment import config, studies
+from energynn.host.files import REPOSITORY
 from tests.processes import answer, refused
 
 
@@ -15,7 +16,7 @@ from tests.processes import answer, refused
         (dict(devices=2, global_batch_size=3), "3 is not local_batch_size x 2 devices"),
         (
             dict(devices=2, global_batch_size=40, local_batch_size=16),
-            "choose a multiple of 2",
+            "choose a multiple of 32",
         ),
         (dict(global_batch_size=10, accumulation_steps=3), "choose a multiple of 3"),
         (dict(dataset="../photographs"), "dataset: .*up to 64 letters"),
@@ -37,6 +38,15 @@ from tests.processes import answer, refused
 )
 def test_a_bad_parameter_is_named_with_the_remedy(parameters, message):
     refused(message, config.make, **parameters)
+
+
+def test_a_workload_of_ones_own_has_no_preset(monkeypatch):
+    monkeypatch.syspath_prepend(REPOSITORY / "examples")
+    assert config.make("straight_line").epochs == 500
+    refused(
+        "preset: straight_line has none", config.make, "straight_line", preset="fast"
+    )
+    refused("years: ", config.parse_years, "2016,2019-2017")
 
 
 JSON = st.recursive(

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ from energynn import records
 from energynn.data import manifests
 from energynn.experiment import config
 from energynn.host import files, launchers
-from energynn.host.files import REPOSITORY
+from energynn.host.files import REPOSITORY, write_json
 from energynn.launch import local, start, supervise
 from energynn.measure import kernel, machine, samples
 from energynn.measure.samples import read_events
@@ -594,6 +595,27 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path):
     checksum.touch()
     start.begin_run(many, run_dir)  # goes on, where its job and GPUs may be others
     assert records.read_intent(run_dir) == many | {"started_at": intent["started_at"]}
+    start.begin_run(many | {"git_commit": "another"}, run_dir)
+    kept = records.read_intent(run_dir)
+    assert kept["git_commit"] == intent["git_commit"] and kept["git_dirty"]
+    other = many | {"device_name": "another"}
+    refused(
+        "began on .*, here is another; go on there", start.begin_run, other, run_dir
+    )
+
+
+def test_weights_to_begin_with_are_there_and_were_not_trained_on_the_test(tmp_path):
+    tuned = dict(dataset="era5", stage="finetune", initial_run="first")
+    run = partial(config.make, "fourcastnet", **tuned)
+    start.require_initial_run(config.make("fourcastnet"), tmp_path)
+    refused("has no weights.pt", start.require_initial_run, run(), tmp_path)
+    (tmp_path / "first" / "job").mkdir(parents=True)
+    (tmp_path / "first" / "weights.pt").touch()
+    trained = {"dataset": "era5", "training_years": "1979-2015"}
+    write_json(tmp_path / "first" / "job" / "parameters.json", trained)
+    start.require_initial_run(run(), tmp_path)
+    tested = run(training_years="1980", test_years="2015")
+    refused("was trained on 1979-2015", start.require_initial_run, tested, tmp_path)
 
 
 def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch):

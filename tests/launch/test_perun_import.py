@@ -122,6 +122,17 @@ def test_counters_of_1_0_are_not_integrated_again(written):
     )
 
 
+def test_a_host_that_was_not_read_makes_a_run_not_valid(written):
+    path = written(hosts=("a", "b"))
+    with h5py.File(path, "a") as file:
+        sensors = file["app/nodes/run/nodes/0/nodes/b/nodes"]
+        for name in ("cpu/nodes/cpu_0_package-0", "ram/nodes/ram_0_dram"):
+            del sensors[name]
+        del sensors["gpu/nodes/CUDA:0_POWER"]
+    (record,), *_ = imported(path)
+    assert "no samples of b" in str(record.invalid_reasons) and record.nodes == 2
+
+
 @pytest.mark.parametrize("hosts", [("a", "b.cluster"), ("a b", "a-b"), (".a", "a")])
 def test_two_hosts_have_a_file_each_and_rounds_are_segments(written, hosts):
     """The time between two rounds does not count. Odd names are two, too."""

@@ -1,5 +1,6 @@
 """What people are told of their runs, from files and a Slurm that answers or does not."""
 
+import json
 import os
 import re
 
@@ -37,6 +38,9 @@ GOES_ON = FAILED | {"job/start-2.json": {"submission": "t", "started_at": "v"}}
 BEFORE = "a start before failed: rank 1 ended"
 BAD = dict(valid=False, status="failed", status_reason="rank 1 ended")
 BROKEN = FAILED | {RECORD: minimal_record(invalid_reasons=[], **BAD)}
+CUT = dict(valid=False, status="interrupted", status_reason="asked to stop")
+GAVE_UP = {START: {"submission": "t", "outcome": "failed: 3 starts in a row"}}
+GAVE_UP |= {RECORD: minimal_record(invalid_reasons=[], **CUT)}
 FINISHED = {RECORD: minimal_record(valid=True)}
 SHORT = {RECORD: minimal_record(valid=False, invalid_reasons=["60 needed"])}
 GONE = "its job is gone; `sacct -j 77_0` and job/log.txt say more"
@@ -55,6 +59,7 @@ RUNS = {
     "died": ("", {"run.json": {}}, "failed", DIED),
     "waits": ("PENDING|BeginTime", FAILED, "queued", f"BeginTime; {BEFORE}"),
     "goes on": ("RUNNING|None", GOES_ON, "running", f"no epoch reported; {BEFORE}"),
+    "gave up": ("", GAVE_UP, "failed", "3 starts in a row"),
     "other": ("PENDING|Resources", OF_ANOTHER, "queued", "Resources"),
 }
 
@@ -73,7 +78,10 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeyp
     shown = answer("status", "--runs-dir", tmp_path)
     assert re.search(r"running +running +3 of 9 epochs done; job 69_0\n", shown)
     *table, last = shown.splitlines()
-    assert all(len(line) <= 100 for line in table) and last.startswith("runs: 13; ")
+    assert all(len(line) <= 100 for line in table) and last.startswith("runs: 14; ")
+    shown = json.loads(answer("status", "--failed", "--json", "--runs-dir", tmp_path))
+    failed = {"failed", "gave up", "short", "died"}
+    assert {run["run_id"] for run in shown["runs"]} == failed
     assert DIED in answer("status", "--watch", tmp_path / "two-nodes" / "died")
     with lock(tmp_path / "two-nodes" / "died" / "run.json"):  # its launcher lives
         assert states_of(tmp_path)[0]["died"][0] == "running" and not notes

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -139,6 +140,12 @@ def test_fine_tuning_waits_for_its_pre_training(tmp_path, fake_slurm):
     files.write_json(folder / "record.json", minimal_record(valid=True))
     (job,) = submit.plan_jobs([tuned, first], site, tmp_path, set())
     assert job.after is None
+    running = tmp_path / "runs" / site.name / folder.name / "run.json"
+    files.write_json(running, {})
+    with files.lock(running):  # made by `energynn run`, on a node
+        last = partial(submit.submit_runs, [first, tuned], "x", site, tmp_path / "runs")
+        refused("is being made without a job; submit again", last)
+    assert len(fake_slurm.queue) == 2
 
 
 def render(runs=1, minutes=60, system_dir="/runs/two-nodes", **fields):
@@ -196,7 +203,13 @@ def test_an_option_stays_on_its_line_or_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    "line, status", [("false", 1), ("true", 0), ("source /no/such/conda.sh", 1)]
+    "line, status",
+    [
+        ("false # as a module that is not there", 1),
+        ("true # a comment", 0),
+        ("source /no/such/conda.sh", 1),
+        ("sleep 0 &", 0),
+    ],
 )
 def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, line, status):
     text = render(setup=[line], system_dir=tmp_path).replace(
@@ -220,7 +233,7 @@ def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, line, status):
             'devices_per_node = "4"',
             r"Expected `int`, got `str` - at `\$.devices_per_node`",
         ),
-        ("max_hours = -1", "max_hours"),
+        ("default_hours = 0", "default_hours"),
         ('sbatch = ["--wrap=touch x"]', "sbatch"),
         ('environment = {"A B" = "4"}', "environment"),
         ("scheduler = ", "is not TOML"),
@@ -317,8 +330,17 @@ def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_left_alone(fake
 def test_what_costs_more_than_allowed_is_refused(fake_slurm):
     said = fake_slurm.submit(*TWO, "--max-gpu-hours", "0.5", status=2)
     assert "--max-gpu-hours 1:" in said and not fake_slurm.queue
+    fake_slurm.submit(*TWO, "--max-gpu-hours", "nan", status=2)
+    assert not fake_slurm.queue
     fake_slurm.submit(*TWO, "--max-gpu-hours", "1")
     assert len(fake_slurm.queue) == 2
+
+
+def test_what_stands_behind_two_dashes_is_of_sbatch(fake_slurm):
+    words = ["--", "--partition", "gpu", "-C", "a100&ib", "--exclusive"]
+    fake_slurm.submit("-p", "devices", "2", *words)
+    assert " ".join(fake_slurm.given["sbatch"]).count("--partition=gpu -C a100&ib") == 1
+    assert len(fake_slurm.queue) == 1
 
 
 def test_a_sweep_is_every_combination_and_each_value_is_checked_before(fake_slurm):

@@ -2,6 +2,8 @@
 NumPy.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -49,6 +51,13 @@ def split():
         z500=2,
         scored_steps=(1, 2),
     )
+
+
+def test_where_no_channel_is_a_height_there_is_none_in_metres(split, alone):
+    random = dataclasses.replace(split, z500=None)
+    metrics = fourcastnet.evaluate(Drift(), random, alone)
+    assert metrics.keys() == {"rmse_6h", "acc_6h", "rmse_12h", "acc_12h"}
+    assert metrics.items() <= fourcastnet.evaluate(Drift(), split, alone).items()
 
 
 def test_scores_are_the_formulas(split, alone):
