@@ -217,17 +217,10 @@ def _archive_index(archive: Path) -> dict[str, np.ndarray]:
             if archive.name == TRAINING_ARCHIVE
             else _read_validation_archive
         )
-        try:
-            with tarfile.open(archive, "r:") as file:
-                table = [np.array(column) for column in zip(*rows(file), strict=True)]
-                if file.offset >= state.st_size:
-                    raise tarfile.ReadError("it ends without tar's mark of an end")
-                if not table:
-                    raise tarfile.ReadError("no images where ImageNet's has them")
-        except tarfile.TarError as error:
-            raise ValueError(
-                f"images: {archive} is damaged ({error}); copy it again"
-            ) from error
+        with join_faults(f"images: {archive}"), tarfile.open(archive, "r:") as file:
+            table = [np.array(column) for column in zip(*rows(file), strict=True)]
+            if not table or file.offset >= state.st_size:
+                raise ValueError("no images, or no end as tar marks it; copy it again")
         _save_image_index(index, *table)
     return dict(np.load(index))
 
@@ -279,14 +272,14 @@ def _read_validation_archive(flat: tarfile.TarFile) -> Iterator[tuple[bytes, int
         ).read()
     synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
     synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
-    numbers = truth.split()
+    synset_of_image = {
+        f"ILSVRC2012_val_{number:08d}.JPEG": synset_of[int(label)]
+        for number, label in enumerate(truth.split(), start=1)
+    }
     for image in _visible_archive_members(flat, IMAGE_ENDINGS):
         name = Path(image.name).name
-        number = Path(name).stem.rpartition("_")[2]
-        if not number.isdecimal() or not 1 <= int(number) <= len(numbers):
-            raise tarfile.ReadError(f"no class of {name} in {DEVELOPMENT_KIT}")
-        synset = synset_of[int(numbers[int(number) - 1])]
-        yield f"val/{synset}/{name}".encode(), image.offset_data, image.size
+        name_in_tree = f"val/{synset_of_image[name]}/{name}"
+        yield name_in_tree.encode(), image.offset_data, image.size
 
 
 # -------------------------------------------------------------------------------------- subsets

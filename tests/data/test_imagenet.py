@@ -118,8 +118,7 @@ def test_archives_are_read_in_place_and_are_the_same_listing(tree):
 def test_an_archive_that_is_missing_is_named(tree):
     official = tree.parent / "official"
     (official / imagenet.DEVELOPMENT_KIT).unlink()
-    with pytest.raises(FileNotFoundError, match="devkit"):
-        list_images(official)
+    refused("devkit", list_images, official)
 
 
 def test_an_archive_cut_between_or_within_images_or_with_hidden_files(tree):
@@ -138,18 +137,18 @@ def test_an_archive_cut_between_or_within_images_or_with_hidden_files(tree):
             ends = file.getmembers()[1].offset, 6000
         for end in ends:
             archive.write_bytes(data[:end])
-            refused(f"{archive} is damaged .*copy it again", list_images, official)
+            refused(f"^images: {archive}: ", list_images, official)
         archive.write_bytes(data)
 
 
 @pytest.mark.parametrize(
     "name, members, says",
     [
-        (imagenet.TRAINING_ARCHIVE, [], "no images where"),
-        (imagenet.TRAINING_ARCHIVE, ["train/n01/a.JPEG"], "no images where"),
-        (imagenet.VALIDATION_ARCHIVE, ["val_0.JPEG"], "no class of val_0.JPEG in"),
-        (imagenet.VALIDATION_ARCHIVE, ["val_99.JPEG"], "no class of val_99"),
-        (imagenet.VALIDATION_ARCHIVE, ["n01/a.JPEG"], "no class of a.JPEG"),
+        (imagenet.TRAINING_ARCHIVE, [], "no images"),
+        (imagenet.TRAINING_ARCHIVE, ["train/n01/a.JPEG"], "no images"),
+        (imagenet.VALIDATION_ARCHIVE, ["val_0.JPEG"], "val_0.JPEG"),
+        (imagenet.VALIDATION_ARCHIVE, ["val_99.JPEG"], "val_99.JPEG"),
+        (imagenet.VALIDATION_ARCHIVE, ["n01/a.JPEG"], "a.JPEG"),
         (imagenet.DEVELOPMENT_KIT, ["data/meta.mat"], "KeyError"),
     ],
 )
@@ -158,9 +157,9 @@ def test_an_archive_of_other_members_is_named(tree, name, members, says):
     with tarfile.open(archive, "w") as file:
         for member in members:
             add(file, member, b"")
-    refused(f"^images: {archive}.*{says}", list_images, archive.parent)
+    refused(f"^images: .*{archive}.*{says}", list_images, archive.parent)
     archive.write_bytes(b"rubbish" * 99)
-    refused(f"^images: {archive}", list_images, archive.parent)
+    refused(f"^images: .*{archive}", list_images, archive.parent)
 
 
 def test_missing_folders_are_named(tree):
