@@ -4,7 +4,6 @@ import json
 import mimetypes
 import os
 import re
-import tempfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,8 @@ MAX_NAMED_FILES = 5  # files of which one thing is said
 
 
 def build_manifest(dataset: str, source: Path | None = None) -> list[str]:
-    """Write the manifest that describes a data set as it lies there; photographs are made anew,
-    beside what was there.
+    """Write the manifest that describes a data set as it lies there; photographs are made if they
+    are not there.
 
     ``source`` is the folder of what does not ship, if not where its variable says. Any other name
     is that of data of one's own, all files of build/data/<dataset>. Returns what was found and left
@@ -50,12 +49,7 @@ def build_manifest(dataset: str, source: Path | None = None) -> list[str]:
         files = []  # a million of them
     else:
         if dataset in manifests.PHOTOGRAPH_DATASETS:
-            if os.path.lexists(folder):  # who knows what else lies in it
-                before = tempfile.mkdtemp(
-                    prefix=f"{dataset}-before-", dir=folder.parent
-                )
-                folder.rename(Path(before) / dataset)
-            photographs.write_crops(folder)
+            manifests.make_photographs(folder)
             details = {"energynn:sources": photographs.PHOTOGRAPH_SOURCES}
         names = folder.is_dir() and list(list_files(folder, remarks))
         if not names:

@@ -93,10 +93,16 @@ def verify(dataset: str, folder: Path | None = None, every_byte: bool = False) -
             {name: sums[name] for name in sums if every_byte or name.endswith(".json")},
         )
     else:
-        if dataset in PHOTOGRAPH_DATASETS and not folder.is_dir():
-            photographs.write_crops(folder)
+        if dataset in PHOTOGRAPH_DATASETS:
+            make_photographs(folder)
         _verify_small_dataset(dataset, folder, sums)
     return folder
+
+
+def make_photographs(folder: Path) -> None:
+    """Make photographs at first use."""
+    if not folder.is_dir():
+        photographs.write_crops(folder)
 
 
 def verify_data_of_run(config: RunConfig) -> None:
