@@ -41,9 +41,6 @@ ARCHIVE_MD5_DIGESTS = {
 }
 TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVE_MD5_DIGESTS
 DEVELOPMENT_KIT_FOLDER = "ILSVRC2012_devkit_t12/data"
-# Tags of TIFF, which tell of other greys: bits of a value, and whether 0 is black, 1, or white.
-BITS_TAG = 258
-GREY_TAG = 262
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # PPM is our own store's, too
 # what our store has; an older one tells the original's size in a comment
 PPM_HEADER_PATTERN = re.compile(rb"P6\n(?:#.*\n)?(\d+) (\d+)\n255\n")
@@ -387,8 +384,8 @@ def open_image(data: bytes):
     """Open one of FORMATS by its content, not yet decoded; others are refused: of EPS Pillow
     would start a program.
 
-    Grey images of 16 bits become those of 8: Pillow would make white of all above 255. Raises
-    whatever Pillow does, and ValueError for other numbers, whose white nobody knows.
+    Raises whatever Pillow does, and ValueError for greys of more than 8 bits, of which Pillow would
+    make white of all above 255.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -396,15 +393,6 @@ def open_image(data: bytes):
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:  # whose text has an address in memory
         raise ValueError(f"cannot be read as {', '.join(FORMATS)}") from None
-    # a PGM with more than 8 bits is scaled to 16 of them
-    tags = getattr(image, "tag_v2", {})
-    is_plain = tags.get(BITS_TAG, (16,)) == (16,) and tags.get(GREY_TAG, 1) == 1
-    if (
-        is_plain
-        and image.mode.startswith("I;16")
-        or (image.mode, image.format) == ("I", "PPM")
-    ):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode[0] in "IF":
         raise ValueError("the number of white is not known; save it with 8 bits")
     return image
