@@ -88,11 +88,6 @@ def _read_texts(file, *names: str) -> np.ndarray:
     return np.empty(0)
 
 
-def _parse_date(text: str) -> np.datetime64:
-    """Read a date in UTC as ISO 8601 has it."""
-    return np.datetime64(datetime.fromisoformat(text.removesuffix("Z")), "s")
-
-
 def _read_times(file, year: int) -> tuple[np.ndarray, str]:
     """List the times of a file, and what a person should know of them."""
     count = len(file["fields"])
@@ -100,17 +95,13 @@ def _read_times(file, year: int) -> tuple[np.ndarray, str]:
     if clock is not None:
         import xarray as xr  # here, because it brings pandas
 
-        values = clock[:]
-        attributes = {
-            name: text.decode() if isinstance(text, bytes) else text
-            for name, text in clock.attrs.items()
-        }
-        if clock.dtype.kind in "OS":
-            values = np.array([*map(_parse_date, clock.asstr()[:])])
-        else:
-            attributes.setdefault("units", "seconds since 1970-01-01")
+        if clock.dtype.kind not in "iuf":
+            raise ValueError(f"its times are no numbers; {MISSING_TIMES_REMEDY}")
+        attributes = {"units": "seconds since 1970-01-01"}
+        for name, text in clock.attrs.items():
+            attributes[name] = text.decode() if isinstance(text, bytes) else text
         time = xr.decode_cf(
-            xr.Dataset(coords={"time": ("time", values, attributes)})
+            xr.Dataset(coords={"time": ("time", clock[:], attributes)})
         ).time
         require_calendar_dates(time)
         return time.values, ""
@@ -120,7 +111,9 @@ def _read_times(file, year: int) -> tuple[np.ndarray, str]:
             f"{count} states, and {year} has {len(hours)} six-hourly times; {MISSING_TIMES_REMEDY}"
         )
     start = "".join(_read_texts(file, "start", "start_time", "start_date").astype(str))
-    if start and _parse_date(start) != np.datetime64(f"{year}-01-01"):
+    # in UTC, as ISO 8601 has it
+    begin = start and datetime.fromisoformat(start.removesuffix("Z"))
+    if start and begin != datetime(year, 1, 1):
         raise ValueError(
             f"it starts at {start}, not at 1 January 00 UTC; {MISSING_TIMES_REMEDY}"
         )

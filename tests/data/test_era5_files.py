@@ -190,6 +190,7 @@ CASES = {
     "12-hourly": (empty(730, 21, 9, 16), "730 states"),
     "begins late": (hdf5(a_start_time="2019-01-01T12"), "2019.h5: it starts at"),
     "times": (hdf5(lambda values: values[::-1], HOURS[::-1]), ""),
+    "texts": (hdf5(time=["2019-01-01T00"] * 4), "2019.h5: its times are no numbers"),
     "03, 09": (hdf5(hours=HOURS + 3), "2019-01-01T03:00 to 2019-01-01T21:00"),
     "a time twice": (hdf5(hours=HOURS[[0, 1, 1, 2]]), "2019.h5: two values of u10"),
     "12 hours apart": (
