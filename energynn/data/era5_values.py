@@ -50,11 +50,12 @@ CHANNEL_BY_ALIAS = {
 }
 WANTED_NAMES = {*ALIASES_BY_CHANNEL, *CHANNELS, "q500", "q850"}
 # Unit, least and most of a variable, or of all whose names begin with it. There is room for
-# atmospheres that are made up, and none for a fill value.
+# atmospheres that are made up, and none for a fill value, or for hPa and geopotential heights.
 VARIABLE_RANGES = {
     "level": ("Pa", 0, 150_000),
-    "sp": ("Pa", 0, 150_000),
-    "mslp": ("Pa", 0, 150_000),
+    "sp": ("Pa", 10_000, 150_000),
+    "mslp": ("Pa", 10_000, 150_000),
+    "z500": ("m2/s2", 10_000, 150_000),
     "tcwv": ("kg/m2", -5, 400),
     "t": ("K", 100, 400),
     "u": ("m/s", -500, 500),
@@ -62,12 +63,6 @@ VARIABLE_RANGES = {
     "z": ("m2/s2", -9_000, 250_000),
     "r": ("%", -100, 400),
     "q": ("kg/kg", -0.01, 0.1),
-}
-# What these are in a unit that is not ours: the unit, more than, less than.
-RANGES_IN_OTHER_UNITS = {
-    "sp": ("hPa", 300, 1_200),
-    "mslp": ("hPa", 300, 1_200),
-    "z500": ("m", 4_000, 7_000),
 }
 # of a plane, in squares of four; a part of a file that was never written reads as zeros
 MAX_SHARE_OF_ZEROS = 0.01
@@ -212,7 +207,6 @@ def require_valid_weather(name: str, plane: np.ndarray, hour: int) -> None:
     unit, least, most = range_of_variable(name)
     low = float(plane.min())
     high = float(plane.max())
-    other, above, below = RANGES_IN_OTHER_UNITS.get(name, ("", high, low))
     found = f"{name} is {low:g} to {high:g}"
     zero = plane == 0
     zero = zero[1:, 1:] & zero[1:, :-1] & zero[:-1, 1:] & zero[:-1, :-1]
@@ -222,9 +216,10 @@ def require_valid_weather(name: str, plane: np.ndarray, hour: int) -> None:
     elif low == high or zero.mean() > MAX_SHARE_OF_ZEROS:
         fault = f"{found} at {utc(hour)}, as if it had not been written; get it again"
     elif low < least or high > most:
-        fault = f"{found} at {utc(hour)}, outside of {least:g} to {most:g} {unit}; get it again"
-    elif above < low and high < below:
-        fault = f"{found} at {utc(hour)}, as in {other}; convert it to {unit}"
+        fault = (
+            f"{found} at {utc(hour)}, outside of {least:g} to {most:g} {unit}; convert it, or get "
+            "it again"
+        )
     if fault:
         raise ValueError(fault)
 

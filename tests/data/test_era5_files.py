@@ -248,7 +248,10 @@ CASES = {
     "another kind": (in_unit("t2m", "m", abs), "0.nc: t2m is in 'm'"),
     "model levels": (in_unit("level", "1", abs), "0.nc: level is in '1'"),
     "no unit": (in_unit("t2m", "warm", abs), "0.nc: t2m is in 'warm'"),
-    "unsaid hPa": (netcdf(lambda s: s.assign(msl=s.msl + 750)), "mslp is .*as in hPa"),
+    "unsaid hPa": (
+        netcdf(lambda s: s.assign(msl=s.msl / 64)),
+        "mslp is .*; convert it, or",
+    ),
     # names, dimensions and files
     "GRIB": (netcdf(with_gribs_names), ""),
     "CMIP": (netcdf(with_cmips_names), ""),
@@ -339,6 +342,7 @@ def test_what_a_file_says_of_itself(tmp_path, case):
 def test_times_written_into_a_file_of_too_many_states_help(tmp_path):
     """The remedy of the refusal, typed."""
     values = np.random.default_rng(0).uniform(220, 300, (366, 21, 9, 16))
+    values[:, [CHANNELS.index(name) for name in ("sp", "mslp", "z500")]] *= 256
     with h5py.File(tmp_path / FILE, "w") as file:
         file["fields"] = values.astype("f4")
     words = f"data era5 --source {tmp_path} --out {tmp_path / 'out'} --years 2019"

@@ -31,10 +31,12 @@ SURFACE = ("u10", "v10", "t2m", "sp", "mslp", "tcwv")
 
 def plane(name, hour):
     """(9, 16): another value for each channel, time and place; humidities are possible ones at
-    220 to 300 K.
+    220 to 300 K, pressures and geopotentials some of a made-up atmosphere.
     """
     generator = np.random.default_rng([sum(name.encode()), len(name), int(hour)])
     values = generator.uniform(220, 300, (ROWS, COLUMNS)).astype(np.float32)
+    if name in ("sp", "mslp", "z500"):
+        return values * 256
     return values / 30_000 if name[0] == "q" else values
 
 
