@@ -124,16 +124,6 @@ def log_times_and_powers(
         return np.log(np.stack(model.predict_times_and_powers(values, work), axis=-2))
 
 
-def log_times(
-    names: tuple[str, ...], point: np.ndarray, work: np.ndarray
-) -> np.ndarray:
-    """Logarithms of times in s alone, (points, configurations), as ``log_times_and_powers`` has
-    them, in half the time.
-    """
-    values = parameter_values(names, point[..., None, :])
-    return np.log(sum(model.times_by_cause_s(values, work).values()))
-
-
 def conditional_covariance(covariance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """The covariance of the chosen parameters where all others are known, else 0."""
     result = np.zeros_like(covariance)
@@ -170,7 +160,8 @@ def replace_free(point: np.ndarray, is_free: np.ndarray, at: np.ndarray) -> np.n
 def time_residuals(fit: Fit, point: np.ndarray) -> np.ndarray:
     """Relative errors of the times at a point or several, (points, runs)."""
     seen = fit.runs.where_made
-    return log_times(fit.names, point, seen.work) - np.log(seen.time_s)
+    logs = log_times_and_powers(fit.names, point, seen.work)
+    return logs[..., 0, :] - np.log(seen.time_s)
 
 
 def power_residuals(fit: Fit, point: np.ndarray) -> np.ndarray:
@@ -495,7 +486,7 @@ def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.
 
     def log_time_at(free: np.ndarray) -> np.ndarray:
         point = replace_free(fit.point, is_free, free)
-        return log_times(fit.names, point, questions)[..., 0]
+        return log_times_and_powers(fit.names, point, questions)[..., 0, 0]
 
     def residuals(free: np.ndarray) -> np.ndarray:
         point = replace_free(fit.point, is_free, free)
