@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import statistics
 from collections import defaultdict
 from pathlib import Path
 
@@ -431,19 +432,19 @@ def _config_of_record(record: records.Record, named: str) -> RunConfig:
 def _mean_observation(
     run: RunConfig, group: list[records.Record], scope: str
 ) -> Observation:
-    """Take the mean of repeats."""
+    """Take the geometric mean of repeats: as much too long counts as too short."""
     times_s = [record.training_time_s for record in group]
-    time_s = _geometric_mean(times_s)
+    time_s = statistics.geometric_mean(times_s)
     spread = max(times_s) / min(times_s) - 1
     power_W = None
     if scope:
         powers_W = [_power_of_used_devices_W(record, scope) for record in group]
-        power_W = _geometric_mean(powers_W) / run.devices
+        power_W = statistics.geometric_mean(powers_W) / run.devices
         spread = max(spread, max(powers_W) / min(powers_W) - 1)
     power_gpu_W = None
     if scope == "total" and _measured_scope(group, ("gpu",)):
         powers_W = [_power_of_used_devices_W(record, "gpu") for record in group]
-        power_gpu_W = _geometric_mean(powers_W) / run.devices
+        power_gpu_W = statistics.geometric_mean(powers_W) / run.devices
     return Observation(
         config.asdict(run), time_s, power_W, len(group), spread, power_gpu_W
     )
@@ -461,11 +462,6 @@ def _power_of_used_devices_W(record: records.Record, scope: str) -> float:
         idle_W = record.idle_power_gpu_before_W
         unused_W = unused * (math.nan if idle_W is None else idle_W)
     return getattr(record, f"mean_power_{scope}_W") - unused_W
-
-
-def _geometric_mean(values: list[float]) -> float:
-    """The geometric mean: as much too long counts as too short."""
-    return float(np.exp(np.log(values).mean()))
 
 
 def site_of_this_machine(site: Site, machine: dict, on_gpu: bool) -> Site:
