@@ -1,7 +1,7 @@
 """The Python interface: runs as one table, power over time, comparisons."""
 
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,6 @@ from energynn import records
 from energynn.analysis import observations, profiles, results
 from energynn.host.files import default_runs_dir, require_writable_path
 from energynn.host.texts import spreadsheet_cell
-from energynn.measure import account
 from energynn.measure.energy import JOULE_PER_KWH
 
 # Ends of the names of quantities, and their units.
@@ -222,7 +221,7 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
 
     Starts of a run follow one another without the time between them.
     ``run`` is a run's folder, or whatever `energynn show` takes. NaN before the first and after the
-    last sample of a host. Raises ValueError where that is no run, or one without samples.
+    last sample of a host. Raises ValueError where that is no run, or one without record or samples.
 
         >>> from energynn.analysis.interface import load, trace
         >>> runs = load()
@@ -231,22 +230,11 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
         (('sensor', 'time'), 'W')
     """
     run_dir = records.find_run(run, default_runs_dir())
-    record = records.read_record_if_any(run_dir)
-    spans = [(run_dir, 0.0, np.inf)]
-    if record:
-        spans = list(profiles.times_of_segments(run_dir, record))
-    parts = defaultdict(list)
-    for folder, begin_s, length_s in spans:
-        for sensor, (t_s, watts) in account.read_power_trace(folder, period_s).items():
-            is_after = (t_s > 0) | (folder == spans[0][0])
-            is_before = (t_s < length_s) | (folder == spans[-1][0])
-            inside = is_after & is_before
-            times = ("time", np.round(begin_s + t_s[inside], 6))
-            parts[sensor].append(xr.DataArray(watts[inside], [times], name="power_W"))
-    if not parts:
+    watts = profiles.read_power(run_dir, records.read_record(run_dir), period_s)
+    if watts.empty:
         raise ValueError(f"trace: {run_dir} has no samples")
-    powers = [xr.concat(each, "time") for each in parts.values()]
-    power = xr.concat(powers, pd.Index([*parts], name="sensor"), join="outer")
+    watts = watts.rename(columns={"device": "sensor", "time_s": "time"})
+    power = watts.set_index(["sensor", "time"])["power_W"].to_xarray()
     power["time"].attrs["units"] = "s"
     return power.assign_attrs(units="W", long_name="mean power of a step")
 

@@ -32,6 +32,26 @@ def folders_with_samples(runs_dir: str | Path) -> set[str]:
     return {str(path.parent) for path in Path(runs_dir).rglob("samples-*.jsonl")}
 
 
+def read_power(run_dir: Path, record: Record, period_s: float) -> pd.DataFrame:
+    """Return mean power of each sensor: time_s from the start of the training, device, power_W.
+
+    Starts of a run follow one another without the time between them; what lies before the first
+    and after the last is there, too.
+    """
+    spans = list(times_of_segments(run_dir, record))
+    rows = [pd.DataFrame(columns=PROFILE_COLUMNS, dtype=float)]
+    for folder, begin_s, length_s in spans:
+        for device, (t_s, power_W) in account.read_power_trace(
+            folder, period_s
+        ).items():
+            is_after = (t_s > 0) | (folder == spans[0][0])
+            is_before = (t_s < length_s) | (folder == spans[-1][0])
+            at_s = (begin_s + t_s).round(6)  # the same on all hosts
+            part = pd.DataFrame({"time_s": at_s, "device": device, "power_W": power_W})
+            rows.append(part[is_after & is_before])
+    return pd.concat(rows, ignore_index=True)
+
+
 def load_power_profile(run_dir: str | Path, period_s: float = 1.0) -> pd.DataFrame:
     """Return mean power of each primary sensor: time_s, device, component, power_W.
 
@@ -46,16 +66,10 @@ def load_power_profile(run_dir: str | Path, period_s: float = 1.0) -> pd.DataFra
             # as traces name them
             names = sensor.id, f"{sensor.host}:{sensor.id}"
             component |= dict.fromkeys(names, sensor.component)
-    rows = [pd.DataFrame(columns=PROFILE_COLUMNS, dtype=float)]
-    for folder, begin_s, length_s in times_of_segments(run_dir, record):
-        for device, (t_s, power_W) in account.read_power_trace(
-            folder, period_s
-        ).items():
-            at_s = (begin_s + t_s).round(6)  # the same on all hosts
-            part = pd.DataFrame({"time_s": at_s, "device": device, "power_W": power_W})
-            rows.append(part[(t_s > 0) & (t_s < length_s)])
-    profile = pd.concat(rows, ignore_index=True)
+    profile = read_power(run_dir, record, period_s)
     profile["component"] = profile["device"].map(component)
+    end_s = record.training_time_s or 0.0
+    profile = profile[profile["time_s"].between(0, end_s, inclusive="neither")]
     return profile.dropna(subset="component")
 
 
