@@ -591,8 +591,10 @@ def work_of_others(record: Record) -> str:
     """Say which part of the busy CPU time was not the run's; "" where that is little."""
     if record.cpu_time_s is None and record.segments[1:]:
         return "how busy others were is not known of all starts"
-    own_s, others_s = record.cpu_time_s or 0.0, record.cpu_time_others_s or 0.0
-    time_s, hosts = record.training_time_s or 0.0, record.nodes or 1
+    own_s = record.cpu_time_s or 0.0
+    others_s = record.cpu_time_others_s or 0.0
+    time_s = record.training_time_s or 0.0
+    hosts = record.nodes or 1
     return processes.work_of_others(own_s, others_s, time_s, hosts)
 
 

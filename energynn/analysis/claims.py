@@ -103,7 +103,8 @@ def evaluate_claims(runs_dir: str | Path) -> dict:
         if "elsewhere" in claim:
             entry["elsewhere"] = judge_others_runs(claim, outside)
         claims.append(entry)
-    counts, restated = count_verdicts(claims), read_claims("restated")
+    counts = count_verdicts(claims)
+    restated = read_claims("restated")
     counts["published"][RESTATED] += len(restated)
     return {"counts": counts, "claims": claims, "restated": restated, "errata": errata}
 
@@ -315,7 +316,8 @@ def _growth_of_one_series(claim: dict, runs: list[dict]) -> list[dict]:
             of_devices.setdefault(run["devices"], run)
     first = claim.get("from", min(of_devices, default=0))
     last = claim.get("to", [max(of_devices, default=0)])
-    before, changes = of_devices.get(first), []
+    before = of_devices.get(first)
+    changes = []
     for devices, after in of_devices.items():
         if before is None or devices == first or devices not in last:
             continue

@@ -157,7 +157,8 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
 def _row_of_record(record: records.Record) -> dict:
     sizes = ("command", "local_batch_size", "epochs", "repeat")
     told = {name: record.config.get(name) for name in sizes}
-    told["why"], told["starts"] = records.reason_of_record(record), len(record.segments)
+    told["why"] = records.reason_of_record(record)
+    told["starts"] = len(record.segments)
     told |= {name: record.job.get(name) for name in JOB_COLUMNS}
     told["global_batch_size"] = records.global_batch_size(record.config, record.devices)
     return msgspec.to_builtins(record) | told
@@ -266,7 +267,8 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     remarks: list = []
     found = _runs_to_compare(runs, Path(runs_dir or default_runs_dir()), remarks)
     made = [records.read_record(folder) for folder in found]
-    numbers, columns = Counter(found.values()), []
+    numbers = Counter(found.values())
+    columns = []
     known = Counter(record.run_id for record in made)
     for record, (folder, run) in zip(made, found.items(), strict=True):
         label = record.run_id

@@ -52,7 +52,8 @@ def draw_run(run_dir: Path) -> alt.HConcatChart:
     names["power_W"] = POWER_LABEL
     energy = profiles.cumulate_energy_J(power) / SECOND_PER_HOUR
     energy = energy.rename(ENERGY_LABEL).rename_axis(TIME_LABEL).reset_index()
-    power, epochs = power.rename(columns=names), epochs.rename(columns=names)
+    power = power.rename(columns=names)
+    epochs = epochs.rename(columns=names)
     power = power.groupby([TIME_LABEL, "component"], as_index=False)[POWER_LABEL].sum()
     step_s = energy[TIME_LABEL].diff().min()
     phases = _tabulate_phases(run_dir, record)

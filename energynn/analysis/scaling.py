@@ -34,7 +34,8 @@ class ScalingPanels:
         self, quantity: str, y_title: str, title: str, extra_limits=()
     ) -> alt.LayerChart:
         """Draw a quantity over devices, with one standard deviation to each side."""
-        rows, of_model = self.rows, self._model_of(quantity)
+        rows = self.rows
+        of_model = self._model_of(quantity)
         bounds = observations.std_bounds(rows, quantity)
         are_gpus = (rows["device_kind"] == "gpu").all()
         x = alt.X("devices:Q", title="GPUs" if are_gpus else "devices")

@@ -218,7 +218,8 @@ def log_axis(
     It is a linear one from zero where values span no decade.
     """
     known = [value for value in values if value > 0] or [1.0]
-    low, high = min(known), max(known)
+    low = min(known)
+    high = max(known)
     if base == 10 and high < 8 * low:
         return channel.scale(zero=True, domainMax=1.15 * high, nice=False).axis(
             tickCount=4

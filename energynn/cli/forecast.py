@@ -226,7 +226,8 @@ def fit(
     from energynn.host.files import require_writable_path
 
     require_writable_path(out)
-    site, left_out = systems.read_site(system), {}
+    site = systems.read_site(system)
+    left_out = {}
     if runs_dir:
         seen, left_out = runs.read_checked_runs(
             require_runs_dir(runs_dir), workload, site, parse_parameters(p)

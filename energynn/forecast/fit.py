@@ -189,7 +189,8 @@ def default_priors(
     Of what is fitted as a logarithm, spreads are of the natural logarithm: 1 is a factor of 2.7.
     entered: terms that may be of any size.
     """
-    work, run = seen.work, seen.configs[0]
+    work = seen.work
+    run = seen.configs[0]
     workers = work["workers"][0]
     sample_s = seen.time_s / work["epochs"] / (work["trained"] + work["evaluated"])
     found = {
@@ -242,7 +243,8 @@ def prior_fit(seen: ObservedRuns, entered: tuple[str, ...] = ()) -> Fit:
     """What is known before the runs are: the priors alone, from another system's runs if given."""
     if seen.like:
         fit = _fit_times_and_powers(seen.like, entered)
-        names, point = fit.names, fit.point
+        names = fit.names
+        point = fit.point
         wider = np.array([SPREADS_OF_OTHER_HARDWARE.get(name, 0.0) for name in names])
         scales = np.where(np.isin(names, LINEAR), point, 1.0)
         covariance = fit.conditional_covariance + np.diag((wider * scales) ** 2)
@@ -273,7 +275,8 @@ def fit_runs(seen: ObservedRuns) -> Fit:
 
     What terms they hint at, and neither ask for nor exclude, stays among the rivals of the fit.
     """
-    best, trials = _fit_times_and_powers(seen.where_made, ()), []
+    best = _fit_times_and_powers(seen.where_made, ())
+    trials = []
     for _ in TERMS:
         trials = [
             _fit_times_and_powers(seen, (*best.entered, name))
@@ -305,7 +308,8 @@ def _candidate_terms(fit: Fit) -> list[str]:
     residual, slopes = value_and_jacobian(residuals, fit.point)
     slope = -slopes.T @ residual / fit.errors[0] ** 2
     for index in np.flatnonzero(fit.open_terms):
-        name, chosen = fit.names[index], ~fit.open_terms
+        name = fit.names[index]
+        chosen = ~fit.open_terms
         chosen[index] = True
         _, _, usual, most = TERMS[name]
         precision = 1 / conditional_covariance(fit.covariance, chosen)[index, index]
@@ -335,7 +339,8 @@ def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals)
     """Fit the free parameters to times (row 0) or powers (1), and estimate the model's error."""
     prior = np.linalg.inv(before.covariance)
     whiten = np.linalg.cholesky(prior)
-    error, free = before.errors[row], before.point[is_free]
+    error = before.errors[row]
+    free = before.point[is_free]
     is_term = np.isin(before.names, list(TERMS))[is_free]
     free = np.where(is_term, np.sqrt(np.diag(before.covariance))[is_free], free)
 
@@ -350,7 +355,8 @@ def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals)
         found = optimize.least_squares(
             residuals, free, slopes_at, method="lm", ftol=MIN_GAIN
         )
-        free, slopes = found.x, found.jac
+        free = found.x
+        slopes = found.jac
         residual = data_residuals(replace_free(before.point, is_free, free))
         of_data = slopes[: len(residual)]
         covariance = np.linalg.inv(slopes.T @ slopes)
@@ -367,8 +373,10 @@ def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals)
     deviance += logdet_posterior - logdet_prior
     of_data = jacobian(data_residuals, point) / error
     precision = prior + of_data.T @ of_data
-    errors, freedoms = before.errors.copy(), before.freedom.copy()
-    errors[row], freedoms[row] = error, freedom
+    errors = before.errors.copy()
+    freedoms = before.freedom.copy()
+    errors[row] = error
+    freedoms[row] = freedom
     return dataclasses.replace(
         before,
         point=point,
@@ -397,7 +405,8 @@ def fit_usable_runs(seen: ObservedRuns) -> Fit:
             f"{subject}: {len(seen)} run(s) of one configuration; tau and t_start cannot be told "
             "apart. Add a run with another number of training_samples, devices or local_batch_size"
         )
-    fit, work = fit_runs(seen), seen.work
+    fit = fit_runs(seen)
+    work = seen.work
     error = fit.errors[0]
     costs = (
         work["trained"],
@@ -450,7 +459,8 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     result = {}
     for name, parts in rows.items():
         has_time = 0 in parts
-        slope, error2 = slopes[parts].sum(axis=0), errors2[parts].sum()
+        slope = slopes[parts].sum(axis=0)
+        error2 = errors2[parts].sum()
         freedom = fit.freedom[parts].min()
         of_parameters = ((slope @ covariance) * slope).sum(axis=1)
         variance = of_parameters + error2
@@ -482,7 +492,8 @@ def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.
     whiten = np.linalg.cholesky(
         np.linalg.inv(fit.prior_covariance[is_free][:, is_free])
     )
-    questions, signs = np.tile(work, 2)[:, None], np.repeat([1.0, -1.0], len(work))
+    questions = np.tile(work, 2)[:, None]
+    signs = np.repeat([1.0, -1.0], len(work))
 
     def log_time_at(free: np.ndarray) -> np.ndarray:
         point = replace_free(fit.point, is_free, free)
@@ -495,7 +506,8 @@ def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.
         return np.concatenate([residual, distance], axis=-1)
 
     free = np.tile(fit.point[is_free], (len(questions), 1))
-    value, least = log_time_at(free), (residuals(free) ** 2).sum(axis=1)
+    value = log_time_at(free)
+    least = (residuals(free) ** 2).sum(axis=1)
     for part in INTERVAL_SEARCH_STEPS:
         residual, slope = value_and_jacobian(residuals, free)
         uphill = (residual[:, None] @ slope)[:, 0]
@@ -556,7 +568,8 @@ def forecast_errors(fit: Fit, facts: ObservedRuns) -> pd.DataFrame:
         part["samples"] = facts.work["trained"] * part["devices"]
         for end, off in {"value": value, "low": low, "high": high}.items():
             part[f"{end}_percent"] = 100 * np.expm1(off)
-        part["is_inside"], part["is_odd"] = (low < 0) & (high > 0), value / half > ODD
+        part["is_inside"] = (low < 0) & (high > 0)
+        part["is_odd"] = value / half > ODD
         parts.append(pd.DataFrame(part))
     return pd.concat(parts).dropna()
 

@@ -77,7 +77,8 @@ def worth_of_runs(
     %. minutes: that a run takes at most, by the high end of its own interval.
     """
     found = list_candidate_runs(fit, asked)
-    work, question = fit.runs.work_of(found), fit.runs.work_of(asked)
+    work = fit.runs.work_of(found)
+    question = fit.runs.work_of(asked)
     train_s, _, longest_s = fits.forecast_outcomes(fit, work)["time_s"].T
     able = (train_s >= MIN_TRAINING_TIME_S) & (longest_s + STARTUP_S <= 60 * minutes)
     able &= ~np.isin(work, fit.runs.work)
@@ -101,7 +102,8 @@ def best_candidate(table: pd.DataFrame) -> pd.Series:
 def advise_next_run(fit: Fit, asked: list[RunConfig]) -> dict:
     """Say which run to make next, its cost and the half-widths then, or to stop."""
     table = worth_of_runs(fit, asked)
-    now, then = table.iloc[0], best_candidate(table)
+    now = table.iloc[0]
+    then = best_candidate(table)
     words = f"none of {MAX_RUN_MINUTES:g} minutes narrows these intervals by a tenth"
     if run := then["run"]:
         samples = fit.runs.epoch(run).training_samples
@@ -126,7 +128,8 @@ def make_short_run(run: RunConfig, part: float = 0.0) -> RunConfig:
 
     Of ERA5 it has a year.
     """
-    epochs, step = part * run.epochs, max(1, run.local_batch_size) * run.devices
+    epochs = part * run.epochs
+    step = max(1, run.local_batch_size) * run.devices
     samples = run.epoch().training_samples
     batches = max(MIN_BATCHES, int(min(epochs, 1) * samples / step))
     if samples:
@@ -143,7 +146,8 @@ def make_short_run(run: RunConfig, part: float = 0.0) -> RunConfig:
 
 def list_candidate_runs(fit: Fit, asked: list[RunConfig]) -> list[RunConfig]:
     """List short runs on as many devices and fewer, of two local batches and several lengths."""
-    numbers, last = {run.devices for run in asked}, asked[-1]
+    numbers = {run.devices for run in asked}
+    last = asked[-1]
     found = []
     for size in (last.local_batch_size, last.local_batch_size // SMALL_BATCH_DIVISOR):
         for run in plan.configuration_grid(fit, last, size, max(numbers)):

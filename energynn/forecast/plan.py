@@ -52,7 +52,8 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
             f"{chosen.pop()}: a plan chooses it; use --devices, --local-batch-size or "
             "--max-global-batch-size"
         )
-    seen, one = fit.runs, {"devices": 1}
+    seen = fit.runs
+    one = {"devices": 1}
     ((run,), _) = predict.requested_runs(
         seen.site, None, one | parameters, seen.longest_run
     )

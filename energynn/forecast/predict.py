@@ -61,7 +61,9 @@ def forecast_quantities(
     ram_W = (site.ram_W or np.nan) / of_node
     gpu_W = power_W - cpu_W - ram_W
     if fit.runs.scope == "gpu":
-        cpu_W, ram_W, gpu_W = np.nan, np.nan, power_W
+        cpu_W = np.nan
+        ram_W = np.nan
+        gpu_W = power_W
     elif np.isfinite(fit.runs.power_gpu_W).any():  # runs tell more than a file
         gpu_W = model.predict_times_and_powers(fit.values, work)[2][:, None]
         ram_W = np.minimum(ram_W, power_W - gpu_W)
@@ -190,7 +192,8 @@ def forecast_all_runs(
     power_share: float = 1.0,
 ) -> list[dict]:
     """Forecast runs as ``forecasts`` does, without a fit by what is published on the system."""
-    by_workload, result = defaultdict(list), []
+    by_workload = defaultdict(list)
+    result = []
     for run in asked:
         by_workload[run.workload].append(run)
     for workload, of_it in by_workload.items():
@@ -332,7 +335,8 @@ def compare_held_out_runs(
     ``fits.leave_one_out_errors`` has it. Raises ValueError where there is none.
     """
     recipes = defaultdict(list)
-    found, each = [], []
+    found = []
+    each = []
     for record in runs.valid_records(runs_dir, site):
         workload = runs.workload_name(record)
         if named in ("", workload):

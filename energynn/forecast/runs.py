@@ -305,7 +305,8 @@ def read_checked_runs(
         raise ValueError(
             f"{faults[0]}; move this run out of {runs_dir}, or make it again"
         )
-    chosen, left_out = [], {}
+    chosen = []
+    left_out = {}
     for folder, record in records.read_records_by_folder(runs_dir).items():
         reason = _reason_to_leave_out(record, site)
         if reason := reason or _difference(record, workload, parameters):

@@ -150,7 +150,8 @@ def configuration_table_text(rows: list[dict]) -> str:
 
     Charged hours are shown where they are not the GPU hours.
     """
-    plain, marks = [], {}
+    plain = []
+    marks = {}
     is_repeated = any(row["runs"] > 1 for row in rows)
     for row in rows:
         first = {"": row["choice"]} if "choice" in row else {"samples": row["samples"]}

@@ -50,7 +50,8 @@ class LauncherVariables(NamedTuple):
 
     def place(self) -> tuple[int, int]:
         """Read the rank and the number of all; raises ValueError for what is no place."""
-        rank, size = os.environ[self.rank], os.environ[self.size]
+        rank = os.environ[self.rank]
+        size = os.environ[self.size]
         if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
             return int(rank), int(size)
         raise ValueError(f"{self}: is no place among ranks; {self.remedy()}")

@@ -22,7 +22,9 @@ OWN_PYTHON = (sys.executable, "-P")
 STARTER_VARIABLE = "ENERGYNN_STARTER"
 # the folder for which a process and all that it starts work
 MARK_VARIABLE = "ENERGYNN_MARK"
-SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # numbers of Linux's prctl
+# numbers of Linux's prctl
+SET_PDEATHSIG = 1
+SET_CHILD_SUBREAPER = 36
 MIN_OTHERS_SHARE = 0.1  # of the busy CPU time; what is less is not told
 MIN_OTHERS_CORES = 0.1  # busy cores of a host; likewise
 TERMINATION_GRACE_S = 2.0  # in which processes may end before they are killed
@@ -135,7 +137,8 @@ def is_alive(process: psutil.Process) -> bool:
 
 def cpu_times() -> dict[str, float]:
     """Return seconds of CPU time so far: of this process and all below it, and of this host."""
-    this, own_s = psutil.Process(), 0.0
+    this = psutil.Process()
+    own_s = 0.0
     for process in [this, *this.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):  # it has ended
             # and of its children that have ended

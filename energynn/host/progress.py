@@ -93,7 +93,8 @@ def progress_meter(
         # Later lines are rarer, so that weeks have a few thousand of them.
         if now - last < max(PROGRESS_PERIOD_S, 0.005 * (now - begun)):
             return ""
-        last, rate = now, (done - first) / (now - begun)
+        last = now
+        rate = (done - first) / (now - begun)
         left_s = (total - done) / rate
         told = f"{done} of {total} {unit}, {rate:.3g} {unit}/s, {left_s:.0f} s left"
         print(f"{label}: {told}{more()}", flush=True)

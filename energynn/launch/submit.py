@@ -321,7 +321,8 @@ def check_system(system: str) -> int:
         (row,), _ = status.describe_runs([folder])
         if row["state"] not in status.UNFINISHED_RUN_STATES:
             break
-        before, told = told, f"{row['state']} {row['reason']}"
+        before = told
+        told = f"{row['state']} {row['reason']}"
         if told != before:
             print_lines(told)
         time.sleep(status.POLL_PERIOD_S)

@@ -245,7 +245,8 @@ def supervise_run(run_dir: Path, parent: int) -> None:
         stderr=subprocess.STDOUT,
         **DETACHED_PROCESS_OPTIONS,
     )
-    looked_s, reason = time.monotonic(), ""  # why they have to end
+    looked_s = time.monotonic()
+    reason = ""  # why they have to end
     while ranks.poll() is None and not reason:
         reason = first_signal_text(stopped)
         if os.getppid() != parent:

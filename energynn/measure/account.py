@@ -266,7 +266,8 @@ def _leave_out_unused_gpus(sensors: list[Channel], events: list[dict]) -> list[s
         return []
     for one in sensors:
         if one.component == "gpu" and _gpu_uuid(one) not in used:
-            one.primary, one.checks = False, None
+            one.primary = False
+            one.checks = None
     unread = sorted(used - set(map(_gpu_uuid, sensors)))
     return [f"no sensor of GPU {uuid}, which a rank uses" for uuid in unread]
 

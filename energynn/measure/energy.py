@@ -380,7 +380,8 @@ def sensor_entries(
                 abs(other.energy_J - one.energy_J)
                 for other in _powers_that_check(one, found)
             ]
-            entry.energy_J, entry.bound_J = one.energy_J, max([one.bound_J, *apart_J])
+            entry.energy_J = one.energy_J
+            entry.bound_J = max([one.bound_J, *apart_J])
         described.append(entry)
     return described
 

@@ -67,7 +67,8 @@ def drop_left_out_sensors(inventory: SensorInventory, names: Collection[str]) ->
     counts.
     """
     left_out = set(map(_plain_name, names))
-    before, lines = inventory.sensors, inventory.unaccounted
+    before = inventory.sensors
+    lines = inventory.unaccounted
     kept = [one for one in before if left_out.isdisjoint(one.names)]
     if any(one.component == "cpu" for one in before if one not in kept):
         kept = [one for one in kept if one.kind != "busy"]
@@ -102,7 +103,8 @@ def choose(inventory: SensorInventory, faults: dict[str, str]) -> None:
     for sensor in working + broken:
         primary = first.setdefault((sensor.component, sensor.device), sensor)
         if primary is not sensor:
-            sensor.primary, sensor.checks = False, primary.id
+            sensor.primary = False
+            sensor.checks = primary.id
         elif sensor.id in faults:
             fault = f"{sensor.id} {faults[sensor.id]}"
             if sensor.is_zone and not has_rapl:
@@ -397,7 +399,9 @@ class Sampler:
     gap, and a full one ends the samples: the record is not valid then.
     """
 
-    FIRST_S, LAST_S = 20.0, 5.0  # patience with a sensor, at the start and at the end
+    # patience with a sensor, at the start and at the end
+    FIRST_S = 20.0
+    LAST_S = 5.0
 
     def __init__(self, path: Path, inventory: SensorInventory, period_s: float):
         self.path = path

@@ -62,7 +62,8 @@ class AFNO(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        (h, w), p = self.patches, self.patch_size
+        h, w = self.patches
+        p = self.patch_size
         x = self.patch_embed(x) + self.pos_embed  # N, h w, E
         x = x.unflatten(1, (h, w))
         for block in self.blocks:

@@ -32,7 +32,8 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
     """
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        there, state_dict = saved["architecture"], saved["state_dict"]
+        there = saved["architecture"]
+        state_dict = saved["state_dict"]
     except Exception as error:
         # torch.load raises whatever the damaged bytes lead it to
         reason = f"{path} is missing or damaged ({type(error).__name__})"
@@ -113,7 +114,8 @@ class Checkpoints:
         if saved is None:
             return None
         with join_faults(f"{self.folder}: {name} is not of this run; remove it"):
-            steps, ranks = saved["optimizer_steps"], saved["ranks"]
+            steps = saved["optimizer_steps"]
+            ranks = saved["ranks"]
             if len(ranks) != self.world.size or not 0 <= steps <= most_steps:
                 raise ValueError(f"it has {len(ranks)} ranks and {steps} steps")
             for part in self.parts:
