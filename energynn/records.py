@@ -17,9 +17,9 @@ from msgspec import Meta, Struct, convert, to_builtins
 from energynn.experiment import config as configuration
 from energynn.host import processes, texts
 from energynn.host.files import (
+    hash_file,
     is_locked,
     lock,
-    sha256,
     sync_to_disk,
     utc_time_text,
     write_json,
@@ -346,7 +346,7 @@ def hash_raw_files(run_dir: Path) -> dict[str, dict]:
         ):
             files[texts.escape_non_text_bytes(str(name))] = {
                 "bytes": path.stat().st_size,
-                "sha256": sha256(path),
+                "sha256": hash_file(path),
             }
     return files
 
@@ -622,12 +622,13 @@ def check(runs_dir: Path) -> list[str]:
     faults: list[str] = []
     for path in runs_dir.rglob("SHA256SUMS"):
         with join_faults("published", faults):
-            faults += [
-                f"{path.parent / name}: differs from SHA256SUMS; `git checkout {path.parent}` "
-                "restores it"
-                for name, digest in read_checksums(path).items()
-                if not (file := path.parent / name).is_file() or sha256(file) != digest
-            ]
+            for name, digest in read_checksums(path).items():
+                file = path.parent / name
+                if not file.is_file() or hash_file(file) != digest:
+                    faults.append(
+                        f"{file}: differs from SHA256SUMS; `git checkout {path.parent}` "
+                        "restores it"
+                    )
     for folder in list_run_folders(runs_dir):
         name = folder.name
         if is_abandoned_run(folder):

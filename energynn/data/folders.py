@@ -7,7 +7,7 @@ from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
-from energynn.host.files import sha256
+from energynn.host.files import hash_file
 from energynn.host.progress import progress_meter
 
 DIGEST_THREADS = 8
@@ -111,6 +111,6 @@ def compute_digests(
 def digest_of_file(root: Path, name: str, algorithm: str = "sha256") -> str:
     """Compute the hex digest of a file below ``root``. Raises ValueError if it is missing."""
     try:
-        return sha256(root / name, algorithm)
+        return hash_file(root / name, algorithm)
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ValueError(f"{root / name} is missing; copy it again") from error

@@ -21,7 +21,7 @@ from msgspec import Meta
 from msgspec.structs import asdict, fields, replace
 
 from energynn.host import texts
-from energynn.host.files import DATA_MANIFESTS, sha256
+from energynn.host.files import DATA_MANIFESTS, hash_file
 from energynn.host.reading import read_toml
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
@@ -675,7 +675,7 @@ def manifest_digest(dataset: str) -> str | None:
     None without a list: such a run can be planned, but not made.
     """
     path = DATA_MANIFESTS / dataset / "SHA256SUMS"
-    return sha256(path) if path.is_file() else None
+    return hash_file(path) if path.is_file() else None
 
 
 def values_in_name(config: RunConfig) -> dict:

@@ -118,7 +118,7 @@ def default_runs_dir() -> Path:
     return Path(os.environ.get("ENERGYNN_RUNS") or "runs")
 
 
-def sha256(path: Path | str, algorithm: str = "sha256") -> str:
+def hash_file(path: Path | str, algorithm: str = "sha256") -> str:
     """Hash a file: hex SHA-256, or MD5."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import numpy as np
 
 from energynn import records
-from energynn.host.files import sha256, staging_folder, write_json
+from energynn.host.files import hash_file, staging_folder, write_json
 from energynn.host.processes import require_readable_in_time
 from energynn.host.reading import join_faults
 from energynn.launch import supervise
@@ -41,7 +41,7 @@ def import_perun_file(path: Path, runs_dir: Path, faults: list[str]) -> list[Pat
     """
     require_readable_in_time(read_perun_runs, path, READ_TIMEOUT_S)
     runs = read_perun_runs(path, faults)
-    digest = sha256(path)
+    digest = hash_file(path)
     folders = []
     for run in runs:
         try:

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import torch
 
-from energynn.host.files import atomic_write, checkpoint_folder, remove_matching, sha256
+from energynn.host.files import (
+    atomic_write,
+    checkpoint_folder,
+    hash_file,
+    remove_matching,
+)
 from energynn.host.reading import join_faults
 from energynn.train import distributed
 from energynn.train.distributed import World
@@ -130,7 +135,7 @@ class Checkpoints:
         for mark in sorted(self.folder.glob("*.sha256"), reverse=True):
             path = mark.with_suffix(".pt")
             try:
-                if sha256(path) != mark.read_text().strip():
+                if hash_file(path) != mark.read_text().strip():
                     raise ValueError("its SHA-256 differs")
                 return path.name, torch.load(
                     path, map_location="cpu", weights_only=True
@@ -151,4 +156,4 @@ def _write_checkpoint_file(path: Path, value) -> str:
     """Write a file whole or not at all; return its SHA-256."""
     with atomic_write(path) as file:
         torch.save(value, file)
-    return sha256(path)
+    return hash_file(path)

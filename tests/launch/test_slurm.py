@@ -168,7 +168,9 @@ def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(
     assert len(record.segments) == 4
     (unbroken,) = [path for path in study.run_dirs() if "pretrain" in path.name]
     (broken,) = run.run_dirs()
-    assert files.sha256(broken / "weights.pt") == files.sha256(unbroken / "weights.pt")
+    assert files.hash_file(broken / "weights.pt") == files.hash_file(
+        unbroken / "weights.pt"
+    )
 
 
 def lose_node(cluster, node):
