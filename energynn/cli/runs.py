@@ -106,8 +106,8 @@ def study_list() -> None:
     from energynn.experiment import studies
     from energynn.host.progress import format_entry
 
-    for name, runs in studies.find_studies(list(studies.OWN_STUDIES)).items():
-        about = inspect.getdoc(studies.OWN_STUDIES[name]).splitlines()[0]
+    for name, runs in studies.find_studies(list(studies.STUDIES)).items():
+        about = inspect.getdoc(studies.STUDIES[name]).splitlines()[0]
         print_answer(format_entry(f"{name:15}", f"{len(runs)} run(s)", about))
     for name, members in studies.STUDY_GROUPS.items():
         print_answer(f"{name:15} stands for {', '.join(members)}")
@@ -120,7 +120,7 @@ def study_show(name: StudyArgument = "smoke") -> None:
     from energynn.forecast import costs
 
     for member, runs in studies.find_studies([name]).items():
-        about = studies.OWN_STUDIES.get(member)
+        about = studies.STUDIES.get(member)
         table = costs.cost_text(costs.study_cost_table(member, runs))
         print_answer(f"{inspect.getdoc(about) if about else member}\n\n{table}")
 

@@ -497,7 +497,7 @@ STUDY_GROUPS = {
     "paper-a100": [name for name in PAPER_STUDIES if name not in ("F4", "F5")],
     "paper-h100": ["F4", "F5", "T1"],
 }
-OWN_STUDIES |= PAPER_STUDIES
+STUDIES = OWN_STUDIES | PAPER_STUDIES
 
 
 def large_batch_thresholds(run: RunConfig) -> dict[int, str]:
@@ -555,10 +555,10 @@ def find_studies(names: list[str], system: str = "local") -> dict[str, RunConfig
     for name in members:
         if name.endswith(".py"):
             found[name] = _runs_of_own_file(name, system)
-        elif name in OWN_STUDIES:
-            found[name] = OWN_STUDIES[name](system)
+        elif name in STUDIES:
+            found[name] = STUDIES[name](system)
         else:
-            known = [*OWN_STUDIES, *STUDY_GROUPS]
+            known = [*STUDIES, *STUDY_GROUPS]
             raise ValueError(
                 f"study: {name!r} is not known{suggestion(name, known)}; "
                 f"choose one of {', '.join(known)}, or a file of your own (.py)"

@@ -127,7 +127,7 @@ def find_run_folders(runs_dir: Path, names: list[str]) -> list[Path]:
     for name in names:
         if name in systems:
             wanted += runs_dir.glob(f"{name}/*")
-        elif name in studies.OWN_STUDIES | studies.STUDY_GROUPS or name.endswith(".py"):
+        elif name in studies.STUDIES | studies.STUDY_GROUPS or name.endswith(".py"):
             for system in systems:
                 runs = studies.list_runs_of_studies([name], system)
                 wanted += [config.folder(run, runs_dir) for run in runs]
