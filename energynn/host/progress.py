@@ -83,18 +83,18 @@ def progress_meter(
 
     done: before. What ``more`` returns is told, too; it is called only where a line is due.
     """
-    begun = last = time.monotonic()
-    first = done
+    begun_s = last_s = time.monotonic()
+    done_before = done
 
     def advance_progress(number: int, more: Callable[[], str] = str) -> str:
-        nonlocal done, last
+        nonlocal done, last_s
         done += number
-        now = time.monotonic()
+        now_s = time.monotonic()
         # Later lines are rarer, so that weeks have a few thousand of them.
-        if now - last < max(PROGRESS_PERIOD_S, 0.005 * (now - begun)):
+        if now_s - last_s < max(PROGRESS_PERIOD_S, 0.005 * (now_s - begun_s)):
             return ""
-        last = now
-        rate = (done - first) / (now - begun)
+        last_s = now_s
+        rate = (done - done_before) / (now_s - begun_s)
         left_s = (total - done) / rate
         told = f"{done} of {total} {unit}, {rate:.3g} {unit}/s, {left_s:.0f} s left"
         print(f"{label}: {told}{more()}", flush=True)

@@ -40,7 +40,7 @@ def make_missing_runs(
     """
     folders = {run: configuration.folder(run, runs_dir.absolute()) for run in runs}
     missing = [run for run in runs if not records.has_valid_record(folders[run])]
-    begun = time.monotonic()
+    begun_s = time.monotonic()
     # one of each kind, so that none is refused after hours
     kinds = {(run.dataset, run.device, run.devices): run for run in missing}
     for run in kinds.values():
@@ -52,12 +52,12 @@ def make_missing_runs(
                 configuration.asdict(runs[0]), configuration.folder(runs[0], Path(name))
             )
     failed = []
-    made = []
+    durations_s = []
     for number, run in enumerate(missing, 1):
-        elapsed_s = time.monotonic() - begun
+        elapsed_s = time.monotonic() - begun_s
         run_dir = folders[run]
         # The first of all may be cold, and says least of the others.
-        if elapsed_s + max(made[1:] or made, default=0.0) > 60 * minutes:
+        if elapsed_s + max(durations_s[1:] or durations_s, default=0.0) > 60 * minutes:
             failed.append(f"{run_dir.name}: left out for lack of time")
             continue
         print_lines(f"\n--- run {number} of {len(missing)}: {run_dir.name}")
@@ -69,7 +69,7 @@ def make_missing_runs(
             )
             if supervise.HOST_TAKEN_TEXT not in last_line:
                 break
-        made.append(time.monotonic() - begun - elapsed_s)
+        durations_s.append(time.monotonic() - begun_s - elapsed_s)
         record = records.read_record_if_any(run_dir)
         if record:
             print_lines(summarize_record(record))

@@ -399,9 +399,8 @@ class Sampler:
     gap, and a full one ends the samples: the record is not valid then.
     """
 
-    # patience with a sensor, at the start and at the end
-    FIRST_S = 20.0
-    LAST_S = 5.0
+    START_PATIENCE_S = 20.0  # with a sensor that does not answer
+    STOP_PATIENCE_S = 5.0
 
     def __init__(self, path: Path, inventory: SensorInventory, period_s: float):
         self.path = path
@@ -418,13 +417,13 @@ class Sampler:
     def start(self) -> None:
         """Sample in a thread; returns after the first sample.
 
-        Raises TimeoutError naming the sensor that has not answered for ``FIRST_S``.
+        Raises TimeoutError naming the sensor that has not answered for ``START_PATIENCE_S``.
         """
         self.thread.start()
-        if not self.has_begun.wait(self.FIRST_S):
+        if not self.has_begun.wait(self.START_PATIENCE_S):
             raise TimeoutError(
-                f"{self.asked} does not answer for {self.FIRST_S:.0f} s; look at its driver, "
-                "or leave the device out"
+                f"{self.asked} does not answer for {self.START_PATIENCE_S:.0f} s; look at its "
+                "driver, or leave the device out"
             )
 
     def stop(self) -> None:
@@ -432,7 +431,7 @@ class Sampler:
         late_s = [sensor.update_s or 0.0 for sensor in self.inventory.sensors]
         time.sleep(max(late_s, default=0.0))  # all may be left out
         self.stopping.set()
-        self.thread.join(self.LAST_S)
+        self.thread.join(self.STOP_PATIENCE_S)
 
     def _run_thread(self) -> None:
         try:

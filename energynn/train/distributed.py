@@ -129,16 +129,16 @@ def leave_ranks() -> None:
     dist.destroy_process_group()
 
 
-def seed_generators(seed: int, algorithms: bool) -> None:
-    """Seed torch's generators; choose deterministic ``algorithms`` where there are any, as the
-    study did for cuDNN.
+def seed_generators(seed: int, deterministic: bool) -> None:
+    """Seed torch's generators; choose deterministic algorithms or the fastest, as the study did for
+    cuDNN.
     """
     # cuBLAS is deterministic with it only.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.manual_seed(seed)
-    torch.backends.cudnn.deterministic = algorithms
-    torch.backends.cudnn.benchmark = not algorithms
-    torch.use_deterministic_algorithms(algorithms, warn_only=algorithms)
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.use_deterministic_algorithms(deterministic, warn_only=deterministic)
     # A help for debugging that costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False
 

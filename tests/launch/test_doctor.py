@@ -77,7 +77,7 @@ def test_a_run_on_a_gpu_that_is_split_is_refused(nvml, monkeypatch, tmp_path):  
 def test_a_driver_that_never_answers_stops_no_doctor(nvml, monkeypatch):  # noqa: F811
     never = threading.Event()
     nvml.nvmlDeviceGetPowerUsage = lambda gpu: never.wait()
-    monkeypatch.setattr(sensors.Sampler, "FIRST_S", 0.5)
+    monkeypatch.setattr(sensors.Sampler, "START_PATIENCE_S", 0.5)
     findings = doctor.examine_machine()
     assert doctor.exit_status(findings) == 2
     assert "gpu_0_power does not answer" in of(findings, "sensor")
