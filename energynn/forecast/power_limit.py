@@ -9,8 +9,9 @@ from energynn.measure.energy import COMPONENTS
 MIN_LIMIT_SHARE = 0.5  # of the greatest limit; below, times grow up to fourfold
 MEASURED_COLUMNS = ["time_per_epoch_s", "energy_J_per_epoch"]
 LIMIT_EFFECT_TEXT = (
-    "; power limit {:g} of the greatest: time x {:.2f} ({:.2f}-{:.2f}), energy of the GPUs x "
-    "{:.2f} ({:.2f}-{:.2f}), published by others (Zeus: one GPU of four types, five networks)"
+    "; power limit {share:g} of the greatest: time x {time[0]:.2f} ({time[1]:.2f}-{time[2]:.2f}), "
+    "energy of the GPUs x {energy[0]:.2f} ({energy[1]:.2f}-{energy[2]:.2f}), published by others "
+    "(Zeus: one GPU of four types, five networks)"
 )
 
 

@@ -233,8 +233,10 @@ def forecasts(
         made += f" on {fit.runs.site.published_as}"
     provenance = f"estimated by a model fitted to {made}{runs.SCOPES[fit.runs.scope]}"
     if power_share != 1:
-        changes = power_limit.limit_factors(power_share).ravel()
-        provenance += power_limit.LIMIT_EFFECT_TEXT.format(power_share, *changes)
+        time, energy = power_limit.limit_factors(power_share)
+        provenance += power_limit.LIMIT_EFFECT_TEXT.format(
+            share=power_share, time=time, energy=energy
+        )
     result = []
     counts = Counter(config.replace(run, **same) for run in asked)
     require_devices(fit.runs.site, max(run.devices for run in counts))

@@ -1,8 +1,6 @@
 """The cost of scaling: what ResNet50 takes more on 256 GPUs than on four, at about the
 same error."""
 
-from itertools import chain
-
 import numpy as np
 
 from energynn.experiment import config, published_values
@@ -10,11 +8,13 @@ from energynn.forecast import predict
 from energynn.forecast.fit import Fit
 
 SCALING_COST_TEXT = (
-    "on 256 GPUs for 4 at about the same error it takes {:.0f} to {:.0f} % more energy by the "
-    "study's text, {:.0f} % by this model, {:.0f} % ({:.0f}-{:.0f}) by what is printed of 256 and "
-    "the model of 4; they differ mostly on 4, of which no energy is printed: it is {:.1f} to "
-    "{:.1f} kWh by the CPUs' {energy_cpu_kWh:g} kWh and rounded share of {share_cpu_percent:g} %, "
-    "of a list of jobs with one job twice, {:.1f} kWh by the model, whose share is {:.1f} %"
+    "on 256 GPUs for 4 at about the same error it takes {by_text[0]:.0f} to {by_text[1]:.0f} % "
+    "more energy by the study's text, {by_model[0]:.0f} % by this model, "
+    "{printed_over_model[0]:.0f} % ({printed_over_model[1]:.0f}-{printed_over_model[2]:.0f}) by "
+    "what is printed of 256 and the model of 4; they differ mostly on 4, of which no energy is "
+    "printed: it is {stated_kWh[0]:.1f} to {stated_kWh[1]:.1f} kWh by the CPUs' "
+    "{energy_cpu_kWh:g} kWh and rounded share of {share_cpu_percent:g} %, of a list of jobs with "
+    "one job twice, {few_kWh[0]:.1f} kWh by the model, whose share is {model_share_percent:.1f} %"
 )
 
 
@@ -62,12 +62,11 @@ def added_energy_percent(fit: Fit) -> dict[str, np.ndarray | str]:
         "printed_over_model": printed_kWh / few_kWh[[0, 2, 1]],
     }
     added = {name: 100 * (ratio - 1) for name, ratio in ratios.items()}
-    share = 100 * told["energy_cpu_kWh"][0, 0] / few_kWh[0]
     in_words = SCALING_COST_TEXT.format(
-        *chain(*added.values()),
-        *stated_energy_kWh(4),
-        few_kWh[0],
-        share,
+        **added,
         **_printed_row("R1", 4),
+        stated_kWh=stated_energy_kWh(4),
+        few_kWh=few_kWh,
+        model_share_percent=100 * told["energy_cpu_kWh"][0, 0] / few_kWh[0],
     )
     return added | {"works": works, "in_words": in_words}
