@@ -57,17 +57,16 @@ def _forecast_of_series(name: str, about: dict) -> pd.DataFrame:
         "gpu_hours": hours[:, 0],
     }
     middle_h = hours[:, :1]
-    least_last = [0, 2, 1]
     base_h = time_h[work["devices"] == base, 0]
     samples = (work["trained"] * work["devices"] * work["epochs"])[:, None]
     sockets = (fit.runs.site.sockets_per_node * work["nodes"] / work["devices"])[
         :, None
     ]
-    rate = samples / hours[:, least_last]
+    rate = samples / hours[:, predict.DIVISOR_ENDS]
     # (configurations, 3) each: value, low, high
     values |= {
         "training_time_h": time_h,
-        "speed_up": base_h / time_h[:, least_last],
+        "speed_up": base_h / time_h[:, predict.DIVISOR_ENDS],
         "energy_total_kWh": values["energy_kWh"],
         "energy_per_gpu_hour_kW": fits.forecast_outcomes(fit, work)["power_W"] / 1000,
         "mean_power_gpu_W": 1000 * values["energy_gpu_kWh"] / middle_h,

@@ -28,6 +28,8 @@ ADDITIVE_QUANTITIES = PRICED_QUANTITIES | {
     "price": "price",
 }
 INTERVAL_FIELDS = ("value", "low", "high")
+# of what divides: the least quotient is by the high end
+DIVISOR_ENDS = [0, 2, 1]
 PARAMETER_DRAWS = 2000  # of parameters, for the shares of causes
 RUN_FIELDS = ("system", "devices", "local_batch_size", "global_batch_size", "epochs")
 # published runs reach so far; beyond, nothing tells of latency and storage

@@ -59,7 +59,7 @@ def added_energy_percent(fit: Fit) -> dict[str, np.ndarray | str]:
     ratios = {
         "by_text": by_text,
         "by_model": many_kWh[:1] / few_kWh[0],
-        "printed_over_model": printed_kWh / few_kWh[[0, 2, 1]],
+        "printed_over_model": printed_kWh / few_kWh[predict.DIVISOR_ENDS],
     }
     added = {name: 100 * (ratio - 1) for name, ratio in ratios.items()}
     in_words = SCALING_COST_TEXT.format(
