@@ -211,14 +211,15 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     of_rank_0 = [end for end in ends if not end.get("rank")]
     result["history"] = history
     result["metrics"] = (of_rank_0 or [{}])[-1].get("metrics", {})
-    if is_command:  # what its last epoch reached
-        told = [{}, *history][-1]
-        reached = {name: told[name] for name in told if name != "epoch"}
+    last_epoch = history[-1] if history else {}
+    if is_command:  # what it reached
+        reached = {name: last_epoch[name] for name in last_epoch if name != "epoch"}
         result["metrics"] = result["metrics"] | reached
+        last_epoch = {}  # which counts nothing
     result["valid"] = False  # until the reasons are known
     result["invalid_reasons"] = []
     # at the end, or after the last epoch of a dead run
-    known = starts[0] | (ends[-1] or [{}, *history * (not is_command)][-1])
+    known = starts[0] | (ends[-1] or last_epoch)
     result |= {name: known[name] for name in COUNT_FIELDS if name in known}
     if broken := events_of_kind(events, "bad_images"):
         result["images_skipped"] = sum(event["images_skipped"] for event in broken)

@@ -92,8 +92,8 @@ def evaluate_claims(runs_dir: str | Path) -> dict:
         entry["derived"] = []
         if "quantity" in claim and len(selected_rows(claim, further)):
             derived = judge(claim, study)
-            says_more = derived.get("units") != entry["published"].get("units")
-            entry["derived"] = [derived] * says_more
+            if derived.get("units") != entry["published"].get("units"):
+                entry["derived"] = [derived]
         if "reading" in claim:
             other = judge(claim | claim["reading"], study)
             entry["reading"] = {"on": claim["reading"]["as"], **other}

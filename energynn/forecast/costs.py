@@ -93,6 +93,9 @@ def cost_text(costs: pd.DataFrame) -> str:
 
 def study_cost_table(name: str, asked: list[RunConfig]) -> pd.DataFrame:
     """Add what a study costs on the system on which the paper made it; ours are made here."""
-    system = "horeka-h100" if name in STUDY_GROUPS["paper-h100"] else "local"
-    system = "horeka-a100" if name in STUDY_GROUPS["paper-a100"] else system
+    system = "local"
+    if name in STUDY_GROUPS["paper-h100"]:
+        system = "horeka-h100"
+    if name in STUDY_GROUPS["paper-a100"]:  # some ran on both
+        system = "horeka-a100"
     return cost_table(asked, systems.read_site(system))

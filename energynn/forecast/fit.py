@@ -383,7 +383,7 @@ def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals)
         covariance=np.linalg.inv(precision),
         errors=errors,
         freedom=freedoms,
-        neg_log_evidence=before.neg_log_evidence + deviance / 2 * (row == 0),
+        neg_log_evidence=before.neg_log_evidence + (deviance / 2 if row == 0 else 0.0),
     )
 
 

@@ -178,8 +178,12 @@ def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
         filled *= 2
     if run.persistent_workers and workers or isinstance(run, command.Config):
         passes /= run.epochs  # it starts once
+    updates = 0  # of a measured command they are not known, as its batch is not
+    if run.local_batch_size:
+        updates = trained // (run.local_batch_size * accumulated) * accumulated
     # Where it is not known, `outside` says so.
     link_GB_per_s = site.link_GB_per_s if nodes > 1 else site.gpu_link_GB_per_s
+    allreduce_GB = 2 * (1 - 1 / run.devices) * epoch.gradient_bytes / BYTES_PER_GB
     return {
         "devices": run.devices,
         "nodes": nodes,
@@ -193,15 +197,8 @@ def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
         "validated": validated * epoch.forward_steps,
         "passes": passes,
         "filled": filled,
-        # of a measured command the batch is not known, nor the updates
-        "updates": trained
-        // max(run.local_batch_size * accumulated, 1)
-        * accumulated
-        * bool(run.local_batch_size),
-        "allreduce_s": 2
-        * (1 - 1 / run.devices)
-        * epoch.gradient_bytes
-        / BYTES_PER_GB
+        "updates": updates,
+        "allreduce_s": allreduce_GB
         / (link_GB_per_s or GUESSED_LINK_GB_PER_S)
         / accumulated,
         "has_known_link": link_GB_per_s > 0,

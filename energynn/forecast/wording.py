@@ -82,7 +82,7 @@ def choice_text(plan: Plan, best: dict, fastest: dict) -> str:
     if "cheapest" in plan.choices:
         spent = "price"
     device = "GPU" if plan.fit.runs.site.gpu else "core"
-    words = f"{best['choice']}: {best['devices']} {device}{'s' * (best['devices'] > 1)}"
+    words = f"{best['choice']}: {best['devices']} {device}{'s' if best['devices'] > 1 else ''}"
     for name, chance in best["chance_percent"].items():
         taken = f"{number_text(best[name]['value'])} of {plan.limits[name]:g}"
         words += f", {taken} {UNITS[name]} (chance {chance_text(chance)})"

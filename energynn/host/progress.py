@@ -55,8 +55,9 @@ def summarize_record(record) -> str:
         wrong_J += record.energy_total_systematic_J
         parts.append(energy_text(energy_J))
         # those that were told, else those of a run that made all
-        planned = record.config.get("epochs") or 1
-        epochs = len(record.history) or planned * (record.status == "finished")
+        epochs = len(record.history)
+        if record.status == "finished":
+            epochs = epochs or record.config.get("epochs") or 1
         if "command" in record.config and epochs > 1:
             parts.append(
                 f"{energy_text(energy_J / epochs)} an epoch with start and end"

@@ -287,7 +287,9 @@ def device_status_text(run_dir: Path) -> str:
     events = read_events(folder)
     starts = event_ns(events, "training_start", "host")
     ends = event_ns(events, "training_end", "host")
-    status = ["starting", "training", "ending"][bool(starts) + bool(ends)]
+    status = "training" if starts else "starting"
+    if ends:
+        status = "ending"
     if (run_dir / "record.json").exists():
         status = records.read_record(run_dir).status
     lines = [f"{run_dir.name}: {status}"]

@@ -40,10 +40,6 @@ FOREIGN_LINE_PATTERN = re.compile(
 )
 FAULT_LINE_PATTERN = re.compile(r"\bAbort\(|[Ff]atal error|srun: error: ")
 POLL_PERIOD_S = 5.0  # between two looks at the ranks' files
-RESTART_TEXTS = {
-    True: "goes on from its checkpoint",
-    False: "begins anew, without a checkpoint",
-}
 TRAIN_SCRIPT = PACKAGE_FOLDER / "train" / "__main__.py"
 # A Ctrl-C for a notebook reaches the supervisor only through who has started it.
 DETACHED_PROCESS_OPTIONS = {"stdin": subprocess.DEVNULL, "start_new_session": True}
@@ -164,7 +160,9 @@ def status_and_reason(
     if bad:
         told = [end for end in bad if launchers.LOST_RANK_TEXT not in end["reason"]]
         first = min(told or bad, key=lambda end: end["t_wall_ns"])
-        reason = f"rank {first['rank']}: " * (size > 1) + first["reason"]
+        reason = first["reason"]
+        if size > 1:
+            reason = f"rank {first['rank']}: {reason}"
         if silent and not told:
             reason = f"{silence}; {reason}"  # who is lost, then who misses it
         return first["status"], reason
@@ -270,8 +268,10 @@ def supervise_run(run_dir: Path, parent: int) -> None:
     by += _last_launcher_line(folder)
     status, why = status_and_reason(folder, intent["devices"], reason, by)
     if status in ("failed", "killed"):
-        newest = newest_checkpoint_name(run_dir)
-        why += f"; started again, it {RESTART_TEXTS[bool(newest)]}"
+        then = "begins anew, without a checkpoint"
+        if newest_checkpoint_name(run_dir):
+            then = "goes on from its checkpoint"
+        why += f"; started again, it {then}"
     try:
         records.save_record(run_dir, status, why)
     except OSError as error:

@@ -224,7 +224,8 @@ def _test_movement(one: SensorEvidence, limits: dict) -> Iterator[str]:
     mean_W = one.energy_J / one.length_s
     if mean_W < least_W:
         text = f"{name} showed {mean_W:.2g} W in the mean, at least {least_W:.2g} W are drawn"
-        text += f"; {left_out_remedy(one.sensor.device_name)}" * bool(mean_W == 0)
+        if mean_W == 0:
+            text += f"; {left_out_remedy(one.sensor.device_name)}"
         yield refusal("S", text, *by)
     readings, seconds = one.still.T
     if one.is_counter:
