@@ -733,8 +733,10 @@ def recover_record(folder: Path) -> str:
 
 def progress_in_words(events: Iterable[dict]) -> str:
     """Say what the ranks had reached."""
-    for last in events_of_kind(events, "epoch")[-1:]:
-        if "epochs" in last:
-            return f"{last['epoch']} of {last['epochs']} epochs done"
-        return f"epoch {last['epoch']:g} done"  # of a command: nobody told of how many
-    return "no epoch reported"
+    epochs = events_of_kind(events, "epoch")
+    if not epochs:
+        return "no epoch reported"
+    last = epochs[-1]
+    if "epochs" in last:
+        return f"{last['epoch']} of {last['epochs']} epochs done"
+    return f"epoch {last['epoch']:g} done"  # of a command: nobody told of how many

@@ -158,9 +158,9 @@ def _rename_variables(dataset):
     )
     dataset = dataset.rename({name: ours for ours, name in found.items()})
     for name, variable in dataset.data_vars.items():
-        for dim in sorted(
-            {*variable.dims} - {*OUR_COORDINATE_NAMES.values(), "expver"}
-        ):
+        unknown = {*variable.dims} - {*OUR_COORDINATE_NAMES.values(), "expver"}
+        if unknown:
+            dim = min(unknown)
             raise ValueError(
                 f"{name} has a dimension {dim} of {dataset.sizes[dim]}; keep one of them, or "
                 "name it as CF does: time, latitude, longitude, level"

@@ -678,8 +678,8 @@ def read(path: Path, workload: str = "", site: Site | None = None) -> Fit:
             f"{path}: is of {seen.site.name} with another {', '.join(others)}; "
             "`energynn forecast fit` makes it anew"
         )
-    for run in seen.taken[:1]:
-        config.config_from_dict(run.config, workload)  # the others' module is this one
+    # the others' module is this one
+    config.config_from_dict(seen.taken[0].config, workload)
     return fit_runs(seen)
 
 

@@ -68,7 +68,8 @@ def summarize_record(record) -> str:
             parts.append(f"{energy_text(record.energy_gpu_J)} of it measured (GPU)")
     parts.append(f"in {record.training_time_s or 0.0:.3g} s")
     metrics = [each for each in record.metrics.items() if isinstance(each[1], float)]
-    for name, value in metrics[:1]:
+    if metrics:
+        name, value = metrics[0]
         share = f"{1 - value:.0%} of the images right"
         if classes := CLASSES_OF_DATASET.get(record.config.get("dataset")):
             share += f" (chance {100 / classes:.3g}%)"

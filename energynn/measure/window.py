@@ -275,8 +275,8 @@ def log_epoch(epoch: float, **reached: float) -> None:
     ValueError or TypeError for what is no number.
     """
     numbers = {name: float(value) for name, value in reached.items()}
-    for taken in numbers.keys() & EVENT_FIELDS:
-        raise ValueError(f"log_epoch: {taken} is a name of ours; give another")
+    if taken := numbers.keys() & EVENT_FIELDS:
+        raise ValueError(f"log_epoch: {min(taken)} is a name of ours; give another")
     with suppress(OSError, KeyError):  # no run is measured, or it has ended
         folder = Path(os.environ[MARK_VARIABLE])
         if rank_and_size()[0] == 0:
