@@ -25,6 +25,7 @@ from energynn.host.files import (
     write_json,
 )
 from energynn.host.launchers import LAUNCHERS_WITHOUT_PERUN
+from energynn.host.progress import accuracy_text, energy_text
 from energynn.host.reading import join_faults, read_checksums, read_json
 from energynn.measure import energy, machine
 from energynn.measure.account import SegmentAccount, account_for_run
@@ -578,6 +579,44 @@ def remarks_on_record(record: Record, run_dir: Path) -> list[str]:
     # what perun has measured cannot be measured again
     doubts = record.doubts if record.system != "imported" else []
     return lines + machine.system_file_remedy(doubts, path)
+
+
+def summary_text(record: Record) -> str:
+    """Say what a run took, how sure that is, in which time, and how well it learned."""
+    parts = []
+    if energy_J := record.energy_total_J:
+        # a record of before has a statistical interval in place of the bound
+        wrong_J = record.energy_total_bound_J or 0.0
+        wrong_J += record.energy_total_systematic_J or 0.0
+        parts.append(energy_text(energy_J))
+        # those that were told, else those of a run that made all
+        epochs = len(record.history)
+        if record.status == "finished":
+            epochs = epochs or record.config.get("epochs") or 1
+        if "command" in record.config and epochs > 1:
+            parts.append(
+                f"{energy_text(energy_J / epochs)} an epoch with start and end"
+            )
+        parts.append(record.energy_total_provenance)
+        parts.append(accuracy_text(energy_J, wrong_J))
+        gpu_J = record.energy_gpu_J
+        if gpu_J is not None and record.energy_gpu_provenance == "measured":
+            if record.energy_total_provenance != "measured":
+                parts.append(f"{energy_text(gpu_J)} of it measured (GPU)")
+    parts.append(f"in {record.training_time_s or 0.0:.3g} s")
+    metrics = [
+        (name, value)
+        for name, value in record.metrics.items()
+        if isinstance(value, float)
+    ]
+    if metrics:
+        name, value = metrics[0]
+        share = f"{1 - value:.0%} of the images right"
+        dataset = record.config.get("dataset", "")
+        if classes := configuration.CLASSES_OF_DATASET.get(dataset):
+            share += f" (chance {100 / classes:.3g}%)"
+        parts.append(share if name == "top1_error" else f"{name} {value:.4g}")
+    return ", ".join(parts)
 
 
 def ways_of_energy_text(record: Record) -> str:

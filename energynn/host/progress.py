@@ -1,4 +1,4 @@
-"""Lines for a person: how far something long is, what a run took, how much energy that is."""
+"""Lines for a person: how far something long is, and how much an energy is."""
 
 import shutil
 import sys
@@ -9,8 +9,6 @@ from collections.abc import Callable
 from energynn.host.texts import escape_controls
 
 PROGRESS_PERIOD_S = 2.0  # between two lines
-# by data set
-CLASSES_OF_DATASET = {"photographs": 10, "photographs_large": 10, "imagenet": 1000}
 
 
 def format_entry(state: str, name: str, words: str) -> str:
@@ -44,37 +42,6 @@ def accuracy_text(energy_J: float, wrong_J: float) -> str:
     """Say how wrong an energy may be at most, bound and band of its sensors together."""
     percent = 100 * wrong_J / energy_J
     return f"good to within {percent:.{0 if percent >= 1 else 2}f} %"
-
-
-def summarize_record(record) -> str:
-    """What a run took, how sure that is, in which time, and how well it learned."""
-    parts = []
-    if energy_J := record.energy_total_J:
-        # a record of before has a statistical interval in place of the bound
-        wrong_J = record.energy_total_bound_J or 0.0
-        wrong_J += record.energy_total_systematic_J
-        parts.append(energy_text(energy_J))
-        # those that were told, else those of a run that made all
-        epochs = len(record.history)
-        if record.status == "finished":
-            epochs = epochs or record.config.get("epochs") or 1
-        if "command" in record.config and epochs > 1:
-            parts.append(
-                f"{energy_text(energy_J / epochs)} an epoch with start and end"
-            )
-        parts.append(record.energy_total_provenance)
-        parts.append(accuracy_text(energy_J, wrong_J))
-        if record.energy_gpu_provenance == "measured" != record.energy_total_provenance:
-            parts.append(f"{energy_text(record.energy_gpu_J)} of it measured (GPU)")
-    parts.append(f"in {record.training_time_s or 0.0:.3g} s")
-    metrics = [each for each in record.metrics.items() if isinstance(each[1], float)]
-    if metrics:
-        name, value = metrics[0]
-        share = f"{1 - value:.0%} of the images right"
-        if classes := CLASSES_OF_DATASET.get(record.config.get("dataset")):
-            share += f" (chance {100 / classes:.3g}%)"
-        parts.append(share if name == "top1_error" else f"{name} {value:.4g}")
-    return ", ".join(parts)
 
 
 def progress_meter(

@@ -26,7 +26,6 @@ from energynn.host.files import (
     write_json,
 )
 from energynn.host.launchers import own_launcher, rank_and_size
-from energynn.host.progress import summarize_record
 from energynn.launch import supervise
 from energynn.measure import devices, energy, kernel, machine
 from energynn.measure.account import IDLE_WINDOWS
@@ -285,7 +284,7 @@ def report_text(record: records.Record, run_dir: Path, details: bool = False) ->
     """Tell what a run took: in one sentence; with ``details`` also a line for each component."""
     name = record.config.get("command", record.run_id)
     status = ", ".join(filter(None, [record.status, record.status_reason]))
-    lines = [f"energynn: {name}: {status}", f"  {summarize_record(record)}"]
+    lines = [f"energynn: {name}: {status}", f"  {records.summary_text(record)}"]
     if not record.valid:
         lines.append(f"  NOT valid as evidence: {'; '.join(record.invalid_reasons)}")
     remarks = records.remarks_on_record(record, run_dir)

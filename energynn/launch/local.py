@@ -14,7 +14,7 @@ from energynn import records
 from energynn.experiment import config as configuration
 from energynn.host.files import REPOSITORY, shipped_path, write_json
 from energynn.host.processes import OWN_PYTHON, end_with_parent, own_environment
-from energynn.host.progress import print_lines, summarize_record
+from energynn.host.progress import print_lines
 from energynn.launch import start, supervise
 
 # for the end of a measured run that is not of this study
@@ -72,7 +72,7 @@ def make_missing_runs(
         durations_s.append(time.monotonic() - begun_s - elapsed_s)
         record = records.read_record_if_any(run_dir)
         if record:
-            print_lines(summarize_record(record))
+            print_lines(records.summary_text(record))
         if reason := records.reason_of_record(record) or (last_line if status else ""):
             print_lines(f"energynn: {run_dir.name}: {reason}")
         if status:

@@ -13,7 +13,6 @@ import pytest
 
 import energynn
 from energynn import records
-from energynn.host import progress
 from energynn.host.reading import read_json
 from energynn.launch import status
 from energynn.measure import samples
@@ -121,7 +120,7 @@ def test_what_epochs_of_a_command_reached_stands_beside_their_energy(
     assert killed.metrics["loss"] == 0.5 and len(killed.history) == 2
     killed.config["epochs"] = 90
     each = f"{killed.energy_total_J / 7200:.3g} Wh an epoch"
-    assert each in progress.summarize_record(killed)
+    assert each in records.summary_text(killed)
     (tmp_path / "run" / "segment-2").mkdir()
     monkeypatch.setenv("ENERGYNN_MARK", str(tmp_path / "run" / "segment-2"))
     energynn.log_epoch(2.5, loss=0.1)
