@@ -764,13 +764,15 @@ def recover_record(folder: Path) -> str:
     ):
         _held = lock_run_file(folder)  # nobody starts it meanwhile
         events = chain.from_iterable(read_events_of_segments(folder).values())
-        reason = f"the launcher died before it could write a record; {progress_in_words(events)}"
+        reason = (
+            f"the launcher died before it could write a record; {progress_text(events)}"
+        )
         save_record(folder, "killed", reason)
         lines.append(f"{folder.name}: recovered as killed: {reason}")
     return lines[0]
 
 
-def progress_in_words(events: Iterable[dict]) -> str:
+def progress_text(events: Iterable[dict]) -> str:
     """Say what the ranks had reached."""
     epochs = events_of_kind(events, "epoch")
     if not epochs:

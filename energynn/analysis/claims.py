@@ -435,20 +435,20 @@ def _meaning_of_values(claim: dict) -> str:
     return EXPONENT_MEANING if is_exponent else "relative change"
 
 
-def write_ledger_text(found: dict) -> str:
+def ledger_text(ledger: dict) -> str:
     """Write the ledger as text: the counts, and a line per statement and column."""
-    lines = [pd.DataFrame(found["counts"]).T.to_string(), ""]
-    for claim in found["claims"]:
+    lines = [pd.DataFrame(ledger["counts"]).T.to_string(), ""]
+    for claim in ledger["claims"]:
         lines.append(f"{claim['id']} ({claim['place']}): {claim['says']}")
         lines += [
-            f"  {one.get('on', column)}: {words(one)}"
+            f"  {one.get('on', column)}: {verdict_text(one)}"
             for column, one in verdicts_by_column(claim)
         ]
-    lines += [f"restated ({one['place']}): {one['says']}" for one in found["restated"]]
+    lines += [f"restated ({one['place']}): {one['says']}" for one in ledger["restated"]]
     return "\n".join(lines)
 
 
-def words(judged: dict) -> str:
+def verdict_text(judged: dict) -> str:
     """Write a verdict with its value, its interval, its reason and what other thresholds say."""
     parts = [judged["verdict"], judged["reason"]]
     if "value" in judged:

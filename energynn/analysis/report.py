@@ -78,7 +78,7 @@ def _verdicts_of_claim(claim: dict) -> dict:
     base = f" (base: {claim['base']})" if "base" in claim else ""
     errata = f" Errata: {', '.join(claim['errata'])}." if claim.get("errata") else ""
     verdicts = [
-        f"{one.get('on', column)}: {claims.words(one)}"
+        f"{one.get('on', column)}: {claims.verdict_text(one)}"
         for column, one in claims.verdicts_by_column(claim)
     ]
     return {

@@ -99,7 +99,7 @@ def predict(
             if row["run_id"] in ids:
                 row.setdefault("studies", []).append(name)
     advice = {"next_run": next_run.advise_next_run(made, asked)} if made else {}
-    words = [wording.prediction(rows, left_out)]
+    words = [wording.prediction_text(rows, left_out)]
     words += [each["in_words"] for each in advice.values()]
     answer = {"rows": rows, "total": predict.total_of_rows(rows), "left_out": left_out}
     print_json_or_text(as_json, answer | advice, "\n\n".join(words))
@@ -199,7 +199,11 @@ def probe(
         rows = predict.forecasts(made, [run])
         advice = next_run.advise_next_run(made, [run])
         answer = {"rows": rows, "next_run": advice}
-        words += [wording.prediction(rows), wording.fit_text(made), advice["in_words"]]
+        words += [
+            wording.prediction_text(rows),
+            wording.fit_text(made),
+            advice["in_words"],
+        ]
     words += map(config.run_id, chosen)
     print_json_or_text(as_json, answer | {"probes": chosen}, "\n\n".join(words))
 

@@ -193,4 +193,4 @@ def claims(
     from energynn.analysis import claims
 
     verdicts = claims.evaluate_claims(require_runs_dir(runs_dir))
-    print_json_or_text(as_json, verdicts, claims.write_ledger_text(verdicts))
+    print_json_or_text(as_json, verdicts, claims.ledger_text(verdicts))

@@ -104,11 +104,11 @@ def study_run(
 def study_list() -> None:
     """List all studies; `energynn study show NAME` has the cost of one."""
     from energynn.experiment import studies
-    from energynn.host.progress import format_entry
+    from energynn.host.progress import entry_text
 
     for name, runs in studies.find_studies(list(studies.STUDIES)).items():
         about = inspect.getdoc(studies.STUDIES[name]).splitlines()[0]
-        print_answer(format_entry(f"{name:15}", f"{len(runs)} run(s)", about))
+        print_answer(entry_text(f"{name:15}", f"{len(runs)} run(s)", about))
     for name, members in studies.STUDY_GROUPS.items():
         print_answer(f"{name:15} stands for {', '.join(members)}")
 

@@ -12,7 +12,7 @@ from energynn.forecast.predict import ADDITIVE_QUANTITIES, INTERVAL_FIELDS, UNIT
 from energynn.host.texts import group_by_reason
 
 
-def prediction(rows: list[dict], left_out: str = "") -> str:
+def prediction_text(rows: list[dict], left_out: str = "") -> str:
     """Show the total, the forecasts, and what the last one's time goes to: shares with ranges."""
     last = rows[-1]
     shares = pd.DataFrame(last["time_share_percent"]).T.round().astype(int)

@@ -11,7 +11,7 @@ from energynn.host.texts import escape_controls
 PROGRESS_PERIOD_S = 2.0  # between two lines
 
 
-def format_entry(state: str, name: str, words: str) -> str:
+def entry_text(state: str, name: str, words: str) -> str:
     """A line, and below it what is to be said of it, on lines of 80 columns; paths stay whole."""
     said = textwrap.fill(words, 68, break_on_hyphens=False, break_long_words=False)
     return f"{state:10} {name}\n{textwrap.indent(said, ' ' * 11)}"

@@ -15,7 +15,7 @@ from msgspec import Struct
 from energynn.host import launchers
 from energynn.host.files import INSTALLATION
 from energynn.host.processes import OWN_PYTHON
-from energynn.host.progress import format_entry
+from energynn.host.progress import entry_text
 from energynn.measure import energy, machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION
 from energynn.measure.sampler_process import find_sensors
@@ -65,7 +65,7 @@ def findings_text(findings: list[Finding]) -> str:
     lines = []
     for finding in findings:
         words = " -> ".join(filter(None, [finding.found, finding.remedy]))
-        lines.append(format_entry(finding.state.upper(), finding.subject, words))
+        lines.append(entry_text(finding.state.upper(), finding.subject, words))
     return "\n".join(lines)
 
 

@@ -204,7 +204,7 @@ def _state_of_run(
         return "queued", job.reason.replace("None", "")
     if job or records.is_run_locked(folder):
         events = chain.from_iterable(read_events_of_segments(folder).values())
-        return "running", records.progress_in_words(events)
+        return "running", records.progress_text(events)
     reason = records.reason_of_record(record)
     status = record.status if record else ""
     if status == "finished":

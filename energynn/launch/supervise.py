@@ -146,7 +146,7 @@ def status_and_reason(
             f"{stop_reason or 'asked to stop'}; {heard[0]}; it can go on",
         )
     if stop_reason:
-        return "interrupted", f"{stop_reason}; {records.progress_in_words(events)}"
+        return "interrupted", f"{stop_reason}; {records.progress_text(events)}"
     starts = events_of_kind(events, "rank_start")
     hosts = {start["rank"]: f" on {start['host']}" for start in starts}
     who = f"{len(silent)} of {size} ranks"
@@ -166,7 +166,7 @@ def status_and_reason(
         if silent and not told:
             reason = f"{silence}; {reason}"  # who is lost, then who misses it
         return first["status"], reason
-    return "killed", f"{silence}; {records.progress_in_words(events)}"
+    return "killed", f"{silence}; {records.progress_text(events)}"
 
 
 def make_segment_folder(run_dir: Path) -> Path:
