@@ -104,23 +104,24 @@ def energy_curve(
     is_gap = np.diff(edges_s) > max(2 * period_s, 0.2)
     is_gap[1:-1] |= np.diff(good) > 1
     gaps_s = np.stack([edges_s[:-1], edges_s[1:]], axis=1)[is_gap]
-    renewed_s = sensor.update_s or update_period_s(read_s, values)
-    sensor = msgspec.structs.replace(sensor, update_s=renewed_s)
+    update_s = sensor.update_s or update_period_s(read_s, values)
+    sensor = msgspec.structs.replace(sensor, update_s=update_s)
     make = {"energy": _count, "power": _integrate, "busy": _estimate}[sensor.kind]
-    renewal_s = renewed_s or 0.0
-    energy_J, missed_J2, late_s = make(sensor, read_s, values, period_s, renewal_s)
+    energy_J, missed_J2, late_s = make(
+        sensor, read_s, values, period_s, update_s or 0.0
+    )
     return EnergyCurve(
         sensor, read_s, values, energy_J, missed_J2, gaps_s, period_s, late_s
     )
 
 
-def _count(sensor, t_s, values, period_s, renewed_s):
+def _count(sensor, t_s, values, period_s, update_s):
     """Difference a counter; between its updates it says nothing, so its energy is linear there."""
     energy_J = np.append(0.0, np.cumsum(_counter_steps_J(sensor, values)))
     is_new = np.append(True, np.diff(values) != 0)
     is_new[-1] = True
     energy_J = np.interp(t_s, t_s[is_new], energy_J[is_new])
-    return energy_J, 0 * energy_J, period_s + renewed_s
+    return energy_J, 0 * energy_J, period_s + update_s
 
 
 def _counter_steps_J(sensor: Channel, values: np.ndarray) -> np.ndarray:
@@ -135,12 +136,12 @@ def update_period_s(t_s: np.ndarray, values: np.ndarray) -> float | None:
     return float(np.median(np.diff(new_s))) if len(new_s) > 3 else None
 
 
-def _integrate(sensor, t_s, watts, period_s, renewed_s):
+def _integrate(sensor, t_s, watts, period_s, update_s):
     """Integrate a power by the trapezoidal rule; a mean over 1 s is exact for its own second."""
     apart_s = np.diff(t_s)
     steps_W = np.diff(watts)
     energy_J = np.append(0.0, np.cumsum(apart_s * (watts[1:] + watts[:-1]) / 2))
-    late_s = max(period_s, min(renewed_s, MAX_UPDATE_PERIOD_S))
+    late_s = max(period_s, min(update_s, MAX_UPDATE_PERIOD_S))
     missed_J2 = np.append(
         0.0, np.cumsum((steps_W * np.maximum(apart_s, late_s) / 2) ** 2)
     )
@@ -157,7 +158,7 @@ def _is_averaged(sensor: Channel) -> bool:
     return "average over 1 s" in sensor.notes.get("power", "")
 
 
-def _estimate(sensor, t_s, core_s, period_s, _renewed_s):
+def _estimate(sensor, t_s, core_s, period_s, _update_s):
     """Apply the stated model: idle power of all cores, and more while a core is busy."""
     model = sensor.model
     more_W = model["full_W_per_core"] - model["idle_W_per_core"]
