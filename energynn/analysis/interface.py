@@ -179,13 +179,13 @@ def _table_of_runs(rows: list[dict]) -> pd.DataFrame:
 def export_csv(
     runs_dir: Path,
     csv: Path,
-    factors: list[tuple],
+    factors: list,
     own: bool,
     name: str = "",
 ) -> pd.DataFrame:
     """Write ``load(runs_dir)``, or ``table(runs_dir)``, of a name, as CSV, and return it.
 
-    With factors of ``predict.conversion_factors`` also columns ``CO2_g`` and ``price``.
+    With ``predict.Conversion`` factors also columns ``CO2_g`` and ``price``.
     """
     if csv.is_dir() or not csv.exists():  # a pipe may take it
         require_writable_path(csv)

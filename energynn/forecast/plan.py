@@ -11,7 +11,7 @@ from energynn.experiment.config import RunConfig
 from energynn.forecast import fit as fits
 from energynn.forecast import predict
 from energynn.forecast.fit import Fit
-from energynn.forecast.predict import UNITS
+from energynn.forecast.predict import UNITS, Conversion
 
 LIMIT_OPTIONS = {
     "time_h": "--deadline-h",
@@ -39,7 +39,7 @@ class Plan:
     pareto: np.ndarray
     choices: dict[str, int]
     power_share: float
-    factors: list[tuple]
+    factors: list[Conversion]
 
 
 def base_run(fit: Fit, parameters: dict) -> RunConfig:
@@ -98,7 +98,7 @@ def make_plan(
     asked: list[RunConfig],
     limits: dict[str, float | None],
     power_share: float = 1.0,
-    factors: list[tuple] = (),
+    factors: list[Conversion] = (),
 ) -> Plan:
     """Judge configurations. limits: upper ones by the names of LIMIT_OPTIONS; None: none.
 

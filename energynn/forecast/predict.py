@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,8 +38,17 @@ MAX_DEVICES = 256
 MAX_NODES = 64
 
 
+class Conversion(NamedTuple):
+    """What follows from a quantity ``of`` a forecast: factor and PUE times it adds to ``made``."""
+
+    made: str
+    factor: float | None
+    pue: float
+    of: str
+
+
 def forecast_quantities(
-    fit: Fit, work: np.ndarray, power_share: float = 1.0, factors: list[tuple] = ()
+    fit: Fit, work: np.ndarray, power_share: float = 1.0, factors: list[Conversion] = ()
 ) -> dict[str, np.ndarray]:
     """Forecast hours and energies: value, low and high at 90 %, (configurations, 3); NaN: unknown.
 
@@ -80,8 +90,8 @@ def forecast_quantities(
     return result
 
 
-def add_conversions(quantities: dict, factors: list[tuple]) -> None:
-    """Add what follows from quantities by ``conversion_factors``, such as their CO2_g."""
+def add_conversions(quantities: dict, factors: list[Conversion]) -> None:
+    """Add what follows from quantities, such as their CO2_g."""
     for made, factor, pue, of in factors:
         quantities[made] = quantities.get(made, 0) + factor * pue * quantities[of]
 
@@ -91,18 +101,18 @@ def conversion_factors(
     price_per_kwh: float | None,
     price_per_gpu_hour: float | None = None,
     pue: float = 1.0,
-) -> list[tuple]:
-    """List the factors that were given: what comes of it, factor, PUE, and of which quantity.
+) -> list[Conversion]:
+    """List the conversions whose factors were given.
 
     They have no default, as they differ by grid, contract and year.
     """
     factors = [
-        ("energy_centre_kWh", 1.0 if pue > 1 else None, pue, "energy_kWh"),
-        ("CO2_g", gco2_per_kwh, pue, "energy_kWh"),
-        ("price", price_per_kwh, pue, "energy_kWh"),
-        ("price", price_per_gpu_hour, 1.0, "charged_hours"),
+        Conversion("energy_centre_kWh", 1.0 if pue > 1 else None, pue, "energy_kWh"),
+        Conversion("CO2_g", gco2_per_kwh, pue, "energy_kWh"),
+        Conversion("price", price_per_kwh, pue, "energy_kWh"),
+        Conversion("price", price_per_gpu_hour, 1.0, "charged_hours"),
     ]
-    return [each for each in factors if each[1] is not None]
+    return [each for each in factors if each.factor is not None]
 
 
 # ----------------------------------------------------------------------------- what is asked for
@@ -190,7 +200,7 @@ def forecast_all_runs(
     asked: list[RunConfig],
     fit: Fit | None,
     system: str,
-    factors: list[tuple],
+    factors: list[Conversion],
     power_share: float = 1.0,
 ) -> list[dict]:
     """Forecast runs as ``forecasts`` does, without a fit by what is published on the system."""
@@ -218,7 +228,7 @@ def forecasts(
     fit: Fit,
     asked: list[RunConfig],
     power_share: float = 1.0,
-    factors: list[tuple] = (),
+    factors: list[Conversion] = (),
 ) -> list[dict]:
     """Forecast each configuration, ``runs`` times asked for, as ``predict --json`` shows it.
 
