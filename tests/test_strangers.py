@@ -16,7 +16,7 @@ import torch
 from energynn import records
 from energynn.analysis import results
 from energynn.experiment import systems
-from energynn.forecast import fit, runs
+from energynn.forecast import fits, runs
 from energynn.host import files
 from energynn.host.reading import read_json
 from energynn.train import checkpoint
@@ -43,7 +43,7 @@ def fit_of(module):
     taken = [{"config": {"workload": "theirs"}, "time_s": 1.0}]
     content = msgspec.to_builtins(made) | {"taken": taken}
     path = module.with_name("fit.json")
-    files.write_json(path, {"schema": fit.FIT_FILE_SCHEMA, "runs": content})
+    files.write_json(path, {"schema": fits.FIT_FILE_SCHEMA, "runs": content})
     return path
 
 

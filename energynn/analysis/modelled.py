@@ -6,8 +6,7 @@ import pandas as pd
 
 from energynn.analysis import published
 from energynn.experiment import studies
-from energynn.forecast import fit as fits
-from energynn.forecast import predict
+from energynn.forecast import fits, predict
 
 
 def load_forecasts(*workloads: str) -> pd.DataFrame:

@@ -74,8 +74,7 @@ def predict(
     By --fit, or by what is published on the system.
     """
     from energynn.experiment import config, studies, systems
-    from energynn.forecast import fit as fits
-    from energynn.forecast import next_run, predict, wording
+    from energynn.forecast import fits, next_run, predict, wording
 
     if held_out:
         folder = require_runs_dir(runs_dir)
@@ -131,8 +130,7 @@ def plan(
     is of charged hours: of whole nodes.
     """
     from energynn.experiment import studies, systems
-    from energynn.forecast import fit as fits
-    from energynn.forecast import next_run, plan, predict, wording
+    from energynn.forecast import fits, next_run, plan, predict, wording
 
     site = systems.read_site(system)
     made = fits.read(fit, workload, site) if fit else fits.published(workload, system)
@@ -173,8 +171,7 @@ def probe(
     It goes on with the runs that are there. For a cluster it prints the commands.
     """
     from energynn.experiment import config, systems
-    from energynn.forecast import fit as fits
-    from energynn.forecast import next_run, predict, runs, wording
+    from energynn.forecast import fits, next_run, predict, runs, wording
     from energynn.launch import probe
     from energynn.measure import machine
 
@@ -225,8 +222,7 @@ def fit(
     -p chooses those that have the parameter.
     """
     from energynn.experiment import systems
-    from energynn.forecast import fit as fits
-    from energynn.forecast import runs, wording
+    from energynn.forecast import fits, runs, wording
     from energynn.host.files import require_writable_path
 
     require_writable_path(out)
@@ -257,8 +253,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Write records of runs that nobody made, labelled as simulated."""
-    from energynn.forecast import fit as fits
-    from energynn.forecast import predict, simulate
+    from energynn.forecast import fits, predict, simulate
 
     made = fits.read(fit, workload)
     found, _ = predict.requested_runs(made.runs.site, [study], {}, None)

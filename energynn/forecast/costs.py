@@ -8,8 +8,7 @@ from energynn.experiment import config, systems
 from energynn.experiment.config import RunConfig
 from energynn.experiment.studies import STUDY_GROUPS
 from energynn.experiment.systems import Site
-from energynn.forecast import fit as fits
-from energynn.forecast import predict, runs
+from energynn.forecast import fits, predict, runs
 from energynn.measure.energy import SECOND_PER_HOUR
 
 FORECAST_ORIGIN_TEXT = (

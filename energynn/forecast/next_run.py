@@ -14,9 +14,8 @@ import pandas as pd
 
 from energynn.experiment import config
 from energynn.experiment.config import RunConfig
-from energynn.forecast import fit as fits
-from energynn.forecast import plan
-from energynn.forecast.fit import Fit
+from energynn.forecast import fits, plan
+from energynn.forecast.fits import Fit
 from energynn.forecast.model import POWER_PARAMETERS
 from energynn.forecast.runs import Observation
 from energynn.measure.energy import SECOND_PER_HOUR

@@ -8,9 +8,8 @@ import pandas as pd
 
 from energynn.experiment import config, studies
 from energynn.experiment.config import RunConfig
-from energynn.forecast import fit as fits
-from energynn.forecast import predict
-from energynn.forecast.fit import Fit
+from energynn.forecast import fits, predict
+from energynn.forecast.fits import Fit
 from energynn.forecast.predict import UNITS, Conversion
 
 LIMIT_OPTIONS = {

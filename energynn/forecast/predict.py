@@ -10,9 +10,8 @@ import pandas as pd
 from energynn.experiment import config, studies, systems
 from energynn.experiment.config import RunConfig
 from energynn.experiment.systems import Site
-from energynn.forecast import command, model, power_limit, runs
-from energynn.forecast import fit as fits
-from energynn.forecast.fit import Fit
+from energynn.forecast import command, fits, model, power_limit, runs
+from energynn.forecast.fits import Fit
 from energynn.forecast.runs import ObservedRuns
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 

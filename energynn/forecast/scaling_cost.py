@@ -5,7 +5,7 @@ import numpy as np
 
 from energynn.experiment import config, published_values
 from energynn.forecast import predict
-from energynn.forecast.fit import Fit
+from energynn.forecast.fits import Fit
 
 SCALING_COST_TEXT = (
     "on 256 GPUs for 4 at about the same error it takes {by_text[0]:.0f} to {by_text[1]:.0f} % "

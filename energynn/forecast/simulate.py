@@ -9,7 +9,7 @@ from energynn import records
 from energynn.experiment import config
 from energynn.experiment.config import RunConfig
 from energynn.forecast import predict
-from energynn.forecast.fit import Fit
+from energynn.forecast.fits import Fit
 from energynn.host.files import utc_time_text, write_json
 from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 from energynn.measure.samples import Channel, write_host_files

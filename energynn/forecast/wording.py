@@ -3,10 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from energynn.forecast import fit as fits
+from energynn.forecast import fits, predict, scaling_cost
 from energynn.forecast import plan as plans
-from energynn.forecast import predict, scaling_cost
-from energynn.forecast.fit import Fit
+from energynn.forecast.fits import Fit
 from energynn.forecast.plan import Plan
 from energynn.forecast.predict import ADDITIVE_QUANTITIES, INTERVAL_FIELDS, UNITS
 from energynn.host.texts import group_by_reason

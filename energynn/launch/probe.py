@@ -8,8 +8,7 @@ from energynn import records
 from energynn.experiment import config
 from energynn.experiment.config import RunConfig
 from energynn.experiment.systems import Site
-from energynn.forecast import fit as fits
-from energynn.forecast import next_run, runs
+from energynn.forecast import fits, next_run, runs
 from energynn.host.files import REPOSITORY
 from energynn.launch import local
 from energynn.measure import machine

@@ -4,8 +4,7 @@ import numpy as np
 
 from energynn.analysis import modelled
 from energynn.experiment import studies
-from energynn.forecast import fit as fits
-from energynn.forecast import predict
+from energynn.forecast import fits, predict
 
 
 def test_curves_are_forecasts():

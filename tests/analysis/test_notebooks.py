@@ -10,8 +10,7 @@ import pytest
 
 from energynn.analysis import numbers, paper, theme
 from energynn.experiment import published_values
-from energynn.forecast import fit as fits
-from energynn.forecast import scaling_cost
+from energynn.forecast import fits, scaling_cost
 from energynn.host.files import REPOSITORY
 from energynn.host.reading import read_json
 from tests.analysis.notebook import execute

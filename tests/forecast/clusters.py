@@ -15,8 +15,7 @@ import pandas as pd
 
 from energynn.experiment import config
 from energynn.experiment.systems import Site
-from energynn.forecast import fit as fits
-from energynn.forecast import model
+from energynn.forecast import fits, model
 from energynn.forecast.runs import ObservedRuns
 from energynn.measure.machine import git_state
 from tests.forecast import worlds

@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 
 from energynn.experiment import config, systems
-from energynn.forecast import fit as fits
-from energynn.forecast import plan, predict, runs
+from energynn.forecast import fits, plan, predict, runs
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from energynn import records
 from energynn.analysis import results
 from energynn.experiment import config, studies
-from energynn.forecast import fit as fits
-from energynn.forecast import predict, runs, simulate
+from energynn.forecast import fits, predict, runs, simulate
 from energynn.host.files import REPOSITORY
 from energynn.host.reading import read_json
 from tests import processes

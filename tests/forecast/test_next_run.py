@@ -9,8 +9,7 @@ import pytest
 
 from energynn.experiment import config
 from energynn.experiment.systems import Site
-from energynn.forecast import fit as fits
-from energynn.forecast import next_run, runs
+from energynn.forecast import fits, next_run, runs
 from energynn.host.files import REPOSITORY
 from tests.forecast import clusters, worlds
 from tests.processes import answer, told

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from energynn.experiment import config, systems
-from energynn.forecast import fit as fits
 from energynn.forecast import (
+    fits,
     model,
     next_run,
     plan,

@@ -10,8 +10,8 @@ import pytest
 from energynn import records
 from energynn.data import manifests
 from energynn.experiment import config, studies, systems
-from energynn.forecast import fit as fits
 from energynn.forecast import (
+    fits,
     plan,
     power_limit,
     predict,

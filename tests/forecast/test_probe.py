@@ -9,8 +9,7 @@ import pytest
 
 from energynn import records
 from energynn.experiment import config, studies, systems
-from energynn.forecast import fit as fits
-from energynn.forecast import model, next_run, predict, runs, simulate
+from energynn.forecast import fits, model, next_run, predict, runs, simulate
 from energynn.launch import local, probe
 from tests.forecast import worlds
 from tests.forecast.conftest import holds, study_run

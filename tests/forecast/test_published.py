@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 from energynn.experiment import studies
-from energynn.forecast import fit as fits
-from energynn.forecast import predict, runs
+from energynn.forecast import fits, predict, runs
 from tests.forecast import worlds
 from tests.processes import refused
 

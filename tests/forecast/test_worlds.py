@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from energynn.experiment import config
-from energynn.forecast import fit as fits
+from energynn.forecast import fits
 from tests.forecast import clusters, worlds
 
 

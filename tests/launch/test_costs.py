@@ -5,8 +5,7 @@ import math
 import pytest
 
 from energynn.experiment import config, studies, systems
-from energynn.forecast import costs, predict
-from energynn.forecast import fit as fits
+from energynn.forecast import costs, fits, predict
 from energynn.launch import submit
 from tests.processes import answer, told
 
