@@ -3,7 +3,6 @@ waits.
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -152,15 +151,3 @@ def training_meter(
             events.mark("progress", told=told)
 
     return tell_step
-
-
-def require_finite_losses(losses: list[float], epoch: int, first_step: int) -> None:
-    """Raise ValueError naming epoch and step, both from 1, if a loss of this epoch is not a
-    finite number.
-    """
-    for step, loss in enumerate(losses, start=first_step):
-        if not math.isfinite(loss):
-            where = f"epoch {epoch + 1}, step {step + 1}"
-            raise ValueError(
-                f"loss is {loss} in {where}; lower learning_rate, or look at the data there"
-            )

@@ -6,6 +6,7 @@ The trainer calls the session; the session never calls the trainer.
 
 import contextlib
 import itertools
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from energynn.train import distributed
 from energynn.train.batches import require_batch_count
 from energynn.train.checkpoint import Checkpoints, save_weights
 from energynn.train.distributed import Interrupted, RankAgreement, RankRequest
-from energynn.train.phases import PhaseTimer, require_finite_losses, training_meter
+from energynn.train.phases import PhaseTimer, training_meter
 
 
 class Session:
@@ -231,4 +232,16 @@ class Session:
             all_steps = self.config.epochs * self.steps_per_epoch
             raise Interrupted(
                 f"checkpoint after {self.optimizer_steps} of {all_steps} steps"
+            )
+
+
+def require_finite_losses(losses: list[float], epoch: int, first_step: int) -> None:
+    """Raise ValueError naming epoch and step, both from 1, if a loss of this epoch is not a
+    finite number.
+    """
+    for step, loss in enumerate(losses, start=first_step):
+        if not math.isfinite(loss):
+            where = f"epoch {epoch + 1}, step {step + 1}"
+            raise ValueError(
+                f"loss is {loss} in {where}; lower learning_rate, or look at the data there"
             )
