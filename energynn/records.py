@@ -411,17 +411,17 @@ def find_run(run: str | Path, runs_dir: Path) -> Path:
         return Path(run)
     called = list_known_runs(runs_dir)
     is_whole = rf"[ /]{re.escape(str(run))}( |$)"
-    found = [line for line in called if re.search(is_whole, line)]
-    found = found or [line for line in called if str(run) in line]
+    matches = [line for line in called if re.search(is_whole, line)]
+    matches = matches or [line for line in called if str(run) in line]
     if run == "last":
-        found = [*called][-1:]
-    if len(found) != 1:
-        which = "; ".join(found[:5])
+        matches = [*called][-1:]
+    if len(matches) != 1:
+        which = "; ".join(matches[:5])
         raise ValueError(
-            f"run: {str(run)!r} means {len(found)} runs in {runs_dir}; give one: "
+            f"run: {str(run)!r} means {len(matches)} runs in {runs_dir}; give one: "
             f"{which or '`energynn status` lists them, `energynn study list` studies'}"
         )
-    return called[found[0]]
+    return called[matches[0]]
 
 
 def find_runs_of_name(run: str | Path, runs_dir: Path) -> list[Path]:
@@ -515,9 +515,9 @@ def is_valid_evidence(record: Record) -> bool:
 
 def read_all(runs_dir: Path) -> list[Record]:
     """Read the records below a folder that can be read; of copies of a run the first alone."""
-    found = read_records_by_folder(runs_dir)
-    again = find_copies(found)
-    return [record for folder, record in found.items() if folder not in again]
+    by_folder = read_records_by_folder(runs_dir)
+    again = find_copies(by_folder)
+    return [record for folder, record in by_folder.items() if folder not in again]
 
 
 def read_records_by_folder(runs_dir: Path) -> dict[Path, Record]:
@@ -529,11 +529,11 @@ def read_records_by_folder(runs_dir: Path) -> dict[Path, Record]:
     }
 
 
-def find_copies(found: dict[Path, Record]) -> dict[Path, Path]:
+def find_copies(by_folder: dict[Path, Record]) -> dict[Path, Path]:
     """Return the folder of each run that is a copy of one before, and that one's."""
     first: dict[str, Path] = {}
     again = {}
-    for folder, record in found.items():
+    for folder, record in by_folder.items():
         for mark in record_fingerprints(record):
             if (other := first.setdefault(mark, folder)) != folder:
                 again[folder] = other

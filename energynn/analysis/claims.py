@@ -344,7 +344,7 @@ def _growth_of_one_series(claim: dict, runs: list[dict]) -> list[dict]:
 
 def _deviations_from_lines(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Compute how far the runs of each group lie from their line, in parts of the quantity."""
-    found = []
+    deviations = []
     rows = rows.drop_duplicates([*claim["match"], "run"])
     for name, runs in rows.groupby(claim["match"]):
         size = np.exp(runs["value"])
@@ -352,8 +352,8 @@ def _deviations_from_lines(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
         if along.nunique() > 2:
             (squares,) = np.polyfit(along, size, 1, w=1 / size, full=True)[1]
             value = math.log1p(math.sqrt(squares / (len(runs) - 2)))
-            found.append([" ".join(name), runs["series"].iloc[0], value, 0.0, 1])
-    return pd.DataFrame(found, columns=UNIT_COLUMNS)
+            deviations.append([" ".join(name), runs["series"].iloc[0], value, 0.0, 1])
+    return pd.DataFrame(deviations, columns=UNIT_COLUMNS)
 
 
 def _gradients_between_neighbours(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:

@@ -265,12 +265,14 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     Raises ValueError for fewer than two runs, and where runs of one name are no repeats.
     """
     remarks: list = []
-    found = _runs_to_compare(runs, Path(runs_dir or default_runs_dir()), remarks)
-    made = [records.read_record(folder) for folder in found]
-    numbers = Counter(found.values())
+    run_of_folder = _runs_to_compare(
+        runs, Path(runs_dir or default_runs_dir()), remarks
+    )
+    made = [records.read_record(folder) for folder in run_of_folder]
+    numbers = Counter(run_of_folder.values())
     columns = []
     known = Counter(record.run_id for record in made)
-    for record, (folder, run) in zip(made, found.items(), strict=True):
+    for record, (folder, run) in zip(made, run_of_folder.items(), strict=True):
         label = record.run_id
         if known[label] > 1:
             label = f"{folder.parent.name}/{folder.name}"
@@ -282,7 +284,9 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
         columns=["started_at", "run_id", "energy_total_systematic_J"]
     )
     recipes = table.assign(recipe=list(map(results.recipe_digest, made)))
-    kinds = recipes[REPEATED_COLUMNS].groupby([*map(str, found.values())]).nunique()
+    kinds = (
+        recipes[REPEATED_COLUMNS].groupby([*map(str, run_of_folder.values())]).nunique()
+    )
     if (kinds > 1).any(axis=None):
         name = kinds.max(axis="columns").idxmax()
         raise ValueError(
@@ -329,7 +333,7 @@ def _runs_to_compare(runs, runs_dir: Path, remarks: list[str]) -> dict[Path, str
     """Find the folders that are compared, by the name that stands for each: of one name the valid
     runs, else those that finished.
     """
-    found: dict = {}
+    run_of_folder: dict = {}
     for run in runs:
         folders = records.find_runs_of_name(run, runs_dir)
         made = {each: records.read_record(each) for each in folders}
@@ -338,8 +342,8 @@ def _runs_to_compare(runs, runs_dir: Path, remarks: list[str]) -> dict[Path, str
         best = valid or finished or folders
         if left_out := len(folders) - len(best):
             remarks.append(f"{run}: without {left_out} unfinished or not valid")
-        found |= dict.fromkeys(best, run)
-    return found
+        run_of_folder |= dict.fromkeys(best, run)
+    return run_of_folder
 
 
 def ratio_interval(first: pd.Series, last: pd.Series) -> tuple[float, float]:

@@ -61,7 +61,7 @@ def list_figures(manuscript: str) -> list[str]:
 
 def read_captions(build_dir: Path) -> dict[str, str]:
     """Read the captions of the paper's figures as plain text, by the figure's name, numbered."""
-    found = {}
+    captions = {}
     for file, path in MANUSCRIPT_SOURCES.items():
         drawn = typst.query(
             path, "<drawing>", field="value", **_typst_options(build_dir)
@@ -69,5 +69,5 @@ def read_captions(build_dir: Path) -> dict[str, str]:
         where = "Figure" if file == "paper.pdf" else "Supplement, figure"
         for number, figure in enumerate(json.loads(drawn), start=1):
             caption = " ".join(figure["caption"].split())
-            found[figure["name"]] = f"{where} {number}: {caption}"
-    return found
+            captions[figure["name"]] = f"{where} {number}: {caption}"
+    return captions

@@ -66,7 +66,7 @@ def study_quantities(runs_dir: Path) -> tuple[dict[str, float], dict[str, str]]:
     image = table[table["workload"] == "resnet50"]
     on_one = image[image["devices"] == 1]["top1_error"]
     expected = table["optimizer_steps"] * table["global_batch_size"]
-    found = {
+    quantities = {
         "study_runs": len(table),
         "study_faults": len(records.check(Path(runs_dir))),
         "samples_per_step_mismatch": (table["samples_trained"] - expected).abs().max(),
@@ -76,10 +76,10 @@ def study_quantities(runs_dir: Path) -> tuple[dict[str, float], dict[str, str]]:
     ratio = table["z500_rmse_m"] / table["persistence_m"]
     for stage in ("pretrain", "finetune"):
         highest = ratio[table["stage"] == stage].max()
-        found[f"fourcastnet_{stage}_rmse_over_persistence"] = highest
+        quantities[f"fourcastnet_{stage}_rmse_over_persistence"] = highest
     worst = {}
     for name, column in LEAST_OF_ANY_RUN.items():
-        found[name] = table[column].min()
+        quantities[name] = table[column].min()
         if len(table):
             worst[name] = table[column].idxmin()
-    return found, worst
+    return quantities, worst

@@ -45,8 +45,8 @@ def describe(
     from energynn.host.reading import join_faults
 
     with join_faults(dataset):
-        found = describe.build_manifest(dataset, root)
-    for line in found:
+        lines = describe.build_manifest(dataset, root)
+    for line in lines:
         print_answer(f"{dataset}: {line}")
     verify([dataset], root)
 

@@ -256,8 +256,8 @@ def simulate(
     from energynn.forecast import fits, predict, simulate
 
     made = fits.read(fit, workload)
-    found, _ = predict.requested_runs(made.runs.site, [study], {}, None)
-    asked = [run for run in found if run.repeat == 0]
+    study_runs, _ = predict.requested_runs(made.runs.site, [study], {}, None)
+    asked = [run for run in study_runs if run.repeat == 0]
     folders = simulate.write_simulated_runs(made, asked, out)
     print_json_or_text(
         as_json,

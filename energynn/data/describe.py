@@ -40,7 +40,7 @@ def build_manifest(dataset: str, source: Path | None = None) -> list[str]:
     remarks = {}
     if dataset == "imagenet":
         listings = imagenet.list_images(folder, remarks)
-        found = [_count_images(listing) for listing in listings]
+        descriptions = [_count_images(listing) for listing in listings]
         sums = {
             os.fsdecode(listing.names[index]): digest
             for listing in listings
@@ -54,7 +54,7 @@ def build_manifest(dataset: str, source: Path | None = None) -> list[str]:
         names = folder.is_dir() and list(list_files(folder, remarks))
         if not names:
             raise ValueError(f"{dataset}: {folder} has no files; put its files into it")
-        found = _describe_images(folder, names, remarks)
+        descriptions = _describe_images(folder, names, remarks)
         if dataset == "era5" and any(folder.glob("*.part")):
             raise ValueError(
                 f"era5: a year of {folder} is not complete; "
@@ -80,7 +80,7 @@ def build_manifest(dataset: str, source: Path | None = None) -> list[str]:
         imagenet.printable_file_name(os.fsencode(name)): remarks[name]
         for name in sorted(remarks)
     }
-    return [*found, *group_by_reason(told, MAX_NAMED_FILES)]
+    return [*descriptions, *group_by_reason(told, MAX_NAMED_FILES)]
 
 
 def _describe_images(

@@ -147,16 +147,16 @@ def _rename_variables(dataset):
         is_first = name in CHANNEL_BY_ALIAS or name == "valid_time"
         return not name_of_ours(name, name), dataset[name].ndim != 1, not is_first
 
-    found = {}
+    theirs = {}
     for name in sorted(dataset.variables, key=name_priority):
         standard = dataset[name].attrs.get("standard_name", "")
         if word := name_of_ours(name, name) or name_of_ours(name, standard):
-            found.setdefault(word, name)
-    dataset = dataset.drop_vars({*dataset.variables} - {*found.values()})
+            theirs.setdefault(word, name)
+    dataset = dataset.drop_vars({*dataset.variables} - {*theirs.values()})
     dataset = dataset.swap_dims(
         {each.dims[0]: name for name, each in dataset.coords.items() if each.ndim == 1}
     )
-    dataset = dataset.rename({name: ours for ours, name in found.items()})
+    dataset = dataset.rename({name: ours for ours, name in theirs.items()})
     for name, variable in dataset.data_vars.items():
         unknown = {*variable.dims} - {*OUR_COORDINATE_NAMES.values(), "expver"}
         if unknown:

@@ -188,10 +188,10 @@ def convert_to_our_unit(name: str, values: np.ndarray, unit: str | None) -> np.n
     try:
         # names, but no symbols, in any letters: Kelvin, Pascals
         unit = re.sub(r"\b[A-Z][a-z]{4,}", lambda word: word[0].lower(), unit)
-        found = registry.Quantity(values, unit)
-        if ours == "m2/s2" and found.check("[length]"):
-            found = found * registry.Quantity(GRAVITY_M_S2, "m/s2")
-        return found.to(ours).magnitude
+        quantity = registry.Quantity(values, unit)
+        if ours == "m2/s2" and quantity.check("[length]"):
+            quantity = quantity * registry.Quantity(GRAVITY_M_S2, "m/s2")
+        return quantity.to(ours).magnitude
     except Exception as error:  # pint's own errors are of many types
         raise ValueError(
             f"{name} is in {unit!r}, which is no unit like {ours}; write CF's"
@@ -207,17 +207,17 @@ def require_valid_weather(name: str, plane: np.ndarray, hour: int) -> None:
     unit, least, most = range_of_variable(name)
     low = float(plane.min())
     high = float(plane.max())
-    found = f"{name} is {low:g} to {high:g}"
+    shown = f"{name} is {low:g} to {high:g}"
     zero = plane == 0
     zero = zero[1:, 1:] & zero[1:, :-1] & zero[:-1, 1:] & zero[:-1, :-1]
     fault = ""
     if not np.isfinite(high - low):
         fault = f"no finite {name} at {utc(hour)}; get it again"
     elif low == high or zero.mean() > MAX_SHARE_OF_ZEROS:
-        fault = f"{found} at {utc(hour)}, as if it had not been written; get it again"
+        fault = f"{shown} at {utc(hour)}, as if it had not been written; get it again"
     elif low < least or high > most:
         fault = (
-            f"{found} at {utc(hour)}, outside of {least:g} to {most:g} {unit}; convert it, or get "
+            f"{shown} at {utc(hour)}, outside of {least:g} to {most:g} {unit}; convert it, or get "
             "it again"
         )
     if fault:

@@ -30,7 +30,7 @@ def printed_runs(name: str = "values") -> list[dict]:
     separated by spaces. A size that is not printed is 0; the local batch size follows from the
     others.
     """
-    found = {}
+    runs = {}
     for row in read_rows(name):
         if row["kind"] == "measurement" and row["workload"]:
             run = {text: row[text] for text in TEXT_COLUMNS}
@@ -41,10 +41,10 @@ def printed_runs(name: str = "values") -> list[dict]:
                 "copies": row.get("copies", ""),
                 "repeats": int(row["repeats"]),
             }
-            found.setdefault(tuple(run.values()), run | about).update(
+            runs.setdefault(tuple(run.values()), run | about).update(
                 _value_with_spread(row)
             )
-    return list(found.values())
+    return list(runs.values())
 
 
 def _value_with_spread(row: dict[str, str]) -> dict[str, float | str]:

@@ -551,25 +551,25 @@ def find_studies(names: list[str], system: str = "local") -> dict[str, RunConfig
     study cannot be made.
     """
     members = [study for name in names for study in STUDY_GROUPS.get(name, [name])]
-    found = {}
+    runs_by_study = {}
     for name in members:
         if name.endswith(".py"):
-            found[name] = _runs_of_own_file(name, system)
+            runs_by_study[name] = _runs_of_own_file(name, system)
         elif name in STUDIES:
-            found[name] = STUDIES[name](system)
+            runs_by_study[name] = STUDIES[name](system)
         else:
             known = [*STUDIES, *STUDY_GROUPS]
             raise ValueError(
                 f"study: {name!r} is not known{suggestion(name, known)}; "
                 f"choose one of {', '.join(known)}, or a file of your own (.py)"
             )
-    return found
+    return runs_by_study
 
 
 def list_runs_of_studies(names: list[str], system: str) -> list[RunConfig]:
     """List the runs of ``find_studies``, each once: some belong to several studies."""
-    found = find_studies(names, system).values()
-    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+    studies = find_studies(names, system).values()
+    return list(dict.fromkeys(itertools.chain.from_iterable(studies)))
 
 
 def _runs_of_own_file(path: str, system: str) -> RunConfigs:

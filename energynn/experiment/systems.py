@@ -123,9 +123,9 @@ def read_site(name: str) -> Site:
         if values.get("scheduler", "slurm") not in SCHEDULERS:
             raise ValueError(f"scheduler: write one of {', '.join(SCHEDULERS)}")
         facts = {"name": path.stem, "file": str(path.resolve())}
-        found = msgspec.convert(values | facts, Site)
-        if found.scheduler == "slurm" and not found.devices_per_node:
+        site = msgspec.convert(values | facts, Site)
+        if site.scheduler == "slurm" and not site.devices_per_node:
             raise ValueError(
                 "devices_per_node: is missing; say how many GPUs a node has"
             )
-        return found
+        return site

@@ -193,7 +193,7 @@ def default_priors(
     run = seen.configs[0]
     workers = work["workers"][0]
     sample_s = seen.time_s / work["epochs"] / (work["trained"] + work["evaluated"])
-    found = {
+    priors = {
         "tau": (np.median(sample_s), 2.0),
         "evaluation": (1.0, 0.5),  # a loader that is the limit is so in all passes
         "t_start": (0.5 if workers else 0.02, 2.0),
@@ -207,17 +207,17 @@ def default_priors(
     }
     if not seen.site.gpu:  # cores share memory, and two of them may be threads of one
         update_s = CPU_UPDATE_TIME_S_PER_B * run.epoch().gradient_bytes or 3e-3
-        found |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
+        priors |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
         # chosen knowing what a network of our own took on two cores (docs/forecast.md)
-        found |= {"efficiency": (7.0, 0.65), "kappa": (0.2, 1.0)}
+        priors |= {"efficiency": (7.0, 0.65), "kappa": (0.2, 1.0)}
     if isinstance(run, command.Config):
-        found["t_start"] = 5.0, 1.5  # a whole command begins
+        priors["t_start"] = 5.0, 1.5  # a whole command begins
     if workers > 1:
-        found["fill"] = workers - 1, 0.3  # all first batches come together
+        priors["fill"] = workers - 1, 0.3  # all first batches come together
     least_sample_us = 1e6 * (sample_s / work["devices"]).min()
     for name, (_, _, usual, most) in TERMS.items():
         unit = least_sample_us if name == "storage" else 1.0
-        found[name] = 0.0, unit * (most if name in entered else usual)
+        priors[name] = 0.0, unit * (most if name in entered else usual)
     known = np.isfinite(seen.power_W)
     if known.any():
         power_W = np.median(seen.power_W[known])
@@ -226,12 +226,12 @@ def default_priors(
         node_W = power_W * np.median(work["devices_of_node"][known])
         host_W = seen.site.cpu_W + seen.site.ram_W
         if seen.scope != "gpu":
-            found["host"] = (host_W, 60.0) if host_W else (0.4 * node_W, 0.4 * node_W)
-        found["fed"] = 0.7 * power_W, 0.4 * power_W
+            priors["host"] = (host_W, 60.0) if host_W else (0.4 * node_W, 0.4 * node_W)
+        priors["fed"] = 0.7 * power_W, 0.4 * power_W
         idle_W = seen.site.gpu_idle_W
-        found["idle"] = (idle_W, 5.0) if idle_W else (0.2 * power_W, 0.1 * power_W)
-        found["image_J"] = image_J, image_J
-    return found
+        priors["idle"] = (idle_W, 5.0) if idle_W else (0.2 * power_W, 0.1 * power_W)
+        priors["image_J"] = image_J, image_J
+    return priors
 
 
 def lacks_repeats(seen: ObservedRuns) -> bool:
@@ -283,10 +283,10 @@ def fit_runs(seen: ObservedRuns) -> Fit:
             for name in _candidate_terms(best)
         ]
         trials = [fit for fit in trials if fit.values[fit.entered[-1]] > 0]
-        found = min(trials, key=lambda fit: fit.neg_log_evidence, default=best)
-        if found.neg_log_evidence > best.neg_log_evidence - MIN_LOG_EVIDENCE:
+        likeliest = min(trials, key=lambda fit: fit.neg_log_evidence, default=best)
+        if likeliest.neg_log_evidence > best.neg_log_evidence - MIN_LOG_EVIDENCE:
             break
-        best = found
+        best = likeliest
     rivals = []
     for rival in trials:
         chance = 1 / (1 + np.exp(rival.neg_log_evidence - best.neg_log_evidence))
@@ -352,11 +352,11 @@ def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals)
     slopes_at = functools.partial(jacobian, residuals)
     for _ in range(MAX_ERROR_ITERATIONS):
         # parameters for an error, and the error for these parameters
-        found = optimize.least_squares(
+        solution = optimize.least_squares(
             residuals, free, slopes_at, method="lm", ftol=MIN_GAIN
         )
-        free = found.x
-        slopes = found.jac
+        free = solution.x
+        slopes = solution.jac
         residual = data_residuals(replace_free(before.point, is_free, free))
         of_data = slopes[: len(residual)]
         covariance = np.linalg.inv(slopes.T @ slopes)

@@ -75,8 +75,8 @@ def worth_of_runs(
     The first row is now, without a run. gpu_hours: with the start. hours, kWh: half-widths then in
     %. minutes: that a run takes at most, by the high end of its own interval.
     """
-    found = list_candidate_runs(fit, asked)
-    work = fit.runs.work_of(found)
+    candidates = list_candidate_runs(fit, asked)
+    work = fit.runs.work_of(candidates)
     question = fit.runs.work_of(asked)
     train_s, _, longest_s = fits.forecast_outcomes(fit, work)["time_s"].T
     able = (train_s >= MIN_TRAINING_TIME_S) & (longest_s + STARTUP_S <= 60 * minutes)
@@ -84,8 +84,8 @@ def worth_of_runs(
     hours = (train_s + STARTUP_S) * work["devices"] / SECOND_PER_HOUR
     rows = [(None, 0.0, *interval_half_widths_percent(fit, question))]
     for at in np.flatnonzero(able):
-        then = interval_half_widths_percent(updated_fit(fit, found[at]), question)
-        rows.append((found[at], hours[at], *then))
+        then = interval_half_widths_percent(updated_fit(fit, candidates[at]), question)
+        rows.append((candidates[at], hours[at], *then))
     return pd.DataFrame(rows, columns=["run", "gpu_hours", *HALF_WIDTH_COLUMNS])
 
 
@@ -147,9 +147,9 @@ def list_candidate_runs(fit: Fit, asked: list[RunConfig]) -> list[RunConfig]:
     """List short runs on as many devices and fewer, of two local batches and several lengths."""
     numbers = {run.devices for run in asked}
     last = asked[-1]
-    found = []
+    candidates = []
     for size in (last.local_batch_size, last.local_batch_size // SMALL_BATCH_DIVISOR):
         for run in plan.configuration_grid(fit, last, size, max(numbers)):
             if run.devices.bit_count() == 1 or run.devices in numbers:
-                found += [make_short_run(run, part) for part in SHORT_RUN_SHARES]
-    return list(dict.fromkeys(found))
+                candidates += [make_short_run(run, part) for part in SHORT_RUN_SHARES]
+    return list(dict.fromkeys(candidates))

@@ -75,11 +75,11 @@ def configuration_grid(
     between = [each for each in powers if min(ran) <= each <= max(ran)]
     sizes = [size] if size else sorted(ran.union(between))
     samples = fit.runs.epoch(run).training_samples
-    found = []
+    grid = []
     for devices, size in itertools.product(range(1, most + 1), sizes):
         batch = devices * size * run.accumulation_steps
         if devices % min(devices, site.devices_per_node) == 0 and batch <= samples:
-            found.append(
+            grid.append(
                 config.replace(
                     run,
                     devices=devices,
@@ -87,9 +87,9 @@ def configuration_grid(
                     global_batch_size=batch,
                 )
             )
-    if not found:
+    if not grid:
         raise ValueError(f"local_batch_size: choose at most the {samples} samples")
-    return found
+    return grid
 
 
 def make_plan(
@@ -186,25 +186,25 @@ def forecast_rows(plan: Plan, indices: list[int]) -> dict[int, dict]:
     """Forecast configurations of a plan: intervals, what lies outside, chances of limits."""
     asked = [plan.runs[at] for at in indices]
     rows = predict.forecasts(plan.fit, asked, plan.power_share, plan.factors)
-    found = dict(zip(indices, rows, strict=True))
-    for at, row in found.items():
+    row_of = dict(zip(indices, rows, strict=True))
+    for at, row in row_of.items():
         row["chance_percent"] = {
             name: fits.chance_percent(plan.fit, plan.values[name][at], most)
             for name, most in plan.limits.items()
             if name in UNITS
         }
-    return found
+    return row_of
 
 
 def plan_as_json(plan: Plan) -> dict:
     """Return the plan for a program: choices, Pareto set, limits and how it was found."""
-    found = forecast_rows(plan, plan.pareto)
-    choices = {name: found[at] for name, at in plan.choices.items()}
+    rows = forecast_rows(plan, plan.pareto)
+    choices = {name: rows[at] for name, at in plan.choices.items()}
     return {
         "workload": plan.fit.runs.workload,
         "system": plan.fit.runs.site.name,
         "choices": choices,
-        "pareto": list(found.values()),
+        "pareto": list(rows.values()),
         "limits": plan.limits,
         "configurations": len(plan.runs),
         "provenance": choices["fastest"]["provenance"],

@@ -130,16 +130,16 @@ def requested_runs(
             "predict: say what: a study, or parameters (-p devices=64) with --fit FILE, which "
             "`energynn forecast fit` writes"
         )
-    found = longest and [config.replace(longest, devices=1, accumulation_steps=1)]
+    base = longest and [config.replace(longest, devices=1, accumulation_steps=1)]
     if longest and "preset" in parameters:  # it gives all that is not given
-        found = [config.make(longest.workload, **{"system": site.name} | parameters)]
+        base = [config.make(longest.workload, **{"system": site.name} | parameters)]
     if names:
-        found = studies.list_runs_of_studies(names, site.name)
+        base = studies.list_runs_of_studies(names, site.name)
     # The sizes that are given, and the number of devices, make the global batch anew.
     anew = {"global_batch_size": None} if parameters else {}
     if "global_batch_size" in parameters:
         anew = {"local_batch_size": None, "accumulation_steps": None}
-    made = [config.make(**config.asdict(run) | anew | parameters) for run in found]
+    made = [config.make(**config.asdict(run) | anew | parameters) for run in base]
     made = list(dict.fromkeys(made))  # parameters may have made some alike
     return systems.select_runs_that_fit(site, made) if names else (made, "")
 
@@ -348,7 +348,7 @@ def compare_held_out_runs(
     ``fits.leave_one_out_errors`` has it. Raises ValueError where there is none.
     """
     recipes = defaultdict(list)
-    found = []
+    rows = []
     each = []
     for record in runs.valid_records(runs_dir, site):
         workload = runs.workload_name(record)
@@ -359,14 +359,14 @@ def compare_held_out_runs(
         few = seen.work["devices"] <= most
         if few.any() and not few.all() and fits.has_varied_runs(seen.subset(few)):
             made = fits.fit_runs(seen.subset(few))
-            found += compare_with_many_runs(made, seen.subset(~few))
+            rows += compare_with_many_runs(made, seen.subset(~few))
             each.append(fits.leave_one_out_errors(made))
-    if not found:
+    if not rows:
         raise ValueError(
             f"{runs_dir}: no recipe has valid runs that vary on {most} device(s), and runs on "
             f"more on {site.name}; make some, as `energynn study run smoke` does here"
         )
-    return found, pd.concat(each)
+    return rows, pd.concat(each)
 
 
 def compare_with_many_runs(fit: Fit, many: ObservedRuns) -> list[dict]:

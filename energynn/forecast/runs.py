@@ -270,8 +270,8 @@ def _observation_of_printed_run(row: dict, site: Site) -> Observation:
 
 def valid_records(runs_dir: Path, site: Site) -> list[records.Record]:
     """Read the valid records of trainings on a system, and of measured commands with samples."""
-    found = records.read_all(runs_dir)
-    return [record for record in found if not _reason_to_leave_out(record, site)]
+    readable = records.read_all(runs_dir)
+    return [record for record in readable if not _reason_to_leave_out(record, site)]
 
 
 def _reason_to_leave_out(record: records.Record, site: Site) -> str:
@@ -329,7 +329,7 @@ def _difference(record: records.Record, workload: str, parameters: dict) -> str:
 
 
 def own_runs(
-    found: list[records.Record], workload: str, site: Site, named: str = ""
+    chosen: list[records.Record], workload: str, site: Site, named: str = ""
 ) -> ObservedRuns:
     """Make runs from the records of a workload, or of commands of this name.
 
@@ -337,14 +337,14 @@ def own_runs(
     are of what was measured in all of them: the whole, else the GPUs alone. Raises ValueError with
     the remedy where they do not belong together.
     """
-    recipes = set(map(recipe_of_record, found))
+    recipes = set(map(recipe_of_record, chosen))
     if kinds := frozenset.union(*recipes) - frozenset.intersection(*recipes):
         raise ValueError(
             f"{workload}: runs of several recipes or devices ({', '.join(sorted(kinds))}); choose "
             "those of one, by parameters, as -p preset=paper, or as --runs-dir"
         )
     # whose data stand in where only they tell how many samples there are
-    first = max(found, key=lambda record: record.dataset_samples or 0)
+    first = max(chosen, key=lambda record: record.dataset_samples or 0)
     on_gpu = first.device_kind == "gpu"
     if site.gpu and not on_gpu:
         raise ValueError(
@@ -358,11 +358,11 @@ def own_runs(
     if site.scheduler == "local":
         site = site_of_this_machine(site, first.machine, on_gpu)
     groups = defaultdict(list)
-    for record in found:
+    for record in chosen:
         groups[_config_of_record(record, named)].append(record)
     run = _config_of_record(first, named)
-    scope = _measured_scope(found)
-    provenances = {record.energy_total_provenance for record in found}
+    scope = _measured_scope(chosen)
+    provenances = {record.energy_total_provenance for record in chosen}
     training = first.dataset_samples or 0
     evaluated = (first.samples_evaluated or 0) // run.epochs
     evaluated -= training * run.epoch().evaluates_training_set
@@ -376,10 +376,10 @@ def own_runs(
     )
 
 
-def _measured_scope(found: list[records.Record], scopes=("total", "gpu")) -> str:
+def _measured_scope(chosen: list[records.Record], scopes=("total", "gpu")) -> str:
     """Say of what all energies were measured: the whole, else the GPUs alone, else nothing."""
     for scope in scopes:
-        of = {getattr(record, f"energy_{scope}_provenance") for record in found}
+        of = {getattr(record, f"energy_{scope}_provenance") for record in chosen}
         if of <= {"measured", "simulated"}:
             return scope
     return ""

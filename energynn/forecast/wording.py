@@ -53,15 +53,15 @@ def plan_text(plan: Plan) -> str:
         if plan.runs[at].devices.bit_count() == 1:
             names.setdefault(at, "")
     rows = plans.forecast_rows(plan, list(names))
-    found = [rows[at] | {"choice": names[at]} for at in names]
+    chosen = [rows[at] | {"choice": names[at]} for at in names]
     limits = plans.limits_text(plan.limits, plan.runs[0])
     lines = [
-        choice_text(plan, found[0], rows[plan.choices["fastest"]]),
+        choice_text(plan, chosen[0], rows[plan.choices["fastest"]]),
         "",
-        configuration_table_text(found),
+        configuration_table_text(chosen),
         "",
         f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations "
-        f"with {found[0]['samples']:,} samples; limits: {limits}",
+        f"with {chosen[0]['samples']:,} samples; limits: {limits}",
     ]
     _, missing = predict.plan_devices(plan.fit, plan.runs[0])
     if missing:

@@ -15,12 +15,12 @@ MAX_FILE_SIZE_B = 64 * 2**20
 
 def require_file(path: Path, most_B: float = math.inf) -> None:
     """Raise ValueError for a file that is too large, or none: a pipe would wait for ever."""
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path}: is no regular file")
-    if found.st_size > most_B:
+    if status.st_size > most_B:
         raise ValueError(
-            f"{path}: has {found.st_size} bytes, at most {most_B:.0f} are read"
+            f"{path}: has {status.st_size} bytes, at most {most_B:.0f} are read"
         )
 
 

@@ -90,8 +90,8 @@ def _examine_sensors() -> list[Finding]:
             sampler.path, samples.header, {"look": window_s}
         )
     limits = energy.THRESHOLDS | system["thresholds"]
-    found = [stream.found["look"] for stream in streams]
-    doubts = energy.judge_sensors(found, inventory.unaccounted, limits)
+    evidence = [stream.evidence["look"] for stream in streams]
+    doubts = energy.judge_sensors(evidence, inventory.unaccounted, limits)
     reasons = [f"no record would be valid: {doubt}" for doubt in doubts]
     reasons += machine.system_file_remedy(doubts, path) + inventory.problems
     findings = [_finding_of_sensor(sensor) for sensor in inventory.sensors]

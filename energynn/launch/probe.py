@@ -32,13 +32,15 @@ def matching_runs(
 ) -> runs.ObservedRuns | None:
     """Read the valid runs of a training's recipe; None where there are none."""
     recipe = runs.recipe_of_fit(config.asdict(run))
-    found = [
+    matching = [
         record
         for record in runs.valid_records(runs_dir, site)
         if record.workload == run.workload
         and runs.recipe_of_fit(record.config) == recipe
     ]
-    return runs.own_runs(found, run.workload, site, run.workload) if found else None
+    return (
+        runs.own_runs(matching, run.workload, site, run.workload) if matching else None
+    )
 
 
 def choose_next_runs(
@@ -51,8 +53,8 @@ def choose_next_runs(
     """
     if known := matching_runs(run, site, runs_dir):
         table = next_run.worth_of_runs(fits.fit_runs(known), [run], minutes)
-        found = next_run.best_candidate(table)["run"]
-        return [found] if found else []
+        best = next_run.best_candidate(table)["run"]
+        return [best] if best else []
     if 60 * minutes < 2 * next_run.STARTUP_S:
         raise ValueError(f"minutes: {minutes:g} are too few for a probe; give more")
     full = min(run.devices, site.devices_per_node)

@@ -215,12 +215,12 @@ def _read_host(
     )
     for when in windows_s.keys() & IDLE_WINDOWS:
         host.idle_W |= _mean_idle_power_W(
-            [stream.found[when] for stream in streams], when
+            [stream.evidence[when] for stream in streams], when
         )
     if "training" in windows_s:
         named = set(gpus.values())
         host.is_named = bool(named) and "" not in named
-        trained = [stream.found["training"] for stream in streams]
+        trained = [stream.evidence["training"] for stream in streams]
         for one in trained:
             one.is_named = _gpu_uuid(one.sensor) in named - {""}
         host.sensors = energy.sensor_entries(trained, limits)

@@ -43,27 +43,27 @@ def visible_gpus(intent: dict) -> dict[str, list[str]]:
     inventory = sensors.SensorInventory()
     sensors.add_nvidia_sensors(inventory, value)
     sensors.drop_left_out_sensors(inventory, intent.get("left_out", []))
-    found: set = {one.notes.get("uuid") for one in inventory.sensors}
-    is_told = found or value in sensors.VALUES_WITHOUT_GPU
+    uuids: set = {one.notes.get("uuid") for one in inventory.sensors}
+    is_told = uuids or value in sensors.VALUES_WITHOUT_GPU
     if (
         not is_told
-        or None in found
+        or None in uuids
         or inventory.unaccounted
         or "AMD" in kernel.list_training_devices().values()
     ):
         return {}
-    return {"gpus": sorted(found)}
+    return {"gpus": sorted(uuids)}
 
 
 def used_devices(events: list[dict]) -> set[str] | None:
     """Give the UUIDs that the ranks of a host name or may see; None where one tells nothing."""
-    found = set()
+    uuids = set()
     for event in events_of_kind(events, "rank_start"):
         told = [event["gpu_uuid"]] if event.get("gpu_uuid") else event.get("gpus")
         if told is None:
             return None
-        found |= set(map(plain_uuid, told))
-    return found
+        uuids |= set(map(plain_uuid, told))
+    return uuids
 
 
 def ranks_of_namesake(host, events: list[dict]) -> list[str]:

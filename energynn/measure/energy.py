@@ -176,15 +176,15 @@ def refusal(test: str, text: str, *thresholds: str) -> str:
 
 
 def judge_sensors(
-    found: list[SensorEvidence],
+    evidence: list[SensorEvidence],
     unaccounted: Iterable[str] = (),
     limits: dict = THRESHOLDS,
 ) -> list[str]:
     """Test the sensors of one host; returns the reasons not to believe its energies.
 
-    found: of all sensors of devices in use; unaccounted: in words, devices that no sensor reads.
+    evidence: of all sensors of devices in use; unaccounted: in words, devices that no sensor reads.
     """
-    primary = [one for one in found if one.sensor.primary]
+    primary = [one for one in evidence if one.sensor.primary]
     # D: every device is accounted for, and none twice.
     reasons = [refusal("D", text) for text in unaccounted]
     for one, other in combinations(primary, 2):
@@ -195,7 +195,7 @@ def judge_sensors(
     for one in primary:
         reasons += test_possible_readings(one, limits)
         reasons += _test_gaps(one, limits)
-        for power in _powers_that_check(one, found):
+        for power in _powers_that_check(one, evidence):
             reasons += _test_agreement(one, power, limits)
     return reasons
 
@@ -319,12 +319,12 @@ def _gap_remedy(one: SensorEvidence) -> str:
 
 
 def _powers_that_check(
-    one: SensorEvidence, found: list[SensorEvidence]
+    one: SensorEvidence, evidence: list[SensorEvidence]
 ) -> list[SensorEvidence]:
     """List the powers that check a counter and can tell: read, and not too slow."""
     return [
         other
-        for other in found
+        for other in evidence
         if other.sensor.checks == one.sensor.id and other.late_s < MAX_DELAY_OF_CHECK_S
     ]
 
@@ -362,14 +362,14 @@ def _are_same_sensor(one: SensorEvidence, other: SensorEvidence) -> bool:
 
 
 def sensor_entries(
-    found: list[SensorEvidence], limits: dict = THRESHOLDS
+    evidence: list[SensorEvidence], limits: dict = THRESHOLDS
 ) -> list[SensorEnergy]:
     """Describe each sensor with its coverage and, if its readings can be true, its energy in J.
 
     Where a power of the same device says something else, the bound is that far, too.
     """
     described = []
-    for one in found:
+    for one in evidence:
         entry = SensorEnergy(
             **msgspec.structs.asdict(one.sensor),
             samples=one.readings,
@@ -380,7 +380,7 @@ def sensor_entries(
         if np.isfinite(one.energy_J) and not any(test_possible_readings(one, limits)):
             apart_J = [
                 abs(other.energy_J - one.energy_J)
-                for other in _powers_that_check(one, found)
+                for other in _powers_that_check(one, evidence)
             ]
             entry.energy_J = one.energy_J
             entry.bound_J = max([one.bound_J, *apart_J])

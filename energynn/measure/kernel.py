@@ -65,20 +65,20 @@ def list_training_devices() -> dict[str, str]:
 
     What this process may not open, as in containers and jobs of batch systems, is left out.
     """
-    found = {
+    vendors = {
         path.name: vendor
         for path, vendor in _list_gpus().items()
         if path.name not in list_own_graphics() and _may_open_device(path)
     }
     if not NVIDIA_DRIVER_FOLDER.is_dir():
-        return found
-    found = {name: vendor for name, vendor in found.items() if vendor != "NVIDIA"}
+        return vendors
+    vendors = {name: vendor for name, vendor in vendors.items() if vendor != "NVIDIA"}
     # those of which this process may open the device file, as the driver tells
     for path in NVIDIA_DRIVER_FOLDER.glob("*/information"):
         minor = re.search(r"Device Minor:\s*(\d+)", read_text(path))
         if minor is None or os.access(f"/dev/nvidia{minor[1]}", os.R_OK | os.W_OK):
-            found[path.parent.name] = "NVIDIA"
-    return found
+            vendors[path.parent.name] = "NVIDIA"
+    return vendors
 
 
 def list_own_graphics() -> list[str]:
@@ -97,12 +97,12 @@ def list_own_graphics() -> list[str]:
 
 def _list_gpus() -> dict[Path, str]:
     """Return the vendors of all that may be a GPU."""
-    found = {}
+    vendors = {}
     for path in sorted(PCI_DEVICES_FOLDER.glob("*")):
         vendor = read_text(path / "vendor")
         if vendor in VENDORS and _pci_class(path) in GPU_PCI_CLASSES:
-            found[path] = VENDORS[vendor]
-    return found
+            vendors[path] = VENDORS[vendor]
+    return vendors
 
 
 def _pci_class(path: Path) -> str:

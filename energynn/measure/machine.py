@@ -224,8 +224,8 @@ def system_file_remedy(reasons: Iterable[str], path: Path) -> list[str]:
     text = "; ".join(reasons)
     named = [name for name in THRESHOLDS if re.search(rf"\b{name}\b", text)]
     words = [f"{', '.join(named)} in [thresholds]"] if named else []
-    if found := re.findall(r'left_out = \["([^"]+)"\]', text):
-        names = dict.fromkeys(load_system(path)["left_out"] + found)
+    if left_out := re.findall(r'left_out = \["([^"]+)"\]', text):
+        names = dict.fromkeys(load_system(path)["left_out"] + left_out)
         words.append(f"left_out = {json.dumps([*names])} above the first table")
     file = path if path.exists() else f"{path}, a new file"
     said = f"if this machine is so: set {' and '.join(words)} of {file}; measure again"

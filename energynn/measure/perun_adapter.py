@@ -277,8 +277,8 @@ def read_perun_results(
     """
     if not is_trusted:
         require_readable_in_time(read_perun_runs, path, READ_TIMEOUT_S)
-    found = read_perun_runs(path)
-    results = [one.results for one in found if run in (None, one.name, one.whole_name)]
+    runs = read_perun_runs(path)
+    results = [one.results for one in runs if run in (None, one.name, one.whole_name)]
     if len(results) != 1:
         raise ValueError(f"{path}: has {len(results)} runs {run or ''}")
     return results[0]

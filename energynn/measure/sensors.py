@@ -73,11 +73,11 @@ def drop_left_out_sensors(inventory: SensorInventory, names: Collection[str]) ->
     if any(one.component == "cpu" for one in before if one not in kept):
         kept = [one for one in kept if one.kind != "busy"]
     # of GPUs without a sensor: a line goes when all that it names are left out
-    found = {text: {*PCI_ADDRESS_PATTERN.findall(text)} or {text} for text in lines}
-    unread = [text for text in lines if not found[text] <= left_out]
+    named = {text: {*PCI_ADDRESS_PATTERN.findall(text)} or {text} for text in lines}
+    unread = [text for text in lines if not named[text] <= left_out]
     inventory.sensors = kept
     inventory.unaccounted = [] if "gpu" in left_out else unread
-    known = {"gpu"}.union(*found.values(), *(one.names for one in before))
+    known = {"gpu"}.union(*named.values(), *(one.names for one in before))
     for name in names:
         more = "" if _plain_name(name) in known else ", but names nothing here"
         inventory.problems.append(f"{name} is left out by system.toml{more}")
@@ -362,20 +362,22 @@ def parse_visible_devices(
     if value is None:
         return list(range(len(gpus))), []
     entries = list(filter(None, map(str.strip, value.split(","))))
-    found = {entry: _number_of_entry(gpus, entry) for entry in entries}
-    named = Counter(found[entry] for entry in entries)
-    refused = {each for each in entries if found[each] < 0 or named[found[each]] > 1}
+    number_of = {entry: _number_of_entry(gpus, entry) for entry in entries}
+    named = Counter(number_of[entry] for entry in entries)
+    refused = {
+        each for each in entries if number_of[each] < 0 or named[number_of[each]] > 1
+    }
     return sorted(named.keys() - {-1}), sorted(refused)
 
 
 def _number_of_entry(gpus: list[dict], entry: str) -> int:
     """Return the device that an entry names; -1 where that is none, or several."""
-    found = [
+    numbers = [
         number
         for number, gpu in enumerate(gpus)
         if entry == str(number) or gpu.get("uuid", "").startswith(entry)
     ]
-    return found[0] if len(found) == 1 else -1
+    return numbers[0] if len(numbers) == 1 else -1
 
 
 def nvml_power_semantics(gpu_name: str) -> str:

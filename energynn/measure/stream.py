@@ -20,7 +20,7 @@ MARGIN_READINGS = 2**12  # readings around those that count, more than half a mi
 class SensorStream:
     """The readings of one sensor, as they come.
 
-    found: evidence of each window, by its name. asked_s, asked_J: instants and the energy from the
+    evidence: of each window, by its name. asked_s, asked_J: instants and the energy from the
     first reading until then. first_s, last_s: good readings.
     """
 
@@ -28,7 +28,7 @@ class SensorStream:
         self.sensor = sensor
         self.period_s = period_s
         self.make = make
-        self.found = {
+        self.evidence = {
             name: SensorEvidence(sensor, begin_s, end_s, period_s)
             for name, (begin_s, end_s) in windows_s.items()
         }
@@ -57,8 +57,8 @@ class SensorStream:
         self.sensor = one.sensor
         self.first_s = min(self.first_s, one.t_s[0])
         self.last_s = one.t_s[-1]
-        for found in self.found.values():
-            found.add(one, self._done_s, until_s)
+        for window in self.evidence.values():
+            window.add(one, self._done_s, until_s)
         before_J = self._done_J - one.at(self._done_s)
         these = slice(
             *np.searchsorted(self.asked_s, (self._done_s, until_s), side="right")
@@ -94,8 +94,8 @@ def read_sensor_streams(
         problems = problems + part.problems
         for stream, column in zip(streams, part.readings.T, strict=True):
             told = [line for line in part.states if stream.sensor.id in line.states]
-            for found, line in product(stream.found.values(), told):
-                found.add_state(line.t / 1e9, line.states[stream.sensor.id])
+            for window, line in product(stream.evidence.values(), told):
+                window.add_state(line.t / 1e9, line.states[stream.sensor.id])
             stream.add_readings(part.t_ns / 1e9, column)
     for stream in streams:
         stream.use_until(np.inf)

@@ -413,12 +413,12 @@ class MeasuredBlock:
             begin_B=self.begin_B,
             make=partial(_renewal_curve, window_s),
         )
-        found = [stream.found["block"] for stream in streams]
+        evidence = [stream.evidence["block"] for stream in streams]
         limits = energy.THRESHOLDS | sampler.system["thresholds"]
-        doubts = energy.judge_sensors(found, sampler.header.unaccounted, limits)
+        doubts = energy.judge_sensors(evidence, sampler.header.unaccounted, limits)
         doubts = [text.replace("--no-gpu", "no_gpu=True") for text in doubts]
         return energy.total_energies(
-            energy.sensor_entries(found, limits), self.time_s
+            energy.sensor_entries(evidence, limits), self.time_s
         ) | {
             "doubts": doubts,
             "remedy": machine.system_file_remedy(doubts, sampler.path),
