@@ -229,7 +229,8 @@ def status_text(rows: list[dict], notes: list[str], failed: bool = False) -> str
     ``failed``: with the whole reasons, as a single run has them.
     """
     rows = sorted(rows, key=lambda row: row["since"], reverse=True)
-    cells = [TABLE_HEADER, *(_cells_of_row(row, rows) for row in rows)]
+    cells = [TABLE_HEADER]
+    cells += [_cells_of_row(row, rows[at:]) for at, row in enumerate(rows, start=1)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [" ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
     width, _ = shutil.get_terminal_size((0, 0))  # 0: into a file or pipe
@@ -242,9 +243,9 @@ def status_text(rows: list[dict], notes: list[str], failed: bool = False) -> str
     return "\n".join([*lines, *(f"energynn: {note}" for note in notes)])
 
 
-def _cells_of_row(row: dict, rows: list[dict]) -> list[str]:
-    """Describe a run in the columns of TABLE_HEADER; the last says what differs from the run before
-    it.
+def _cells_of_row(row: dict, older: list[dict]) -> list[str]:
+    """Describe a run in the columns of TABLE_HEADER; the last says what differs from the newest of
+    the older runs of its workload.
     """
     config = row["config"]
     errors = [
@@ -255,11 +256,7 @@ def _cells_of_row(row: dict, rows: list[dict]) -> list[str]:
     energy_J = row["energy_total_J"]
     provenance = row["energy_total_provenance"]
     energy = f"{energy_text(energy_J)} {provenance}"
-    earlier = [
-        each["config"]
-        for each in rows[1 + rows.index(row) :]
-        if each["workload"] == row["workload"]
-    ]
+    earlier = [each["config"] for each in older if each["workload"] == row["workload"]]
     starts = f"{row['starts']} starts" if row["starts"] > 1 else ""
     differs = records.differing_settings_text(config, earlier[:1])
     job = row["job"] and f"job {row['job']}"

@@ -65,10 +65,11 @@ def list_training_devices() -> dict[str, str]:
 
     What this process may not open, as in containers and jobs of batch systems, is left out.
     """
+    own_graphics = list_own_graphics()
     vendors = {
         path.name: vendor
         for path, vendor in _list_gpus().items()
-        if path.name not in list_own_graphics() and _may_open_device(path)
+        if path.name not in own_graphics and _may_open_device(path)
     }
     if not NVIDIA_DRIVER_FOLDER.is_dir():
         return vendors
