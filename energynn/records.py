@@ -541,7 +541,9 @@ def find_copies(by_folder: dict[Path, Record]) -> dict[Path, Path]:
 
 
 def record_fingerprints(record: Record) -> set[str]:
-    """What no two runs share, whatever they are called: files of samples, and time with energy."""
+    """Return what no two runs share, whatever they are called: files of samples, and time with
+    energy.
+    """
     # of runs that were killed before they had a sample, the files are empty alike
     marks = {
         f"{about}"

@@ -58,14 +58,14 @@ def save_tables(notebook: str, tables: dict, build_dir: str | Path, **common) ->
 
 
 def weakest_provenance(provenances) -> str:
-    """The least certain of the provenances of several runs: simulated, then estimated, else
+    """Return the least certain of the provenances of several runs: simulated, then estimated, else
     measured; of times and metrics those that ``observations.provenance_of_quantity`` tells.
     """
     return max(set(provenances), key=energy.PROVENANCES.index, default="measured")
 
 
 def source_run_names(table) -> str:
-    """Names of the rows that a number rests on: series and GPUs of published runs, the run's
+    """Name the rows that a number rests on: series and GPUs of published runs, the run's
     name for own ones.
     """
     names = table["series"] + " n=" + table["devices"].astype(str)

@@ -37,7 +37,7 @@ def compile_manuscripts(build_dir: Path) -> list[Path]:
 
 
 def _typst_options(build_dir: Path) -> dict:
-    """Options of typst: the build folder, an input of the template, may lie anywhere below "/"."""
+    """Return typst's options: the build folder, a template's input, may lie anywhere below "/"."""
     return {
         "root": "/",
         "ignore_system_fonts": True,

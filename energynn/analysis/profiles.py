@@ -17,7 +17,7 @@ MAX_TIME_STEPS = 600  # of time: more than a line has pixels
 def times_of_segments(
     run_dir: Path, record: Record
 ) -> Iterator[tuple[Path, float, float]]:
-    """For each segment of a run: its folder, the training time before it, and its own."""
+    """Give for each segment of a run: its folder, the training time before it, and its own."""
     begin_s = 0.0
     for folder, part in zip(
         samples.segment_dirs(run_dir), record.segments or [record], strict=False

@@ -35,19 +35,19 @@ def tabulate_runs(name: str = "values") -> pd.DataFrame:
 
 
 def read_series() -> dict[str, dict]:
-    """The study's scaling series: the conditions by which runs belong to them."""
+    """Read the study's scaling series: the conditions by which runs belong to them."""
     table = read_toml(SERIES)
     del table["data_sets"]
     return table
 
 
 def samples_of_data_set(dataset: str) -> float:
-    """Samples of a data set where the paper does not state them; NaN for one that it does, or an
-    unknown one.
+    """Count the samples of a data set where the paper does not state them; NaN for one that it
+    does, or an unknown one.
     """
     return read_toml(SERIES)["data_sets"].get(dataset, {}).get("samples", float("nan"))
 
 
 def read_errata() -> list[dict]:
-    """Where paper, table and repository contradict themselves or each other."""
+    """Read where paper, table and repository contradict themselves or each other."""
     return read_toml(PUBLISHED_FOLDER / "errata.toml")["erratum"]

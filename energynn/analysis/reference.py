@@ -22,7 +22,7 @@ REMEDY_TEXT = (
 
 
 def compare_with_reference(runs_dir: Path, build_dir: Path) -> tuple[list[str], bool]:
-    """One line for each band of paper/reference.json; the second value is whether all passed.
+    """Return a line for each band of paper/reference.json, and whether all passed.
 
     Each band has a quantity (of ``study_quantities``, or "slope_" and a row of that table in
     numbers.json), the lowest and the highest value that count as the same, and why. Raises

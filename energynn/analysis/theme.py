@@ -15,8 +15,8 @@ import vl_convert
 from energynn.host.files import REPOSITORY, atomic_write
 from energynn.host.texts import spreadsheet_cell
 
-# Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_px is the
-# width of a page of the ACM format.
+# Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_WIDTH_px is
+# the width of a page of the ACM format.
 PAGE_WIDTH_px = 806
 FONT_SIZE_px = 13  # 8 pt in print
 # the converter carries the first, and browsers have the second, which is as wide
@@ -154,7 +154,7 @@ def provenance_shape(
     title: str | None = "energy is",
     timed: bool = False,
 ) -> alt.Shape:
-    """The channel ``shape`` for the provenances in a table's column, which the legend lists.
+    """Make the channel ``shape`` for the provenances in a table's column, which the legend lists.
 
     ``timed``: there are times and metrics, too, which are measured where energy is estimated.
 
@@ -176,8 +176,8 @@ def provenance_shape(
 
 
 def series_colour(table: pd.DataFrame, columns: int = 3) -> alt.Color:
-    """The channel ``color`` for the series names in a table's column ``name``: "R4: ..." has the
-    colour of R4.
+    """Make the channel ``color`` for the series names in a table's column ``name``: "R4: ..." has
+    the colour of R4.
 
     Other names beside these have further colours; alone they have those of the ramp.
     """
@@ -198,7 +198,7 @@ def series_colour(table: pd.DataFrame, columns: int = 3) -> alt.Color:
 
 
 def chart_title(title: str, said: str, width: int = PAGE_WIDTH_px) -> alt.Title:
-    """A title with grey lines under it, broken to ``width`` px: what a run's number is worth."""
+    """Make a title with grey lines below, broken to ``width`` px: what a run's number is worth."""
     # a character is half as wide as it is high, on average
     words = textwrap.wrap(said, 2 * width // FONT_SIZE_px)
     return alt.Title(
@@ -283,7 +283,7 @@ def draw_points_with_error_bars(
     color: alt.Color,
     shape: alt.Shape,
 ) -> alt.LayerChart:
-    """Points with a bar from ``low`` to ``high``, and a thin dashed line through those of one
+    """Draw points with a bar from ``low`` to ``high``, and a thin dashed line through those of one
     origin, system, recipe and colour.
     """
     base = chart.encode(x, color=color)
@@ -295,7 +295,7 @@ def draw_points_with_error_bars(
 
 
 def grey_bars(rows: pd.DataFrame, x: str) -> alt.Chart:
-    """Grey bars from ``low`` to ``high`` at the column ``x``: what a text implies, which is
+    """Draw grey bars from ``low`` to ``high`` at the column ``x``: what a text implies, which is
     never drawn as a point.
     """
     return (
@@ -311,7 +311,7 @@ MODEL_LABEL = "model, fitted to the published values [90 %]"
 def draw_model_curves(
     rows: pd.DataFrame, x: alt.X, y: alt.Y, color: alt.Color
 ) -> list[alt.Chart]:
-    """A band from ``low`` to ``high`` and a line of dashes and dots for each series: what a
+    """Draw a band from ``low`` to ``high`` and a line of dashes and dots for each series: what a
     model says, no evidence.
 
     None where ``rows`` has none.

@@ -88,8 +88,8 @@ def _describe_images(
 ) -> list[str]:
     """Tell of the images, if there are any, as a training of ResNet50 would find them.
 
-    Images for another training may lie otherwise, which is said. Raises Misplaced where one split
-    has folders of classes, and the other or these folders are a slip.
+    Images for another training may lie otherwise, which is said. Raises MisplacedImagesError where
+    one split has folders of classes, and the other or these folders are a slip.
     """
     images = list(filter(imagenet.is_image, names))
     if not images:

@@ -116,7 +116,7 @@ def list_images(
 
     ``remarks`` are those of ``list_files``, and of files that are no images. Raises ValueError
     naming what is missing: the split, a class in one of them, or the folders of the classes
-    (Misplaced).
+    (MisplacedImagesError).
     """
     remarks = {} if remarks is None else remarks
     training, validation = (
@@ -171,7 +171,7 @@ def is_image(name: str) -> bool:
 def _list_images_of_tree(
     root: Path, split: str, remarks: dict[str, str]
 ) -> list[bytes]:
-    """List the images in the folders of classes, and in theirs. Raises Misplaced."""
+    """List the images in the folders of classes, and in theirs. Raises MisplacedImagesError."""
     names = []
     outside = []
     for name in list_files(root, remarks, f"{split}/"):
@@ -332,9 +332,9 @@ def write_ppm_store(root: Path, out: Path) -> None:
     """Write every image as uint8 pixels to ``out``/{train,val}.ppm, so that training decodes no
     JPEG.
 
-    Each image is a PPM (``ppm``) whose shorter side is at most SHORTER_SIDE_PIXELS pixels: other
-    pixels than the originals', so a training with them is another experiment. Every call writes all
-    anew. Raises ValueError naming an image that cannot be decoded.
+    Each image is a PPM (``encode_ppm``) whose shorter side is at most SHORTER_SIDE_PIXELS pixels:
+    other pixels than the originals', so a training with them is another experiment. Every call
+    writes all anew. Raises ValueError naming an image that cannot be decoded.
     """
     for split, listing in zip(SPLIT_NAMES, list_images(root), strict=True):
         _write_ppm_split(listing, out / f"{split}.ppm")
@@ -369,7 +369,7 @@ def _write_ppm_split(listing: ImageListing, path: Path) -> None:
 
 
 def encode_ppm(data: bytes) -> bytes:
-    """Make binary PPM of an image file, reduced to SHORTER_SIDE."""
+    """Make binary PPM of an image file, reduced to SHORTER_SIDE_PIXELS."""
     with open_image(data) as image:
         scale = SHORTER_SIDE_PIXELS / min(image.size)
         size = [round(edge * scale) for edge in image.size]
@@ -399,8 +399,8 @@ def open_image(data: bytes):
 
 
 def decode_ppm(data: bytes) -> np.ndarray | None:
-    """Read pixels (height, width, 3) uint8 of what ``ppm`` wrote, ten times as fast as Pillow;
-    None of anything else.
+    """Read pixels (height, width, 3) uint8 of what ``encode_ppm`` wrote, ten times as fast as
+    Pillow; None of anything else.
     """
     header = PPM_HEADER_PATTERN.match(data)
     if header is None:

@@ -65,8 +65,8 @@ def write_crops(target: Path) -> None:
     """Write the crops as ``target/{train,val}/<class>/NNN.jpg``, the layout of torchvision's
     ImageFolder.
 
-    The last part of ``target`` is the name of the data set, ``photographs`` or LARGE. The folder
-    appears at once and whole, also if two processes make it at the same time.
+    The last part of ``target`` is the name of the data set, ``photographs`` or LARGE_SET. The
+    folder appears at once and whole, also if two processes make it at the same time.
     """
     import numpy as np
     from PIL import Image
@@ -108,7 +108,7 @@ def _cut_square_crop(photograph, generator, left: int, right: int):
 
 def _cut_large_crop(photograph, generator):
     """Cut a box of ImageNet's usual shape from anywhere in the photograph, resized to
-    LARGE_PIXELS.
+    LARGE_CROP_PIXELS.
     """
     width, height = LARGE_CROP_PIXELS
     share = generator.uniform(MIN_CROP_SHARE, 1)

@@ -98,7 +98,7 @@ class Fit:
 
 
 def parameter_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
-    """Parameters in their units from a point of the space where they are fitted.
+    """Return parameters in their units from a point of the space where they are fitted.
 
     Of several points, (points, parameters), each is (points,).
     """
@@ -114,7 +114,8 @@ def parameter_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, flo
 def log_times_and_powers(
     names: tuple[str, ...], point: np.ndarray, work: np.ndarray
 ) -> np.ndarray:
-    """Logarithms of times in s, of powers and of the GPUs' powers in W, (3, configurations).
+    """Compute the logarithms of times in s, of powers and of the GPUs' powers in W, (3,
+    configurations).
 
     Of several points, (points, parameters), they are (points, 3, configurations).
     """
@@ -125,7 +126,7 @@ def log_times_and_powers(
 
 
 def conditional_covariance(covariance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """The covariance of the chosen parameters where all others are known, else 0."""
+    """Compute the covariance of the chosen parameters where all others are known, else 0."""
     result = np.zeros_like(covariance)
     part = np.ix_(chosen, chosen)
     result[part] = np.linalg.inv(np.linalg.inv(covariance)[part])
@@ -133,14 +134,14 @@ def conditional_covariance(covariance: np.ndarray, chosen: np.ndarray) -> np.nda
 
 
 def jacobian(function, point: np.ndarray) -> np.ndarray:
-    """Derivatives of a function of the parameters, (..., parameters), at a point or several."""
+    """Differentiate a function of the parameters, (..., parameters), at a point or several."""
     return value_and_jacobian(function, point)[1]
 
 
 def value_and_jacobian(
     function: Callable, point: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Values of a function of the parameters at a point or several, and its ``jacobian``.
+    """Compute a function of the parameters at a point or several, and its ``jacobian``.
 
     It is asked once, for all points with their imaginary steps, (parameters, points, parameters).
     """
@@ -151,21 +152,21 @@ def value_and_jacobian(
 
 
 def replace_free(point: np.ndarray, is_free: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The point with those parameters that are free elsewhere, at one place or several."""
+    """Return the point with those parameters that are free elsewhere, at one place or several."""
     result = np.broadcast_to(point, (*at.shape[:-1], len(point))).astype(at.dtype)
     result[..., is_free] = at
     return result
 
 
 def time_residuals(fit: Fit, point: np.ndarray) -> np.ndarray:
-    """Relative errors of the times at a point or several, (points, runs)."""
+    """Compute relative errors of the times at a point or several, (points, runs)."""
     seen = fit.runs.where_made
     logs = log_times_and_powers(fit.names, point, seen.work)
     return logs[..., 0, :] - np.log(seen.time_s)
 
 
 def power_residuals(fit: Fit, point: np.ndarray) -> np.ndarray:
-    """Relative errors of the known powers: of the whole, or of its parts, relative to the whole."""
+    """Compute relative errors of the known powers: of the whole, or of parts, relative to it."""
     seen = fit.runs.where_made
     values = parameter_values(fit.names, point[..., None, :])
     _, whole_W, gpu_W = model.predict_times_and_powers(values, seen.work)
@@ -184,7 +185,7 @@ def power_residuals(fit: Fit, point: np.ndarray) -> np.ndarray:
 def default_priors(
     seen: ObservedRuns, entered: tuple[str, ...]
 ) -> dict[str, tuple[float, float]]:
-    """Centre and spread of each parameter, of any loader and of this system.
+    """Choose centre and spread of each parameter, of any loader and of this system.
 
     Of what is fitted as a logarithm, spreads are of the natural logarithm: 1 is a factor of 2.7.
     entered: terms that may be of any size.
@@ -240,7 +241,9 @@ def lacks_repeats(seen: ObservedRuns) -> bool:
 
 
 def prior_fit(seen: ObservedRuns, entered: tuple[str, ...] = ()) -> Fit:
-    """What is known before the runs are: the priors alone, from another system's runs if given."""
+    """Make the fit that is known before the runs are: the priors alone, from another system's runs
+    if given.
+    """
     if seen.like:
         fit = _fit_times_and_powers(seen.like, entered)
         names = fit.names
@@ -482,7 +485,7 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.ndarray:
-    """Half-widths of the logarithm of a time, upward and downward, (2, configurations).
+    """Compute half-widths of the logarithm of a time, upward and downward, (2, configurations).
 
     By the profile likelihood, with priors: as far as parameters can go while the sum of squares, of
     residuals and distances from the priors, grows by at most the quantile squared. A linear
@@ -536,7 +539,7 @@ def has_unknown_exchange(fit: Fit, work: np.ndarray) -> np.ndarray:
 
 
 def steps_of_open_terms(fit: Fit) -> np.ndarray:
-    """How parameters move where a term left out is one standard deviation above 0.
+    """Compute how parameters move where a term left out is one standard deviation above 0.
 
     The others move with it, as the runs ask, (steps, parameters). A power may be larger or smaller.
     """
@@ -591,7 +594,8 @@ def leave_one_out_errors(fit: Fit) -> pd.DataFrame:
 
 
 def chance_percent(fit: Fit, ends: np.ndarray, most: float) -> float:
-    """Chance that a limit holds for what ``forecast_outcomes`` tells: ends are value, low and high.
+    """Compute the chance that a limit holds for what ``forecast_outcomes`` tells: ends are value,
+    low and high.
 
     The logarithm has Student's t, on each side of the value as wide as the interval: 95 % keep
     a limit at the high end, 5 % one at the low end.
@@ -602,7 +606,7 @@ def chance_percent(fit: Fit, ends: np.ndarray, most: float) -> float:
 
 
 def half_widths(limit, value, low, high, log=np.log, where=np.where):
-    """Half-widths of an interval between its value and a limit, by logarithms.
+    """Count the half-widths of an interval between its value and a limit, by logarithms.
 
     log, where: a browser's, of ``altair.expr``, make its expression of this.
     """
@@ -631,7 +635,7 @@ def describe_parameters(fit: Fit) -> dict[str, dict]:
 
 
 def gpu_power_W(fit: Fit, of_gpu: str = "idle") -> dict[str, float]:
-    """Power in W of a GPU that waits for its loader, or is ``fed``, with its part of a node."""
+    """Return the power in W of a GPU that is ``idle`` or ``fed``, with its part of a node."""
     names = np.array(fit.names)
     parts = (names == of_gpu) + (names == "host") / fit.runs.site.devices_per_node
     value = parts @ fit.point
@@ -685,5 +689,5 @@ def read(path: Path, workload: str = "", site: Site | None = None) -> Fit:
 
 @functools.cache
 def published(workload: str, system: str) -> Fit:
-    """The fit of all that is published of a workload on a system, made on the spot."""
+    """Fit all that is published of a workload on a system, made on the spot."""
     return fit_runs(runs.published_runs(workload, system))

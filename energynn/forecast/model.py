@@ -78,7 +78,7 @@ LINEAR = [
 def times_by_cause_s(
     values: dict[str, float], work: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Seconds of the whole training by cause, (configurations,) each."""
+    """Compute the seconds of the whole training by cause, (configurations,) each."""
     repeated = values["repeated"] * work["validated"] * (work["devices"] - 1)
     samples = work["trained"] + values["evaluation"] * (work["evaluated"] + repeated)
     images = work["epochs"] * samples * values["tau"]
@@ -113,7 +113,7 @@ def times_by_cause_s(
 def predict_times_and_powers(
     values: dict[str, float], work: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Time in s, and mean powers in W of one GPU: with its part of a node, and alone,
+    """Compute time in s, and mean powers in W of one GPU: with its part of a node, and alone,
     (configurations,) each.
     """
     times = times_by_cause_s(values, work)

@@ -61,7 +61,7 @@ def updated_fit(fit: Fit, made: RunConfig) -> Fit:
 
 
 def interval_half_widths_percent(fit: Fit, work: np.ndarray) -> np.ndarray:
-    """Half of the intervals of time and energy in % of the value, (2,), medians."""
+    """Compute half of the intervals of time and energy in % of the value, (2,), medians."""
     told = fits.forecast_outcomes(fit, work)
     value, low, high = np.array([told["time_s"], told["energy_J"]]).T
     return np.median(50 * (high - low) / value, axis=0)

@@ -175,7 +175,7 @@ def _choose_configurations(best: pd.DataFrame) -> dict[str, int]:
 
 
 def way_from_least(value, least, most, log=np.log):
-    """How far a value is from the least, on the way to the most, by logarithms: 0 to 1.
+    """Tell how far a value is from the least, on the way to the most, by logarithms: 0 to 1.
 
     log: a browser's, of ``altair.expr``, makes its expression of this.
     """

@@ -91,8 +91,8 @@ INTERACTIVE_STEP_ID = "4294967290"  # of salloc: a shell, not a task
 
 
 def rank_and_size() -> tuple[int, int]:
-    """The number of this process and the number of all ranks; (0, 1) where no launcher has started
-    it.
+    """Return the number of this process and the number of all ranks; (0, 1) where no launcher has
+    started it.
     """
     variables = own_launcher()
     return variables.place() if variables else (0, 1)
@@ -104,7 +104,7 @@ def own_launcher() -> LauncherVariables | None:
 
 
 def count_ranks_of_this_host(otherwise: int = 1) -> int:
-    """How many ranks run on this host; ``otherwise`` where no launcher says it."""
+    """Count the ranks of this host; ``otherwise`` where no launcher says it."""
     told = [os.environ.get(variables.ranks_of_host, "") for variables in LAUNCHERS]
     numbers = re.findall(r"^\d+", "\n".join(told), re.MULTILINE)
     return max(map(int, numbers), default=otherwise)
@@ -139,8 +139,8 @@ def buffer_output_by_line() -> None:
 
 
 def python_command_of_ranks() -> list[str]:
-    """The words that call Python for the ranks of a batch job: this Python, or the one in their
-    container.
+    """Return the words that call Python for the ranks of a batch job: this Python, or the one in
+    their container.
     """
     return shlex.split(os.path.expandvars(os.environ.get(PYTHON_VARIABLE, ""))) or [
         sys.executable
@@ -177,7 +177,7 @@ def require_package(name: str) -> None:
 
 
 def find_mpirun() -> str:
-    """Path of mpirun; the environment's own comes before the site's.
+    """Find mpirun; the environment's own comes before the site's.
 
     Raises ValueError with the remedy if there is no mpirun or mpi4py finds no MPI library.
     """
@@ -229,7 +229,7 @@ def mpi_environment() -> dict[str, str]:
 
 
 def count_slurm_nodes() -> int:
-    """How many nodes Slurm has given; 1 without it."""
+    """Count the nodes that Slurm has given; 1 without it."""
     return int(os.environ.get("SLURM_NNODES") or 1)
 
 

@@ -12,7 +12,9 @@ PROGRESS_PERIOD_S = 2.0  # between two lines
 
 
 def entry_text(state: str, name: str, words: str) -> str:
-    """A line, and below it what is to be said of it, on lines of 80 columns; paths stay whole."""
+    """Write a line, and below it what is to be said of it, on lines of 80 columns; paths stay
+    whole.
+    """
     said = textwrap.fill(words, 68, break_on_hyphens=False, break_long_words=False)
     return f"{state:10} {name}\n{textwrap.indent(said, ' ' * 11)}"
 
@@ -32,7 +34,7 @@ def print_lines(text: str) -> None:
 
 
 def energy_text(energy_J: float) -> str:
-    """An energy in Wh, or from 1 kWh on in kWh, with three digits."""
+    """Write an energy in Wh, or from 1 kWh on in kWh, with three digits."""
     unit, size_J = ("kWh", 3.6e6) if abs(energy_J) >= 0.9995 * 3.6e6 else ("Wh", 3600)
     three_digits = float(f"{energy_J / size_J:.3g}")
     return f"{three_digits:,.12g} {unit}"
@@ -47,8 +49,8 @@ def accuracy_text(energy_J: float, wrong_J: float) -> str:
 def progress_meter(
     label: str, total: int, unit: str, done: int = 0
 ) -> Callable[..., str]:
-    """A function to call with each number done; at most every two seconds it tells how it goes,
-    and returns that.
+    """Make a function to call with each number done; at most every two seconds it tells how it
+    goes, and returns that.
 
     done: before. What ``more`` returns is told, too; it is called only where a line is due.
     """

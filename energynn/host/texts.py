@@ -27,7 +27,7 @@ def map_texts(value, change: Callable[[str], str]):
 
 
 def escape_non_text_bytes(text: str) -> str:
-    r"""What every program can read: bytes that are no text, as names may have, as ``\xf6``."""
+    r"""Write what every program can read: bytes that are no text, as names have, as ``\xf6``."""
     return (
         LONE_SURROGATE_PATTERN.sub("?", text)
         .encode(errors="surrogateescape")
@@ -51,7 +51,8 @@ class ScriptEncoder(json.JSONEncoder):
 
 
 def spreadsheet_cell(value):
-    """A text that a spreadsheet would take for a formula, or a further row, as one text of a cell.
+    """Write a text that a spreadsheet would take for a formula, or a further row, as one text of a
+    cell.
 
     Numbers are as they are.
     """

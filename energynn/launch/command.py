@@ -213,8 +213,8 @@ def _run_command(
     stopped,
     stdout,
 ) -> tuple[int, str, str]:
-    """Idle, command, idle, with their marks; returns the exit status, minus a signal's number,
-    that in a word, and why it is not 0.
+    """Run the command between two idle times; returns its exit status, which is minus the number
+    of a signal that ended it, a word for it, and why it is not 0.
     """
     events.be_idle("before", IDLE_BASELINE_S)
     events.mark("training_start")

@@ -118,7 +118,8 @@ def _start_supervisor(run_dir: Path, lock_file: int) -> None:
 def prepare_intent(config: RunConfig, run_dir: Path) -> dict:
     """Return what run.json will hold: the run on this machine, with these data and this code.
 
-    Raises ValueError with the remedy if the run cannot work, as while another one has this machine.
+    A system without a file gets one, for a person to edit. Raises ValueError with the remedy if the
+    run cannot work, as while another one has this machine.
     """
     runs_dir = run_dir.parent.parent
     launchers.require_no_slurm_step()

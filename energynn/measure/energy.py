@@ -78,7 +78,7 @@ class EnergyCurve(NamedTuple):
     late_s: float
 
     def at(self, t_s) -> np.ndarray:
-        """Energy in J since the first reading, linear between readings."""
+        """Return the energy in J since the first reading, linear between readings."""
         return np.interp(t_s, self.t_s, self.energy_J)
 
     @property
@@ -131,7 +131,7 @@ def _counter_steps_J(sensor: Channel, values: np.ndarray) -> np.ndarray:
 
 
 def update_period_s(t_s: np.ndarray, values: np.ndarray) -> float | None:
-    """How often a sensor shows something new, by its readings; None if they do not tell."""
+    """Tell how often a sensor shows something new, by its readings; None if they do not tell."""
     new_s = t_s[1:][np.diff(values) != 0]
     return float(np.median(np.diff(new_s))) if len(new_s) > 3 else None
 
@@ -389,7 +389,8 @@ def sensor_entries(
 
 
 def total_energies(entries: Iterable[SensorEnergy], window_s: float) -> dict:
-    """Energies, bounds, bands and mean powers per component and in all, by the primary sensors.
+    """Add up energies, bounds, bands and mean powers per component and in all, by the primary
+    sensors.
 
     entries: sensors of all hosts. Where one has no energy, neither has its component, nor the
     total. Bounds add up, and so do bands: sensors of one kind are wrong together. The total's

@@ -163,7 +163,7 @@ class SensorEvidence(msgspec.Struct):
     def _step_powers_W(
         self, curve, around_s: float, step_s: float, is_new
     ) -> np.ndarray:
-        """Mean powers of whole steps of the window and around it: of those at new readings.
+        """Return mean powers of whole steps of the window and around it: of those at new readings.
 
         is_new: (readings,). Between two readings all steps have the same power: one stands for
         them, so that years without readings cost nothing.

@@ -117,7 +117,7 @@ def choose(inventory: SensorInventory, faults: dict[str, str]) -> None:
 
 
 def count_modules_once(inventory: SensorInventory, watts: dict[str, float]) -> None:
-    """Of GPUs on one module with a CPU, read nothing that counts the CPU a second time.
+    """Read nothing that counts a CPU twice, of GPUs that are on one module with it.
 
     watts: mean power by sensor. A counter that shows more than the power is the module's. Where
     both show the same, nobody knows whose it is, and the CPU is left out.

@@ -68,7 +68,7 @@ class SensorStream:
         self._done_J = before_J + one.at(until_s)
 
     def at(self, t_s) -> np.ndarray:
-        """Energy in J at instants that were asked for."""
+        """Return the energy in J at instants that were asked for."""
         return self.asked_J[np.searchsorted(self.asked_s, t_s)]
 
 

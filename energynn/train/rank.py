@@ -29,7 +29,7 @@ def run_rank(folder: str | Path) -> None:
     reason = ""
     rank, _ = launchers.rank_and_size()
     try:
-        # blocked until now, see perun_adapter.PERUN
+        # blocked until now, see perun_adapter.PERUN_PROGRAM
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         intent = json.loads((run_dir / "run.json").read_text())
         # "auto" is what the launcher found; a torch that sees no GPU does not train on a core then
