@@ -216,9 +216,9 @@ def default_priors(
     if workers > 1:
         priors["fill"] = workers - 1, 0.3  # all first batches come together
     least_sample_us = 1e6 * (sample_s / work["devices"]).min()
-    for name, (_, _, usual, most) in TERMS.items():
+    for name, term in TERMS.items():
         unit = least_sample_us if name == "storage" else 1.0
-        priors[name] = 0.0, unit * (most if name in entered else usual)
+        priors[name] = 0.0, unit * (term.most if name in entered else term.usual)
     known = np.isfinite(seen.power_W)
     if known.any():
         power_W = np.median(seen.power_W[known])
@@ -314,9 +314,10 @@ def _candidate_terms(fit: Fit) -> list[str]:
         name = fit.names[index]
         chosen = ~fit.open_terms
         chosen[index] = True
-        _, _, usual, most = TERMS[name]
+        term = TERMS[name]
         precision = 1 / conditional_covariance(fit.covariance, chosen)[index, index]
-        precision += ((usual / most) ** 2 - 1) / fit.prior_covariance[index, index]
+        less = (term.usual / term.most) ** 2 - 1
+        precision += less / fit.prior_covariance[index, index]
         if slope[index] > HINT_RATIO * np.sqrt(precision):
             names.append(name)
     is_on_several = np.ptp(fit.runs.work["nodes"]) > 0
@@ -627,7 +628,7 @@ def describe_parameters(fit: Fit) -> dict[str, dict]:
     # efficiency falls where what is fitted of it grows
     table[["low", "high"]] = np.sort(table[["low", "high"]])
     table["told_by_data"] = 1 - spreads**2 / np.diag(fit.prior_covariance)
-    of_terms = {name: about[:2] for name, about in TERMS.items()}
+    of_terms = {name: (term.unit, term.meaning) for name, term in TERMS.items()}
     about = pd.DataFrame(
         TIME_PARAMETERS | POWER_PARAMETERS | of_terms, index=["unit", "meaning"]
     ).T

@@ -36,6 +36,8 @@ up, each counts as one). allreduce_s: of one of them, as a mean, at the full ban
 step_period_s: from one update to the next at least.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 # Parameters that are learnt: unit and meaning.
@@ -55,17 +57,32 @@ POWER_PARAMETERS = {
     "idle": ("W", "a GPU that waits for its loader: no kernel runs"),
     "image_J": ("J", "one trained sample"),
 }
-# Terms of time and of power: unit, meaning, how large they may well be where no run tells, and
-# where runs ask for them; of storage both relate to a sample at the greatest rate that was seen.
+
+
+class Term(NamedTuple):
+    """A term of time or power that is 0 unless runs ask for it.
+
+    usual: how large it may well be where no run tells; most: where runs ask. Of storage both relate
+    to a sample at the greatest rate that was seen.
+    """
+
+    unit: str
+    meaning: str
+    usual: float
+    most: float
+
+
 TERMS = {
-    "start_node": ("s", "a pass begins later for each further node", 0.001, 1.0),
-    "repeated": ("1", "part of others' validation that each rank makes", 0.01, 1.0),
-    "kappa_storage": ("1", "further time of a sample for each node", 0.0005, 0.05),
-    "storage": ("us", "one sample from what all devices share", 0.001, 1.0),
-    "congestion": ("1", "more of an all-reduce for each doubling of nodes", 0.03, 3.0),
-    "overlap": ("1", "an all-reduce hides: exp(-overlap) of it is left", 2.0, 3.0),
-    "latency": ("us", "more of an update for each further device", 10.0, 1000.0),
-    "exchange": ("1", "part of fed - idle that an all-reduce draws more", 0.2, 0.2),
+    "start_node": Term("s", "a pass begins later for each further node", 0.001, 1.0),
+    "repeated": Term("1", "part of others' validation that each rank makes", 0.01, 1.0),
+    "kappa_storage": Term("1", "further time of a sample for each node", 0.0005, 0.05),
+    "storage": Term("us", "one sample from what all devices share", 0.001, 1.0),
+    "congestion": Term(
+        "1", "more of an all-reduce for each doubling of nodes", 0.03, 3.0
+    ),
+    "overlap": Term("1", "an all-reduce hides: exp(-overlap) of it is left", 2.0, 3.0),
+    "latency": Term("us", "more of an update for each further device", 10.0, 1000.0),
+    "exchange": Term("1", "part of fed - idle that an all-reduce draws more", 0.2, 0.2),
 }
 # of the others the logarithm is fitted
 LINEAR = [
