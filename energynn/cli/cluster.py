@@ -80,7 +80,7 @@ def submit(
         job,
         site,
         runs_dir,
-        dry_run or scripts,
+        dry_run,
         scripts,
         max_gpu_hours,
         labels,

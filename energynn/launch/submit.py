@@ -67,24 +67,16 @@ def submit_runs(
 ) -> None:
     """Submit the runs that are neither finished nor queued.
 
-    name: of the jobs. dry_run: only show their expected cost and what is missing; scripts: print
-    the batch scripts, too. labels: name and note of every run. Raises ValueError with the remedy,
-    also where the jobs are expected to cost more than ``max_gpu_hours`` (default: the system's).
+    name: of the jobs. dry_run: only show their expected cost and what is missing; scripts: the
+    same, and print the batch scripts. labels: name and note of every run. Raises ValueError with
+    the remedy, also where the jobs are expected to cost more than ``max_gpu_hours`` (default: the
+    system's).
     """
     runs, left_out = systems.select_runs_that_fit(site, runs)
     if left_out:
         print_lines(left_out)
     system_dir = runs_dir.absolute() / site.name
-    folders = [*system_dir.glob("*/")]
-    jobs_of = {folder: status.read_submission(folder).job_id for folder in folders}
-    queue = slurm.read_queue(any(jobs_of.values()))
-    # running, or with a job that is queued
-    queued = {
-        path
-        for path in folders
-        if jobs_of[path] in queue or records.is_run_locked(path)
-    }
-    jobs = plan_jobs(runs, site, system_dir, queued)
+    jobs = plan_jobs(runs, site, system_dir, _queued_folders(system_dir))
     missing = [run for job in jobs for run in job.runs.values()]
     print_lines(
         f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued; "
@@ -103,28 +95,46 @@ def submit_runs(
         )
     if jobs:
         print_lines(costs.cost_text(costs.cost_table(missing, site)))
-    if dry_run:
-        if kept := slurm.list_kept_options():
-            print_lines(
-                f"from your environment, where the script has none: {', '.join(kept)}"
-            )
-        if not site.nodes:
-            print_lines(
-                "a job on more nodes than the cluster has stays queued for ever: write nodes = N, "
-                f"in {site.file}"
-            )
-        if not re.search("'(-A|--account|SBATCH_ACCOUNT)", f"{site.sbatch} {kept}"):
-            print_lines("no --account NAME: sbatch takes your default")
-        for fault in faults:
-            print_lines(f"missing: {fault}")
-        for job in jobs if scripts else ():
-            print(render_job_script(job, site, name))
+    if dry_run or scripts:
+        _show_dry_run(site, faults)
+        if scripts:
+            for job in jobs:
+                print(render_job_script(job, site, name))
         print_lines("nothing is submitted; --scripts prints the batch scripts")
         return
     if faults:
         raise ValueError("; ".join(faults))
     for job in jobs:
         submit_job_array(job, site, name, labels)
+
+
+def _queued_folders(system_dir: Path) -> set[Path]:
+    """Find the folders of runs that go on, or whose job is queued."""
+    folders = [*system_dir.glob("*/")]
+    jobs_of = {folder: status.read_submission(folder).job_id for folder in folders}
+    queue = slurm.read_queue(any(jobs_of.values()))
+    return {
+        path
+        for path in folders
+        if jobs_of[path] in queue or records.is_run_locked(path)
+    }
+
+
+def _show_dry_run(site: Site, faults: list[str]) -> None:
+    """Say what a submission would take from elsewhere, and what it lacks."""
+    if kept := slurm.list_kept_options():
+        print_lines(
+            f"from your environment, where the script has none: {', '.join(kept)}"
+        )
+    if not site.nodes:
+        print_lines(
+            "a job on more nodes than the cluster has stays queued for ever: write nodes = N, "
+            f"in {site.file}"
+        )
+    if not re.search("'(-A|--account|SBATCH_ACCOUNT)", f"{site.sbatch} {kept}"):
+        print_lines("no --account NAME: sbatch takes your default")
+    for fault in faults:
+        print_lines(f"missing: {fault}")
 
 
 def read_cluster(system: str, options: list[str] = ()) -> Site:
