@@ -105,13 +105,13 @@ coverage: env ## how many intervals hold the truth of invented clusters: the tab
 	@$(BIN)/python -m tests.forecast.clusters 25
 
 # That of .venv if it trains, else the machine's own; nothing is installed, nothing is fetched.
-# 9 minutes: the study gpu; any other number: gpu-grid. GPU_CALL_MINUTES ends one call of it sooner, and the next one goes on.
+# 9 minutes: the study gpu; any other number: examples/gpu_grid.py. GPU_CALL_MINUTES ends one call of it sooner, and the next one goes on.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/torchrun),$(BIN)/python,python3)
 # What gpu-carry brought is of another Python than our own environment.
 CARRIED := $(if $(filter $(BIN)/% $(abspath $(BIN))/%,$(GPU_PYTHON)),,build/packages)
 GPU_MINUTES ?= 9
 GPU_CALL_MINUTES ?= $(GPU_MINUTES)
-GPU_STUDY := $(if $(filter 9,$(GPU_MINUTES)),gpu,gpu-grid)
+GPU_STUDY := $(if $(filter 9,$(GPU_MINUTES)),gpu,examples/gpu_grid.py)
 gpu-study: ## one NVIDIA GPU, nine minutes (or GPU_MINUTES=32), no network: records, in build/gpu-study.tar.gz, or in $OUT
 	PYTHONPATH=.:$(CARRIED) timeout -s INT $$((60 * $(GPU_CALL_MINUTES) + 45)) $(GPU_PYTHON) -m energynn.cli study run $(GPU_STUDY) \
 	  --minutes $(GPU_CALL_MINUTES) --warm-up --runs-dir build/gpu-runs; status=$$?; mkdir -p $(or $(OUT),build); \

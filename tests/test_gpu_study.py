@@ -11,10 +11,11 @@ from energynn.experiment import config, studies
 from energynn.host import files
 from energynn.launch import local, start
 from energynn.measure import machine
+from tests.analysis.one_gpu import gpu_grid
 from tests.conftest import minimal_record
 from tests.processes import answer
 
-GRID = studies.gpu_grid()
+GRID = gpu_grid()
 RUNS = [config.make(seed=seed) for seed in range(5)]
 RECIPE = (
     "workload",
@@ -53,7 +54,7 @@ def test_the_grid_tells_samples_from_updates_and_a_sweep_alone_cannot():
     )
 
 
-@pytest.mark.parametrize("study, anchors", [(studies.gpu, 2), (studies.gpu_grid, 3)])
+@pytest.mark.parametrize("study, anchors", [(studies.gpu, 2), (gpu_grid, 3)])
 def test_points_are_as_a_gpu_needs_them(study, anchors):
     runs = study()
     repeats = [run.repeat for run in runs if config.replace(run, repeat=0) == runs[0]]

@@ -452,7 +452,7 @@ FAST_PRESET = dict(
     gradient_buckets=True,
 )
 # compile stays off: it needs a C compiler, and before each training about as long as a run of the
-# study gpu takes. `-p compile true` tries it, and the study gpu-grid does, beside a run without.
+# study gpu takes. `-p compile true` tries it, and examples/gpu_grid.py does, beside a run without.
 FAST_IMAGE_PRESET = dict(
     channels_last=True,
     uint8_to_device=True,

@@ -103,7 +103,7 @@ IMAGES_PER_S = {
 STATES_PER_S = {"paper": 6.5, "fast": 20}
 
 
-def _image_point(
+def image_point(
     preset: str, size: int, share=1.0, steps=1, images_per_s=0, **fields
 ) -> dict:
     """ResNet50 for about GPU_STUDY_RUN_S on one batch that stays on the device, at a share of its
@@ -133,7 +133,7 @@ def _image_point(
     return point | fields
 
 
-def _state_point(preset: str, size: int, share=1.0, seconds=GPU_STUDY_RUN_S) -> dict:
+def state_point(preset: str, size: int, share=1.0, seconds=GPU_STUDY_RUN_S) -> dict:
     """FourCastNet at full size on one batch of random states, at a share of its rate."""
     rate = share * STATES_PER_S[preset]
     epochs = math.ceil(rate * seconds / config.SYNTHETIC_STATES)
@@ -158,49 +158,18 @@ JPEG_FILES_POINT = dict(dataset="photographs_large", image_loading=None)
 # last is needed least, because a loan of a GPU may leave it out. ResNet50 with LBS 256 comes again
 # and again: what drifts shows in it.
 GPU_STUDY_POINTS = [
-    _image_point("paper", 256),
-    _state_point("paper", 4),
-    _image_point("fast", 256),
-    _image_point("paper", 32),
-    _image_point("paper", 256, 0.3),
-    _image_point("paper", 32, 0.3),
-    _image_point("paper", 256, repeat=1),
-    _image_point("paper", 128),
-    _image_point("paper", 128, images_per_s=1000, loader_workers=4, **JPEG_FILES_POINT),
-    _state_point("fast", 4),
-    _state_point("fast", 1),
-    _state_point("paper", 1),
-]
-# Of the study gpu-grid, after those.
-GPU_GRID_POINTS = [
-    _state_point("paper", 1, seconds=65),
-    _image_point("paper", 32, steps=8),
-    _image_point("fast", 256, compile=True),
-    _state_point("paper", 8),
-    _image_point("fast", 128, images_per_s=2900, loader_workers=12, **JPEG_FILES_POINT),
-    _state_point("paper", 4, 0.5),
-    _state_point("paper", 1, 0.5),
-    _image_point(
-        "paper", 128, images_per_s=1300, loader_workers=12, **JPEG_FILES_POINT
-    ),
-    _image_point("paper", 32, 0.6),
-    _image_point("paper", 256, repeat=2),
-    _image_point("paper", 256, images_per_s=2200, precision="bfloat16"),
-    _image_point("paper", 256, sampling_period_s=0.2),
-    _image_point("paper", 256, 0.6),
-    _image_point("paper", 256, images_per_s=1800, channels_last=True),
-    _state_point("paper", 2),
-    _image_point("paper", 256, fused_optimizer=True),
-    _image_point("paper", 96, 0.6),
-    _image_point("fast", 512),
-    _image_point("paper", 64),
-    _state_point("fast", 2),
-    _image_point("fast", 32),
-    _state_point("fast", 8),
-    _image_point("paper", 96, 0.3),
-    _image_point("fast", 128),
-    _image_point("fast", 64),
-    _image_point("paper", 512),
+    image_point("paper", 256),
+    state_point("paper", 4),
+    image_point("fast", 256),
+    image_point("paper", 32),
+    image_point("paper", 256, 0.3),
+    image_point("paper", 32, 0.3),
+    image_point("paper", 256, repeat=1),
+    image_point("paper", 128),
+    image_point("paper", 128, images_per_s=1000, loader_workers=4, **JPEG_FILES_POINT),
+    state_point("fast", 4),
+    state_point("fast", 1),
+    state_point("paper", 1),
 ]
 
 
@@ -213,19 +182,7 @@ def gpu(system: str = "local") -> RunConfigs:
     per sample falls with the local batch size, and with the fast recipe much further; the paper's
     loader keeps the GPU waiting.
     """
-    return _make_gpu_runs(GPU_STUDY_POINTS, system)
-
-
-def gpu_grid(system: str = "local") -> RunConfigs:
-    """The study gpu with more points: what samples and updates add to the power, and each choice.
-
-    Three local batch sizes at three rates tell samples from updates, which an LBS sweep alone
-    cannot: a step takes t0 + t1 LBS, so that samples and updates an hour lie on a line. Figures: as
-    of gpu. Hardware: one NVIDIA GPU with 80 GB. Command: `make gpu-study GPU_MINUTES=32`. Cost:
-    half an hour, about 0.25 kWh. Expected: as of gpu; power rises with samples an hour more than
-    with updates an hour; the repeats of LBS 256 differ by less than 2 %.
-    """
-    return _make_gpu_runs(GPU_STUDY_POINTS + GPU_GRID_POINTS, system)
+    return make_gpu_runs(GPU_STUDY_POINTS, system)
 
 
 def gpu_system() -> str:
@@ -235,7 +192,7 @@ def gpu_system() -> str:
     return "-".join(["gpu", *words])
 
 
-def _make_gpu_runs(points: list[dict], system: str) -> RunConfigs:
+def make_gpu_runs(points: list[dict], system: str) -> RunConfigs:
     """Make runs; the system "local" gets the name of this machine's GPU."""
     if system == "local":
         system = gpu_system()
@@ -283,7 +240,7 @@ def large_batch(system: str = "local") -> RunConfigs:
 
 OWN_STUDIES = {
     study.__name__.replace("_", "-"): study
-    for study in (smoke, one_device, kick_the_tires, gpu, gpu_grid, large_batch)
+    for study in (smoke, one_device, kick_the_tires, gpu, large_batch)
 }
 
 

@@ -1,15 +1,19 @@
-"""Records of the study gpu-grid by an imagined GPU: every value follows a formula that stands
+"""Records of examples/gpu_grid.py by an imagined GPU: every value follows a formula that stands
 here.
 """
 
 import math
+import runpy
 from pathlib import Path
 
 import numpy as np
 
 from energynn.experiment import config
 from energynn.experiment.config import SYNTHETIC_STATES, RunConfig
+from energynn.host.files import REPOSITORY
 from tests.analysis.conftest import write_run
+
+gpu_grid = runpy.run_path(str(REPOSITORY / "examples" / "gpu_grid.py"))["study"]
 
 # shares of a pass
 PHASES = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}

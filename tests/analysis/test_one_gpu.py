@@ -9,7 +9,7 @@ from energynn.experiment.config import replace
 from energynn.host.files import REPOSITORY
 from tests.analysis import one_gpu
 from tests.analysis.notebook import execute
-from tests.analysis.one_gpu import passes_s, step_s, steps_of
+from tests.analysis.one_gpu import gpu_grid, passes_s, step_s, steps_of
 
 PAPER, FAST = "ResNet50, paper, gpu-study", "ResNet50, fast, gpu-study"
 
@@ -27,7 +27,7 @@ def study(tmp_path_factory):
         patch.syspath_prepend(REPOSITORY / "examples")
         one_gpu.write_minute(folder / "runs", "idle", 120)
         one_gpu.write_minute(folder / "runs", "starved", 180)
-    return executed_on(folder, studies.gpu_grid())
+    return executed_on(folder, gpu_grid())
 
 
 def test_the_notebook_finds_what_a_sample_and_an_update_cost(study):
@@ -52,7 +52,7 @@ def test_waiting_watts_and_time_give_the_energy_and_other_watts_do_not(study):
     """
     table = dict(study["told"]["phases_to_energy"])
     largest = table.pop("largest")
-    waits = [run for run in studies.gpu_grid() if step_s(run) > passes_s(run)]
+    waits = [run for run in gpu_grid() if step_s(run) > passes_s(run)]
     # no run of LBS 96 tells its power at work
     assert len(table) == sum(run.local_batch_size != 96 for run in waits) >= 9
     assert max(largest[rule] for rule in ("rate", "phases", "passes")) < 5
@@ -76,7 +76,7 @@ def test_the_notebook_finds_what_each_choice_saves(study):
     savings = study["savings"].set_index("choice")
     others = {"all of fast", "all of fast, compiled", "sampled every 0.2 s"}
     assert set(savings.index) == others | one_gpu.SPEEDS.keys()
-    anchor = studies.gpu_grid()[0]
+    anchor = gpu_grid()[0]
 
     def joules(run):
         return one_gpu.power_W(run, 0.5) * step_s(run) / run.global_batch_size
@@ -96,7 +96,7 @@ def test_the_notebook_finds_what_each_choice_saves(study):
 def test_a_sweep_of_local_batch_sizes_alone_fails(tmp_path, capsys):
     sweep = [
         run
-        for run in studies.gpu_grid()
+        for run in gpu_grid()
         if run.workload == "resnet50"
         and not run.step_period_s
         and run.accumulation_steps == 1
@@ -107,5 +107,5 @@ def test_a_sweep_of_local_batch_sizes_alone_fails(tmp_path, capsys):
 
 def test_every_run_of_the_grid_is_long_enough_for_its_sensors():
     """By what an H100 is expected to do, whichever choice of ``fast`` makes its steps shorter."""
-    for run in studies.gpu_grid():
+    for run in gpu_grid():
         assert 20 <= run.epochs * steps_of(run) * step_s(run) < 80, run
