@@ -33,7 +33,6 @@ LOCK_FOLDER = Path("/tmp")  # not TMPDIR, which differs
 CHECKPOINT_TIMEOUT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 # ranks that wait for a dead process, as perun's sampler, never end
 MAX_SILENCE_S = 300.0
-MAX_SILENCE_AT_END_S = 90.0  # when all have trained
 # Lines that are no launcher's own: a rank's, which has a label, rulers and advice.
 FOREIGN_LINE_PATTERN = re.compile(
     r"\s*(\[[\d,]+\]|\d+: ).*|\W*|This typically refers to.*|Please see the FAQ page.*"
@@ -282,12 +281,10 @@ def hang_reason(folder: Path, devices: int) -> str:
     """Say in words that ranks hang before their first event or after their last; "" else."""
     paths = list(folder.glob("events-rank*.jsonl"))
     silent_s = time.time() - max(path.stat().st_mtime for path in [folder, *paths])
-    if silent_s < MAX_SILENCE_AT_END_S:
+    if silent_s < MAX_SILENCE_S:
         return ""
-    ends = events_of_kind(read_events(folder), "rank_end")
-    is_training = len(paths) == devices and not ends
-    if is_training or len(ends) < devices and silent_s < MAX_SILENCE_S:
-        return ""
+    if len(paths) == devices and not events_of_kind(read_events(folder), "rank_end"):
+        return ""  # they train
     silent = f"its ranks were silent for {silent_s:.0f} s, before or after the training"
     return silent + _last_launcher_line(folder)
 

@@ -281,7 +281,6 @@ HANGS = {
 @pytest.mark.parametrize("program, status", HANGS.values(), ids=HANGS)
 def test_a_rank_that_hangs_is_ended(tmp_path, program, status):
     changes = "supervise.POLL_PERIOD_S, supervise.MAX_SILENCE_S = 0.2, 5.0\n"
-    changes += "supervise.MAX_SILENCE_AT_END_S = 5.0\n"
     changes += f"words = [sys.executable, '-c', {program!r}]\n"
     changes += (
         "supervise.ranks_command = lambda folder, intent: [*words, str(folder)]\n"
