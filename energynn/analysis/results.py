@@ -44,17 +44,12 @@ TEXT_COLUMNS = [
     "recipe_at_any_pace",
     "run_dir",
     "config",
-    "machine_cpu",
-    "cpu_model_name",
 ]
 TABLE_COLUMNS = [
     *TEXT_COLUMNS,
     *SIZE_COLUMNS,
     "repeat",
     *RECORD_QUANTITIES,
-    "cpu_model_idle_W_per_core",
-    "cpu_model_full_W_per_core",
-    "cpu_model_cores",
 ]
 METRIC_COLUMNS = ["top1_error", "z500_rmse_m", "persistence_m", "lead_time_h"]
 
@@ -111,12 +106,8 @@ def _row_of_record(record: records.Record, run_dir: Path) -> dict:
         "loader": loader,
         "recipe": recipe_digest(record),
         "recipe_at_any_pace": recipe_digest(record, pace),
-        "machine_cpu": record.machine.get("cpu"),
     }
     known = config | msgspec.to_builtins(record)
-    for sensor in record.sensors:
-        model = sensor.model or {}
-        known |= {f"cpu_model_{name}": value for name, value in model.items()}
     # a measured command has it from the person
     known.setdefault("dataset_samples", config.get("training_samples"))
     # a metric of one of these names is no energy of ours
