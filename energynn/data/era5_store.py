@@ -244,6 +244,11 @@ def load_splits(
         24 * DAYS_BETWEEN_FORECASTS
     ) == 0
     test.rows = test.rows[chosen][:TEST_INITIAL_CONDITIONS]
+    if not len(test.rows):
+        raise ValueError(
+            f"test_years: {years[2]} has no time {DAYS_BETWEEN_FORECASTS} days apart from "
+            "1 January, where forecasts begin; choose another"
+        )
     weights = era5.latitude_weights(
         np.array(_read_year_note(root, parsed[0][0]).latitude_deg)
     )

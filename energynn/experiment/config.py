@@ -277,7 +277,7 @@ class ResNet50Config(RunConfig, frozen=True, kw_only=True):
     warmup_start: Number = 0.1
     warmup_per_epoch: bool = True
     learning_rate: Number = 0.1
-    plateau_factor: ShareOfOne = 0.5
+    plateau_factor: Annotated[float, Meta(ge=0, lt=1)] = 0.5
     plateau_patience: Natural = 5
     evaluate_training_set: bool = True
     top5_per_sample: bool = True

@@ -12,9 +12,10 @@ from energynn.host.files import shipped_path
 from energynn.host.reading import join_faults, read_toml
 from energynn.measure import machine
 
-# An option of sbatch or srun: sbatch reads it from a comment, where nothing is quoted.
+# An option of sbatch or srun: sbatch reads it from a comment, where nothing is quoted. Jobs of
+# another cluster (--clusters, -M) could not be asked for.
 OPTION_REGEX = (
-    r"^(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+*()&|=\[\]-]*)\Z"
+    r"^(?!--clusters|-M)(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+*()&|=\[\]-]*)\Z"
 )
 SlurmOption = Annotated[str, Meta(pattern=OPTION_REGEX)]
 Hours = Annotated[float, Meta(gt=0)]  # 0 is Slurm's word for no limit

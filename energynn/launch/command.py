@@ -294,7 +294,7 @@ def report_text(record: records.Record, run_dir: Path, details: bool = False) ->
         words = f"run it {enough / samples:.2g} times as long"
         if record.training_time_s > enough * SHORTEST_PERIOD_S:
             words += (
-                ", or, where its sensors are faster, measure with --period "
+                ", or, where its sensors are faster, with --period (sampling_period_s) "
                 f"{SHORTEST_PERIOD_S}"
             )
         remarks.append(words)

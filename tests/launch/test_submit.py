@@ -234,6 +234,7 @@ def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, line, status):
             r"Expected `int`, got `str` - at `\$.devices_per_node`",
         ),
         ("default_hours = 0", "default_hours"),
+        ('sbatch = ["--clusters=another"]', "sbatch"),
         ('sbatch = ["--wrap=touch x"]', "sbatch"),
         ('environment = {"A B" = "4"}', "environment"),
         ("scheduler = ", "is not TOML"),
