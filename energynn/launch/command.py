@@ -138,14 +138,11 @@ def _choose_run_folder(
     size: int,
 ) -> Path:
     """Say where the run will be; raises ValueError with the remedy for what cannot work."""
-    program = shutil.which(command[0])
-    if program is None:
+    if shutil.which(command[0]) is None:
         raise ValueError(
             f"measure: {command[0]!r} is no command here; check its name and path; a script: "
             "`sh FILE`; what a shell does: `sh -c 'LINE'`; variables: `env NAME=VALUE COMMAND`"
         )
-    if os.access(program, os.R_OK) and (fault := _fault_of_program(program)):
-        raise ValueError(f"measure: {command[0]} cannot be started: {fault}")
     if size > 1 and out is None:
         raise ValueError(
             f"out: {own_launcher()}: give --out DIR, one folder that all ranks see, or "
@@ -156,28 +153,6 @@ def _choose_run_folder(
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     name = f"{moment}-{os.getpid()}-{Path(command[0]).name}"
     return (out or default_runs_dir() / "measured" / name).absolute()
-
-
-def _fault_of_program(program: str) -> str:
-    """Say why the system cannot start a text; "" of what it can, or is no text."""
-    with open(program, "rb") as file:
-        first = file.readline(256)
-    if b"\0" in first:
-        return ""
-    path = shlex.quote(program)
-    if not first.startswith(b"#!"):
-        return (
-            "it is a text that does not begin with #!; name what runs it, as in "
-            f"`measure -- sh {path}`"
-        )
-    if first.endswith(b"\r\n"):
-        return f"its lines end as on Windows; `sed -i 's/\\r$//' {path}` mends that"
-    interpreter = os.fsdecode(first[2:]).strip().partition(" ")[0]
-    if not os.access(interpreter, os.X_OK):
-        return (
-            f"{interpreter!r}, which its first line names, is not there; mend that line"
-        )
-    return ""
 
 
 def _begin_segment(run_dir: Path, intent: dict) -> list[TextIO]:
@@ -233,7 +208,7 @@ def _run_command(
         return (
             CANNOT_START_EXIT_STATUS,
             "failed",
-            f"the command cannot be started: {error.strerror}",
+            f"the command cannot be started: {error.strerror}; of a script see the first line",
         )
     children.append(child)
     for number in stopped:  # they came before there was a process to pass them on to
