@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -157,6 +158,7 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
 def _row_of_record(record: records.Record) -> dict:
     sizes = ("command", "local_batch_size", "epochs", "repeat")
     told = {name: record.config.get(name) for name in sizes}
+    told["recipe"] = results.recipe_digest(record)
     told["why"] = records.reason_of_record(record)
     told["starts"] = len(record.segments)
     told |= {name: record.job.get(name) for name in JOB_COLUMNS}
@@ -264,35 +266,16 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     interval of the energies' ratio, in words.
     Raises ValueError for fewer than two runs, and where runs of one name are no repeats.
     """
-    remarks: list = []
-    run_of_folder = _runs_to_compare(
-        runs, Path(runs_dir or default_runs_dir()), remarks
-    )
-    made = [records.read_record(folder) for folder in run_of_folder]
-    numbers = Counter(run_of_folder.values())
-    columns = []
-    known = Counter(record.run_id for record in made)
-    for record, (folder, run) in zip(made, run_of_folder.items(), strict=True):
-        label = record.run_id
-        if known[label] > 1:
-            label = f"{folder.parent.name}/{folder.name}"
-        mean = f"{run}, mean of {numbers[run]}"
-        columns.append(mean if numbers[run] > 1 else label)
+    compared, remarks = _runs_to_compare(runs, Path(runs_dir or default_runs_dir()))
+    made = [one.record for one in compared]
+    columns = _column_labels(compared)
     if len({*columns}) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
-    table = _table_of_runs(list(map(_row_of_record, made))).drop(
+    rows = [*map(_row_of_record, made)]
+    _require_repeats([one.asked for one in compared], rows)
+    table = _table_of_runs(rows).drop(
         columns=["started_at", "run_id", "energy_total_systematic_J"]
     )
-    recipes = table.assign(recipe=list(map(results.recipe_digest, made)))
-    kinds = (
-        recipes[REPEATED_COLUMNS].groupby([*map(str, run_of_folder.values())]).nunique()
-    )
-    if (kinds > 1).any(axis=None):
-        name = kinds.max(axis="columns").idxmax()
-        raise ValueError(
-            f"compare: {name!r} names runs of several configurations, which have no mean; "
-            f"give one of each, as `energynn show {name}` lists them"
-        )
     if table["command"].notna().any():
         configs = [record.config for record in made]
         table["command"] = [
@@ -311,39 +294,84 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     of_run = energies_J.groupby(columns, sort=False)
     table.loc["energy_total_spread_percent"] = 100 * of_run.std() / of_run.mean()
     table = table.replace("", np.nan).dropna(how="all").rename_axis("quantity")
-    busy = zip(columns, map(records.work_of_others, made), strict=True)
-    remarks += [f"{name}: {words}" for name, words in busy if words]
-    ways = [records.ways_of_energy_text(record) for record in made]
-    if len({*ways}) > 1:
-        told = zip(columns, ways, strict=True)
-        remarks += [f"{name}: its energy is {way}" for name, way in told]
-    first, *_, last = [joules.dropna() for _, joules in of_run]
-    if min(len(first), len(last)) > 1:
-        low, high = ratio_interval(first, last)
-        remarks.append(
-            f"ratio of the energies: {low:.3g} to {high:.3g} by the scatter of repeats (95 %)"
-        )
-    else:
-        remarks.append("repeats of both, each of one --name, tell how far runs scatter")
+    remarks += _remarks_on_energies(columns, made)
+    remarks.append(_scatter_text([joules.dropna() for _, joules in of_run]))
     table.attrs["remarks"] = [*dict.fromkeys(remarks)]
     return table
 
 
-def _runs_to_compare(runs, runs_dir: Path, remarks: list[str]) -> dict[Path, str]:
-    """Find the folders that are compared, by the name that stands for each: of one name the valid
-    runs, else those that finished.
+class ComparedRun(NamedTuple):
+    """A run that is compared, and the name or folder by which it was asked for."""
+
+    asked: str
+    folder: Path
+    record: records.Record
+
+
+def _runs_to_compare(runs, runs_dir: Path) -> tuple[list[ComparedRun], list[str]]:
+    """Find the runs that are compared, of one name the valid ones, else those that finished; and
+    say of which name others are left out.
     """
-    run_of_folder: dict = {}
-    for run in runs:
-        folders = records.find_runs_of_name(run, runs_dir)
-        made = {each: records.read_record(each) for each in folders}
-        valid = [each for each in made if made[each].valid]
-        finished = [each for each in made if made[each].status == "finished"]
-        best = valid or finished or folders
-        if left_out := len(folders) - len(best):
+    compared: dict[Path, ComparedRun] = {}
+    remarks = []
+    for run in map(str, runs):
+        found = [
+            ComparedRun(run, folder, records.read_record(folder))
+            for folder in records.find_runs_of_name(run, runs_dir)
+        ]
+        valid = [one for one in found if one.record.valid]
+        finished = [one for one in found if one.record.status == "finished"]
+        best = valid or finished or found
+        if left_out := len(found) - len(best):
             remarks.append(f"{run}: without {left_out} unfinished or not valid")
-        run_of_folder |= dict.fromkeys(best, run)
-    return run_of_folder
+        compared |= {one.folder: one for one in best}
+    return [*compared.values()], remarks
+
+
+def _column_labels(compared: list[ComparedRun]) -> list[str]:
+    """Name the column of each run: its run_id, or of repeats the name that they share."""
+    repeats = Counter(one.asked for one in compared)
+    known = Counter(one.record.run_id for one in compared)
+    labels = []
+    for asked, folder, record in compared:
+        label = record.run_id
+        if known[label] > 1:
+            label = f"{folder.parent.name}/{folder.name}"
+        if repeats[asked] > 1:
+            label = f"{asked}, mean of {repeats[asked]}"
+        labels.append(label)
+    return labels
+
+
+def _require_repeats(names: list[str], rows: list[dict]) -> None:
+    """Raise ValueError where runs of one name differ in more than their number and their times."""
+    kinds = pd.DataFrame(rows)[REPEATED_COLUMNS].groupby(names).nunique()
+    if (kinds > 1).any(axis=None):
+        name = kinds.max(axis="columns").idxmax()
+        raise ValueError(
+            f"compare: {name!r} names runs of several configurations, which have no mean; "
+            f"give one of each, as `energynn show {name}` lists them"
+        )
+
+
+def _remarks_on_energies(columns: list[str], made: list[records.Record]) -> list[str]:
+    """Say whose work the energies hold, too, and of which parts they are where these differ."""
+    busy = zip(columns, map(records.work_of_others, made), strict=True)
+    remarks = [f"{name}: {words}" for name, words in busy if words]
+    ways = [records.ways_of_energy_text(record) for record in made]
+    if len({*ways}) > 1:
+        told = zip(columns, ways, strict=True)
+        remarks += [f"{name}: its energy is {way}" for name, way in told]
+    return remarks
+
+
+def _scatter_text(energies_J: list[pd.Series]) -> str:
+    """Say between what the ratio of the last energies to the first lies, by their repeats."""
+    first, *_, last = energies_J
+    if min(len(first), len(last)) < 2:
+        return "repeats of both, each of one --name, tell how far runs scatter"
+    low, high = ratio_interval(first, last)
+    return f"ratio of the energies: {low:.3g} to {high:.3g} by the scatter of repeats (95 %)"
 
 
 def ratio_interval(first: pd.Series, last: pd.Series) -> tuple[float, float]:

@@ -14,9 +14,8 @@ from energynn.measure import machine
 
 # An option of sbatch or srun: sbatch reads it from a comment, where nothing is quoted. Jobs of
 # another cluster (--clusters, -M) could not be asked for.
-OPTION_REGEX = (
-    r"^(?!--clusters|-M)(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+*()&|=\[\]-]*)\Z"
-)
+OPTION_VALUE = r"[\w.,:@/+*()&|=\[\]-]"
+OPTION_REGEX = rf"^(?!--clusters|-M)(--[a-z][a-z-]*(={OPTION_VALUE}+)?|-[a-zA-Z] ?{OPTION_VALUE}*)\Z"
 SlurmOption = Annotated[str, Meta(pattern=OPTION_REGEX)]
 Hours = Annotated[float, Meta(gt=0)]  # 0 is Slurm's word for no limit
 VariableName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
