@@ -62,19 +62,16 @@ def fit(
     freedom are left and no observation alone determines its fit. Raises ValueError if there are not
     more observations than parameters.
     """
-    if not len(data):
-        raise ValueError(
-            f"{formula}: there are no observations; select rows that exist"
-        )
     model = smf.wls(formula, data, weights=weights, missing="raise")
-    freedom = len(data) - model.exog.shape[1]
-    if freedom < 1:
+    if model.df_resid < 1:
         raise ValueError(
             f"{formula}: {len(data)} observations are too few; give more rows"
         )
     leverage = (model.wexog * np.linalg.pinv(model.wexog).T).sum(axis=1)
     if covariance == "auto":
-        is_enough = freedom >= HC3_MIN_DEGREES_OF_FREEDOM and leverage.max() <= 0.95
+        is_enough = (
+            model.df_resid >= HC3_MIN_DEGREES_OF_FREEDOM and leverage.max() <= 0.95
+        )
         covariance = "HC3" if is_enough else "classical"
     results = (
         model.fit(cov_type="HC3", use_t=True) if covariance == "HC3" else model.fit()
