@@ -14,8 +14,10 @@ from energynn.measure import machine
 
 # An option of sbatch or srun: sbatch reads it from a comment, where nothing is quoted. Jobs of
 # another cluster (--clusters, -M) could not be asked for.
-OPTION_VALUE = r"[\w.,:@/+*()&|=\[\]-]"
-OPTION_REGEX = rf"^(?!--clusters|-M)(--[a-z][a-z-]*(={OPTION_VALUE}+)?|-[a-zA-Z] ?{OPTION_VALUE}*)\Z"
+OPTION_TEXT = r"[\w.,:@/+*()&|=\[\]-]"
+OPTION_REGEX = (
+    rf"^(?!--clusters|-M)(--[a-z][a-z-]*(={OPTION_TEXT}+)?|-[A-Za-z] ?{OPTION_TEXT}*)\Z"
+)
 SlurmOption = Annotated[str, Meta(pattern=OPTION_REGEX)]
 Hours = Annotated[float, Meta(gt=0)]  # 0 is Slurm's word for no limit
 VariableName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
