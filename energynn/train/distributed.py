@@ -354,11 +354,8 @@ def _meet_ranks_by_mpi(timeout: datetime.timedelta) -> tuple[int, int, int, dist
 
 
 def _is_started_by_mpi() -> bool:
-    """Tell whether MPI's launcher started this process, or perun, as one of several, MPI itself."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    is_joined = mpi and mpi.Is_initialized() and not mpi.Is_finalized()
-    is_started = any(each.are_set() for each in launchers.MPI_LAUNCHERS)
-    return is_started or bool(is_joined and mpi.COMM_WORLD.size > 1)
+    """Tell whether MPI's launcher started this process."""
+    return any(each.are_set() for each in launchers.MPI_LAUNCHERS)
 
 
 def pin_rank_to_cores(world: World, config: RunConfig) -> None:
