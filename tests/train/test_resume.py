@@ -5,13 +5,17 @@ import os
 import signal
 import struct
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from energynn.experiment import config as configuration
 from energynn.measure.samples import events_of_kind, read_events
 from energynn.train import checkpoint, distributed
+from energynn.train.batches import Shard
+from energynn.train.session import Session
 from tests.processes import refused
 from tests.ranks import Ranks
 from tests.train.conftest import ALONE, HERE, IMAGES, ranks_of
@@ -206,3 +210,17 @@ def test_ranks_that_see_different_checkpoints_do_not_go_on(tmp_path, monkeypatch
     monkeypatch.setattr(distributed, "all_gather", lambda own, world: [own, "x"])
     message = "ranks see different checkpoints .*'', 'x'.*; start again"
     refused(message, checkpoint.Checkpoints(tmp_path, ALONE, 0, {}).load)
+
+
+def test_opening_a_loader_draws_nothing_from_the_trainings_numbers(alone):
+    """A resumed epoch opens it once more: dropout goes on as if it had not."""
+    samples = TensorDataset(torch.arange(6.0))
+    sampler = Shard(samples, shuffle=True)
+    session = Session.__new__(Session)
+    session.config = configuration.make(local_batch_size=2, global_batch_size=2)
+    session.loader = DataLoader(samples, 2, sampler=sampler)
+    session.phase = SimpleNamespace(loading=iter)
+    session.steps_per_epoch, session.optimizer_steps, session.next_step = 3, 0, 0.0
+    before = torch.get_rng_state()
+    assert sum(len(list(batches)) for _, batches in session.steps(0)) == 3
+    assert torch.equal(before, torch.get_rng_state())
