@@ -89,12 +89,14 @@ def _judge_end_of_start(
         and each.exit_status != CANCELLED_EXIT_STATUS
         for each in status.read_starts(run_dir)
     )
+    out_of_time = signal.SIGUSR1 in signals
     if failures >= MAX_FAILURES:
+        remedy = "; give a longer --time, or default_hours" if out_of_time else ""
         return 1, (
-            f"failed: {MAX_FAILURES} starts in a row came to no new checkpoint "
-            f"(a longer default_hours or --time may help), the last with: {reason}"
+            f"failed: {MAX_FAILURES} starts in a row came to no new checkpoint, the last with: "
+            f"{reason}{remedy}"
         )
-    if signal.SIGUSR1 in signals:
+    if out_of_time:
         return RESUMABLE_STATUS, "asked to stop"
     return RESUMABLE_STATUS, f"failed: {reason}"
 

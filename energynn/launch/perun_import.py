@@ -148,6 +148,6 @@ def _write_samples_of_hosts(
                 quote(host, ""),  # no two hosts may have one name
                 [each.channel for each in own],
                 times_ns,
-                [[values[at] for values in readings] for at in range(len(seconds))],
+                list(map(list, zip(*readings, strict=True))) or [[]] * len(seconds),
                 apart_ns=number * ROUND_DURATION_NS,
             )

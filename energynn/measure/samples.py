@@ -209,7 +209,7 @@ def write_host_files(
         for event, at in marks
     ]
     events[-1] |= at_end
-    files = {f"events-rank{rank}": events}
+    files: dict[str, list] = {f"events-rank{rank}": events}
     if sensors:
         files[f"samples-{host}"] = [header, *samples]
     for name, lines in files.items():

@@ -163,7 +163,7 @@ def test_two_runs_have_one_recipe_in_both_rooms_or_in_none(workload):
     for name in plain.keys() - {"workload"}:
         changed = replace(record, config=plain | {name: "another"})
         is_one = config.recipe(plain) == config.recipe(changed.config)
-        in_tables = results._recipe_digest(record) == results._recipe_digest(changed)
+        in_tables = results.recipe_digest(record) == results.recipe_digest(changed)
         in_fits = runs.recipe_of_record(record) == runs.recipe_of_record(changed)
         assert in_tables == is_one, name
         if in_fits != is_one:

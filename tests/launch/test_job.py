@@ -60,6 +60,7 @@ def test_a_run_that_fails_or_is_longer_than_any_job_goes_on_while_it_comes_furth
         1,
     ]
     assert "came to no new checkpoint" in start.last()
+    assert ("longer --time" in start.last()) == bool(signalled)
 
 
 def test_who_cancels_or_preempts_a_run_does_not_make_it_fail(start):
