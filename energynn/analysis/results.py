@@ -195,14 +195,17 @@ def select_scaling_series(table: pd.DataFrame) -> pd.DataFrame:
 def _differences_in_words(runs: pd.DataFrame) -> pd.Series:
     """Say what each run has and not all others, of where it ran, its data and its recipe."""
     facts = [
-        {"system": run.system, "device": run.device_name, "samples": int(run.size)}
+        {"on": f"{run.system}, {run.device_name}", "samples": int(run.size)}
         | run_config.recipe(run.config)
         for run in runs.itertuples()
     ]
-    words = [records.differing_settings_text(one, facts) for one in facts]
-    # the same settings may stand for other data
-    same = [f"recipe {digest}" for digest in runs["recipe"]]
-    return pd.Series([one or other for one, other in zip(words, same, strict=True)])
+    return pd.Series(
+        [
+            # the same settings may stand for other data
+            records.differing_settings_text(one, facts) or f"recipe {digest}"
+            for one, digest in zip(facts, runs["recipe"], strict=True)
+        ]
+    )
 
 
 def tabulate_phases(runs: pd.DataFrame) -> pd.DataFrame:

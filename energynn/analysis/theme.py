@@ -179,9 +179,12 @@ def series_colour(table: pd.DataFrame, columns: int = 3) -> alt.Color:
     """Make the channel ``color`` for the series names in a table's column ``name``: "R4: ..." has
     the colour of R4.
 
-    Other names beside these have further colours; alone they have those of the ramp.
+    Other names beside these have further colours; alone they have those of the ramp. columns: of
+    the legend, fewer where a name is longer.
     """
     names = sorted(set(table["name"]))
+    name_px = 45 + FONT_SIZE_px // 2 * max(map(len, names), default=0)
+    columns = min(columns, max(1, PAGE_WIDTH_px // name_px))
     known = [SERIES_COLOURS.get(name.split(":")[0]) for name in names]
     further = itertools.cycle(COLOURS)
     ours = [colour or next(further) for colour in known]

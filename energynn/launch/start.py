@@ -238,19 +238,17 @@ def begin_run(intent: dict, run_dir: Path) -> None:
     if (run_dir / "run.json").exists():
         if newest_checkpoint_name(run_dir):
             before = records.read_intent(run_dir)
-            began_on, here = before["device_name"], intent["device_name"]
-            if began_on != here:
+            if before["device_name"] != intent["device_name"]:
                 raise ValueError(
-                    f"device: this run began on {began_on}, here is {here}; go on there, or move "
-                    f"{run_dir} elsewhere"
+                    f"device: this run began on {before['device_name']}, here is "
+                    f"{intent['device_name']}; go on there, or move {run_dir} elsewhere"
                 )
             supervise.make_segment_folder(run_dir)
-            # what the files differ from is the commit that it began with; its job may be another
-            commits = before["git_commit"], intent["git_commit"]
-            is_dirty = before["git_dirty"] or intent["git_dirty"] or len({*commits}) > 1
-            began = {"started_at": before["started_at"], "git_commit": commits[0]}
-            intent |= began | {"git_dirty": is_dirty}
-            write_json(run_dir / "run.json", before | intent)
+            # its job may be another; its files differ from the commit that it began with
+            is_other = before["git_commit"] != intent["git_commit"]
+            kept = {name: before[name] for name in ("started_at", "git_commit")}
+            kept["git_dirty"] = is_other or before["git_dirty"] or intent["git_dirty"]
+            write_json(run_dir / "run.json", before | intent | kept)
             return
         if not (run_dir / "record.json").exists():  # its launcher was killed
             print_lines(records.recover_record(run_dir))

@@ -62,9 +62,9 @@ def test_series_of_one_label_say_what_differs(tmp_path):
     assert series.groupby("series")["devices"].agg(list).to_dict() == {
         f"constant LBS = 16, {words}": [1, 2]
         for words in (
-            "system local; epochs 4",
-            "system local; epochs 6",
-            "system other; epochs 4",
+            "on local, synthetic core; epochs 4",
+            "on local, synthetic core; epochs 6",
+            "on other, synthetic core; epochs 4",
         )
     }
 
