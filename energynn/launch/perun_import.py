@@ -66,15 +66,9 @@ def _import_perun_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) ->
         unfinished = parent / folder.name
         (unfinished / "perun").mkdir(parents=True)
         shutil.copyfile(path, unfinished / "perun" / f"{path.stem}.hdf5")
-        # that perun adds up; "other" is not summed, and not all others are energy
-        sensors = [
-            each
-            for each in run.sensors
-            if each.channel.component in COMPONENTS
-            and each.channel.kind in KIND_OF_UNIT.values()
-        ]
+        counted = filter(_is_counted, run.sensors)
         # every round of a run has the same
-        parts = {(each.host, each.channel.id): each.channel for each in sensors}
+        parts = {(each.host, each.channel.id): each.channel for each in counted}
         hosts = {each.host for each in run.sensors}
         components = [channel.component for channel in parts.values()]
         write_json(
@@ -97,10 +91,16 @@ def _import_perun_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) ->
             },
         )
         with join_faults(f"{path}: run {run.whole_name}"):
-            _write_samples_of_hosts(run.sensors, sensors, unfinished)
+            _write_samples_of_hosts(run.sensors, unfinished)
             records.save_record(unfinished, "finished", "")
         unfinished.rename(folder)
     return folder
+
+
+def _is_counted(sensor: PerunSensor) -> bool:
+    """Tell whether perun adds a sensor up; "other" is not summed, and not all others are energy."""
+    channel = sensor.channel
+    return channel.component in COMPONENTS and channel.kind in KIND_OF_UNIT.values()
 
 
 def _raw_readings(theirs: PerunSensor) -> list[float | None]:
@@ -114,27 +114,22 @@ def _raw_readings(theirs: PerunSensor) -> list[float | None]:
     return [reading if 0 < reading <= most else None for reading in readings]
 
 
-def _write_samples_of_hosts(
-    all_sensors: list[PerunSensor], counted: list[PerunSensor], folder: Path
-) -> None:
-    """Write the counted samples and the events of each host of each round, also of a host that has
-    none that counts.
+def _write_samples_of_hosts(sensors: list[PerunSensor], folder: Path) -> None:
+    """Write the events of each host of each round, and the samples of its sensors that count.
 
     A round is a segment of the run. Both clocks begin at its first sample: perun keeps none that
     goes on from round to round, and the run's start stands in run.json.
     """
-    rounds = sorted({sensor.round for sensor in all_sensors})
-    hosts = sorted({sensor.host for sensor in all_sensors})
+    rounds = sorted({sensor.round for sensor in sensors})
+    hosts = sorted({sensor.host for sensor in sensors})
     for number, round_ in enumerate(rounds):
         place = supervise.make_segment_folder(folder) if number else folder
         for rank, host in enumerate(hosts):
-            there, own = (
-                [each for each in some if (each.round, each.host) == (round_, host)]
-                for some in (all_sensors, counted)
-            )
-            seconds = (own or there)[0].seconds.astype(
-                float
-            )  # of all sensors of a host
+            there = [
+                each for each in sensors if (each.round, each.host) == (round_, host)
+            ]
+            own = [*filter(_is_counted, there)]
+            seconds = (own or there)[0].seconds.astype(float)  # of all that count
             steps_s = np.diff(seconds)
             are_same = all(np.array_equal(each.seconds, seconds) for each in own)
             are_steps = len(steps_s) and ((steps_s >= 0) & (steps_s < np.inf)).all()
