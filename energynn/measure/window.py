@@ -23,7 +23,7 @@ import psutil
 
 from energynn.host.files import write_json
 from energynn.host.launchers import rank_and_size
-from energynn.host.processes import MARK_VARIABLE, cpu_times, is_alive, work_of_others
+from energynn.host.processes import MARK_VARIABLE, is_alive
 from energynn.host.progress import accuracy_text
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import start_sampler, wait_until
@@ -46,8 +46,6 @@ MIN_RENEWAL = 1.5  # sampling periods from one renewal to the next
 # that are tried, relative to what the sampler saw
 RENEWAL_PERIOD_FACTORS = np.linspace(0.97, 1.03, 601)
 SAMPLING_LEAD_TIME_S = 0.5  # of samples before the first window
-# Times of processes are read between blocks, and not more often: a busy host has thousands.
-CPU_TIMES_PERIOD_S = 2.0
 SIZE_FILE = "gradient_bytes"  # of an empty file in a run's folder; bytes end its name
 # what torch's FSDP, its weights today, and those of DeepSpeed's ZeRO have
 SHARDED_MODEL_ATTRIBUTES = ("sharding_strategy", "placements", "ds_numel")
@@ -92,7 +90,6 @@ class Window:
 
     def __enter__(self) -> Window:
         sampler = _sampler_of_process(self.no_gpu)
-        used = _recent_cpu_times()
         _synchronize_cuda(self.synchronize)
         with _samplers_lock:
             if self._block and not self._block.end_ns:
@@ -101,7 +98,7 @@ class Window:
                     "make one for each block: energynn.window(...)"
                 )
             begin_B = sampler.file.stat().st_size - MARGIN_BEFORE_WINDOW_B
-            self._block = MeasuredBlock(sampler, begin_B, used, used)
+            self._block = MeasuredBlock(sampler, begin_B)
         return copy.copy(self)
 
     def __exit__(self, *_error) -> None:
@@ -110,7 +107,6 @@ class Window:
         finally:
             assert self._block  # it was entered
             self._block.end_ns = time.monotonic_ns()
-            self._block.end_used = _recent_cpu_times()
 
     @property
     def time_s(self) -> float:
@@ -186,9 +182,7 @@ class Phases:
     def _add_block(self, name: str, last: MeasuredBlock) -> None:
         self._names.append(name)
         self._blocks.append(last)
-        self._whole = replace(
-            self._blocks[0], end_ns=last.end_ns, end_used=last.end_used
-        )
+        self._whole = replace(self._blocks[0], end_ns=last.end_ns)
 
     @property
     def energies(self) -> dict:
@@ -350,28 +344,13 @@ def _end_sampler(process: int, folder: Path, stop_sampler: Callable) -> None:
 
 # ---------------------------------------------------------------------------------- the energy
 
-_latest_cpu_times: dict[str, float] = {"at_s": -CPU_TIMES_PERIOD_S}
-
-
-def _recent_cpu_times() -> dict[str, float]:
-    """Return ``processes.cpu_times`` and when, ``at_s``; the last ones while they are new."""
-    global _latest_cpu_times
-    if time.monotonic() - _latest_cpu_times["at_s"] >= CPU_TIMES_PERIOD_S:
-        _latest_cpu_times = cpu_times() | {"at_s": time.monotonic()}
-    return _latest_cpu_times
-
 
 @dataclass
 class MeasuredBlock:
-    """A block of code that a window was entered for; ``begin_B``: samples from there on count.
-
-    begin_used, end_used: ``_recent_cpu_times`` before and after it.
-    """
+    """A block of code that a window was entered for; ``begin_B``: samples from there on count."""
 
     sampler: SamplerProcess
     begin_B: int
-    begin_used: dict[str, float]
-    end_used: dict[str, float]
     start_ns: int = field(default_factory=time.monotonic_ns)
     end_ns: int = 0
 
@@ -379,20 +358,10 @@ class MeasuredBlock:
     def time_s(self) -> float:
         return ((self.end_ns or time.monotonic_ns()) - self.start_ns) / 1e9
 
-    @property
-    def work_of_others(self) -> list[str]:
-        """What ``processes.work_of_others`` says of the block, a line; [] of a short one."""
-        # without a later look, all are 0
-        host_s, own_s, time_s = (
-            self.end_used[name] - self.begin_used[name]
-            for name in ("cpu_host_s", "cpu_own_s", "at_s")
-        )
-        return list(filter(None, [work_of_others(own_s, host_s - own_s, time_s)]))
-
     def with_doubts(self, text: str) -> str:
-        """Add to a text what speaks against the energies, remedies, and the work of others."""
+        """Add to a text what speaks against the energies, and remedies."""
         text = "\n  NOT valid: ".join([text, *self.energies["doubts"]])
-        return "\n  ".join([text, *self.energies["remedy"], *self.work_of_others])
+        return "\n  ".join([text, *self.energies["remedy"]])
 
     @cached_property
     def energies(self) -> dict:

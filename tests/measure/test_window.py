@@ -204,27 +204,6 @@ def test_what_speaks_against_a_window_names_the_remedy_of_a_window(sampled):
     ]
 
 
-@pytest.mark.parametrize(
-    "others_s, said", [(0.0, ""), (0.3, "others used 75% of the busy")]
-)
-@pytest.mark.parametrize("every_s", [0.0, 60.0])
-def test_a_window_and_phases_say_how_busy_others_were(
-    sampled, monkeypatch, others_s, said, every_s
-):
-    """Where processes were not read again since the block began, nothing is said."""
-    used = [dict(cpu_own_s=1.0, cpu_host_s=9.0)]
-    monkeypatch.setattr(window, "_latest_cpu_times", {"at_s": -60.0})
-    monkeypatch.setattr(window, "CPU_TIMES_PERIOD_S", every_s)
-    monkeypatch.setattr(window, "cpu_times", lambda: used[-1])
-    phases = energynn.phases()
-    with energynn.window("block") as block, phases("a phase"):
-        time.sleep(0.1)
-        used.append(dict(cpu_own_s=1.1, cpu_host_s=9.1 + others_s))
-    for told in (str(block), str(phases)):
-        assert ("others used" in told) == bool(said and not every_s)
-        assert every_s or said in told
-
-
 class Cuda(SimpleNamespace):
     """Two devices at work for 0.2 s, of three; none is initialized but where it is said."""
 
