@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -198,9 +198,8 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     events = list(chain.from_iterable(by_segment.values()))
     epochs = {}  # one that was repeated from a checkpoint counts once
     for event in events_of_kind(events, "epoch"):
-        epochs[event["epoch"]] = {
-            name: event[name] for name in event if name not in EVENT_FIELDS
-        }
+        told = {name: event[name] for name in event if name not in EVENT_FIELDS}
+        epochs[event["epoch"]] = epochs.get(event["epoch"], {}) | told
     history = list(epochs.values())
     result = {
         name: intent[name] for name in RunIntent.__struct_fields__ if name in intent
@@ -236,8 +235,13 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
         if any(limits_W):
             result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
     for of_start in by_segment.values():
-        numbers = [one["epoch"] for one in events_of_kind(of_start, "epoch")]
-        if len({*numbers}) < len(numbers):
+        # a training and its validation may tell of the same epoch, by other names
+        told = [
+            (one["epoch"], name)
+            for one in events_of_kind(of_start, "epoch")
+            for name in one.keys() - {*EVENT_FIELDS, "epoch"}
+        ]
+        if len({*told}) < len(told):
             result["flags"].append(
                 "epochs were told more than once in one start, the last counts; measure each "
                 "training by a command of its own"
@@ -591,10 +595,11 @@ def summary_text(record: Record) -> str:
         wrong_J = record.energy_total_bound_J or 0.0
         wrong_J += record.energy_total_systematic_J or 0.0
         parts.append(energy_text(energy_J))
-        # those that were told, else those of a run that made all
-        epochs = len(record.history)
+        told = [one.get("epoch", math.nan) for one in record.history]
+        is_each = all(after - before == 1 for before, after in pairwise(told))
+        epochs = len(told) if is_each else 0
         if record.status == "finished":
-            epochs = epochs or record.config.get("epochs") or 1
+            epochs = record.config.get("epochs") or epochs
         if "command" in record.config and epochs > 1:
             parts.append(
                 f"{energy_text(energy_J / epochs)} an epoch with start and end"

@@ -9,15 +9,16 @@ import energynn
 class Epochs:
     """Measure one epoch after the other, and log each one's energy, power and time."""
 
-    def __init__(self):
-        self.window = energynn.window("epoch")
-
     def begin(self):
+        self.window = energynn.window("epoch")  # an epoch may have been interrupted
         self.block = self.window.__enter__()
 
     def end(self):
         self.window.__exit__()
-        provenance = self.block.energies.get("energy_total_provenance", "unknown")
+        energies = self.block.energies
+        provenance = energies.get("energy_total_provenance", "unknown")
+        if energies["doubts"]:
+            provenance = "not_valid"
         return {
             f"energy_{provenance}_J": self.block.energy_J,
             f"mean_power_{provenance}_W": self.block.energy_J / self.block.time_s,

@@ -12,11 +12,14 @@ def with_energy(epochs, log):
 
     Its time, too.
     """
-    for step, epoch in enumerate(epochs):
+    for number, epoch in enumerate(epochs):
+        step = epoch if isinstance(epoch, int) else number
         with energynn.window(f"epoch {epoch}") as measured:
             yield epoch
         # measured, or only estimated
         provenance = measured.energies.get("energy_total_provenance", "unknown")
+        if measured.energies["doubts"]:
+            provenance = "not_valid"
         log(f"energy_{provenance}_J", measured.energy_J, step)
         log(f"mean_power_{provenance}_W", measured.energy_J / measured.time_s, step)
         log("epoch_time_s", measured.time_s, step)

@@ -21,7 +21,7 @@ def test_trackers_get_energy_power_and_time_of_each_epoch(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     trackers = importlib.import_module("trackers")
     measured = Mock(energy_J=3.0, time_s=2.0)
-    measured.energies = {"energy_total_provenance": "measured"}
+    measured.energies = {"energy_total_provenance": "measured", "doubts": []}
     energynn = Mock(window=lambda name: contextlib.nullcontext(measured))
     monkeypatch.setattr(trackers, "energynn", energynn)
     each = {
@@ -41,6 +41,12 @@ def test_trackers_get_energy_power_and_time_of_each_epoch(monkeypatch):
     assert mlflow.log_metric.mock_calls == [call(n, v, step=s) for n, v, s in told]
     logged = [call({n: v, "energynn/epoch": s}) for n, v, s in told]
     assert run.log.mock_calls == logged
+    measured.energies["doubts"] = ["no sensor of a GPU"]
+    told = []
+    assert list(trackers.with_energy([5], lambda *one: told.append(one))) == [5]
+    assert told[0] == ("energy_not_valid_J", 3.0, 5), (
+        "at the epoch of a resumed training"
+    )
 
 
 @pytest.mark.nightly

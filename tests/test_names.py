@@ -215,5 +215,14 @@ def test_one_sentence_says_energy_how_good_time_and_accuracy():
     record |= dict(config={"command": ["train"], "epochs": 4})
     told = records.summary_text(read_as_record(minimal_record(**record)))
     assert told.startswith("0.1 Wh, 0.025 Wh an epoch with start and end, estimated, ")
+    for numbers, words in (
+        ([9, 19, 29], "0.1 Wh, estimated"),
+        ([0.5, 1.0], "0.1 Wh, estimated"),
+        ([1, 2, 3], "0.1 Wh, 0.033"),
+    ):
+        history = [{"epoch": number} for number in numbers]
+        seen = record | dict(config={"command": ["train"]}, history=history)
+        told = records.summary_text(read_as_record(minimal_record(**seen)))
+        assert told.startswith(words), "who logs each tenth epoch makes more than these"
     other = minimal_record(training_time_s=3.0, metrics={"rmse": 1 / 3})
     assert records.summary_text(read_as_record(other)) == "in 3 s, rmse 0.3333"

@@ -88,7 +88,8 @@ def tabulate_epochs(run_dir: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
         for event in samples.events_of_kind(events, "epoch"):
             time_s = (event["t_mono_ns"] - zero_ns) / 1e9
             about = {"epoch": event["epoch"], "elapsed_s": time_s}
-            epochs[event["epoch"]] = about | {"energy_so_far_J": np.nan} | event | about
+            before = epochs.get(event["epoch"], about | {"energy_so_far_J": np.nan})
+            epochs[event["epoch"]] = before | event | about
     table = pd.DataFrame(epochs.values()).drop(columns=[*EVENT_FIELDS], errors="ignore")
     power = load_power_profile(run_dir, step_s) if step_s else pd.DataFrame()
     if len(table) and len(power):

@@ -13,7 +13,7 @@ UNSUPPORTED_POWER_W = 65535  # amdsmi's "not supported" has all of 16 or 32 bits
 
 
 def add_amd_sensors(inventory: SensorInventory) -> None:
-    """Add all AMD GPUs of this host, numbered as in amdsmi's list.
+    """Add all AMD GPUs of this host, numbered as in amdsmi's list, behind those of NVIDIA.
 
     https://rocm.docs.amd.com/projects/amdsmi/en/latest/
     """
@@ -23,18 +23,23 @@ def add_amd_sensors(inventory: SensorInventory) -> None:
         import amdsmi
 
         amdsmi.amdsmi_init(amdsmi.AmdSmiInitFlags.INIT_AMD_GPUS)
+        nvidias = [
+            int(one.device) for one in inventory.sensors if one.component == "gpu"
+        ]
+        first = max(nvidias, default=-1) + 1
         for number, handle in enumerate(amdsmi.amdsmi_get_processor_handles()):
             uuid = amdsmi.amdsmi_get_gpu_device_uuid(handle)
             board = amdsmi.amdsmi_get_gpu_board_info(handle)
             name = f"ROCM:{uuid}_POWER"
             read = partial(_read_power_W, amdsmi, handle)
-            sensor = Sensor(name, "gpu", str(number), "power", "measured", read=read)
+            device = str(first + number)
+            sensor = Sensor(name, "gpu", device, "power", "measured", read=read)
             if number % 2 and "MI250" in board["product_name"]:
                 try:
                     read()
                 except Exception:  # whatever a vendor's library throws
                     # the power of the one before is that of both halves
-                    sensor.device = str(number - 1)
+                    sensor.device = str(first + number - 1)
             sensor.notes = {"uuid": uuid, "name": board["product_name"]}
             with suppress(Exception):  # an old amdsmi
                 sensor.notes["pci"] = amdsmi.amdsmi_get_gpu_device_bdf(handle).lower()

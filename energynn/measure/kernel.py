@@ -50,8 +50,13 @@ def count_cpu_sockets() -> int:
 
 def cpu_counter_remedy() -> str:
     """Say what would give this host's CPU a counter of its energy that can be read."""
-    if any(POWERCAP_FOLDER.glob("intel-rapl:*")):
+    zones = list(POWERCAP_FOLDER.glob("intel-rapl:*"))
+    if any(os.path.exists(zone / "energy_uj") for zone in zones):
         return f"sudo chmod a+r {POWERCAP_FOLDER}/*/energy_uj"
+    if zones:  # links that lead nowhere
+        return "in docker, --security-opt systempaths=unconfined"
+    if platform.machine() != "x86_64":
+        return "ask a meter of the node, as this processor shows none"
     if re.search(r"^flags.*\bhypervisor\b", read_text(CPU_INFO_FILE), re.MULTILINE):
         return "run on the host of this virtual machine"
     return "sudo modprobe intel_rapl_msr; in a container, --volume=/sys:/sys:ro"

@@ -206,7 +206,9 @@ def load_system(path: Path) -> dict:
         table = read_system_table(path)
         ours = SystemDescription.__struct_fields__
         for name in table.keys() - {*ours}:
-            if name in THRESHOLDS or difflib.get_close_matches(name, ours, cutoff=0.8):
+            if name in THRESHOLDS or difflib.get_close_matches(
+                name.lower(), ours, cutoff=0.7
+            ):
                 raise ValueError(f"{name} is no table; one of {', '.join(ours)} is")
         return msgspec.to_builtins(msgspec.convert(table, SystemDescription))
     except ValueError as error:

@@ -85,7 +85,7 @@ def sample_for_parent(folder: str, ranks: int) -> None:
     parent = os.getppid()
     buffer_output_by_line()
     sampler = begin_sampling(Path(folder), ranks)
-    while os.getppid() == parent:
+    while os.getppid() == parent and sampler.thread.is_alive():
         if select.select([sys.stdin], [], [], PARENT_POLL_PERIOD_S)[0]:
             break
     if os.getppid() != parent or not sys.stdin.readline():

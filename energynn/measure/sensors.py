@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 
 from energynn.host.processes import busy_core_seconds
 from energynn.measure import energy, kernel
@@ -170,7 +171,7 @@ def _rapl_sensor(zone: Path, provenance: str) -> Sensor | None:
     component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
     if component is None:
         return None
-    limits_uW = map(kernel.read_text, zone.glob("constraint_*_limit_uw"))
+    limits_uW = map(kernel.read_text, zone.glob("constraint_[01]_*limit_uw"))
     limits_W = [int(text) / 1e6 for text in limits_uW if text.isdecimal()]
     package = zone.name.split(":")[1]
     return Sensor(
@@ -223,15 +224,20 @@ def _read_number_file(path: Path) -> int:
 
 
 def cpu_estimate_sensor(model: dict) -> Sensor:
-    """Estimate all CPU cores of this host by a linear model of busy time: never a measurement."""
+    """Estimate all CPU cores of this host by a linear model of busy time: never a measurement.
+
+    A core may run several threads, which are busy each.
+    """
+    cores = psutil.cpu_count(logical=False) or os.cpu_count()
     return Sensor(
         "cpu_estimate",
         "cpu",
         "all",
         "busy",
         "estimated",
+        cores / os.cpu_count(),
         read=busy_core_seconds,
-        model=model | {"cores": os.cpu_count()},
+        model=model | {"cores": cores},
         notes={"measured_by": kernel.cpu_counter_remedy()},
     )
 
@@ -382,9 +388,9 @@ def _number_of_entry(gpus: list[dict], entry: str) -> int:
 
 def nvml_power_semantics(gpu_name: str) -> str:
     """Say what NVML's power of a GPU is, by its name (NVML's manual; arXiv 2312.02741)."""
-    if re.search(r"A100|A800|A30\b", gpu_name):  # GA100
+    if re.search(r"\b(A100X?|A800|A30X?)\b", gpu_name):  # GA100
         return "instantaneous, seen by the sensor for about a quarter of the time"
-    if re.search(r"\b(K\d+|M\d+|P\d+|V100|T4|TITAN|Quadro|GTX|RTX 20)", gpu_name):
+    if re.search(r"\b(M?[KMPTX]\d+|V100|TITAN|Quadro|GTX|RTX 20[678]0)", gpu_name):
         return "of older GPUs, whose averaging differs"
     return "an average over 1 s"
 

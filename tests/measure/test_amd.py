@@ -6,7 +6,7 @@ import pytest
 
 from energynn.host.files import REPOSITORY
 from energynn.measure import amd, kernel
-from energynn.measure.sensors import SensorInventory
+from energynn.measure.sensors import Sensor, SensorInventory
 from tests.processes import printed
 
 # The power of each GPU is `watts[gpu]`, by the names that its generation has.
@@ -67,6 +67,10 @@ def test_amd_gpus_give_their_powers_in_watts(amdsmi, monkeypatch):
         ("1", 200),
         ("2", 300),
     ]
+    beside = Sensor("gpu_1_power", "gpu", "1", "power", "measured", read=float)
+    both = SensorInventory([beside])
+    amd.add_amd_sensors(both)
+    assert [sensor.device for sensor in both.sensors] == ["1", "2", "3", "4"]
     own = ["0000:01:00.0"]  # its energy is in the package's
     monkeypatch.setattr(kernel, "list_own_graphics", lambda: own)
     assert [sensor.device for sensor in found().sensors] == ["0", "2"]

@@ -108,6 +108,10 @@ def test_what_epochs_of_a_command_reached_stands_beside_their_energy(
     assert "75% of the images right" in answer("show", tmp_path / "run", "--details")
     assert records.check(tmp_path) == [] and not record.flags
     monkeypatch.setenv("ENERGYNN_MARK", str(tmp_path / "run"))
+    energynn.log_epoch(2, validation_loss=3.0)
+    again = records.save_record(tmp_path / "run", "finished", "")
+    assert again.history[1] == record.history[1] | {"validation_loss": 3.0}
+    assert not again.flags, "a training and its validation"
     energynn.log_epoch(1, top1_error=0.4)
     again = records.save_record(tmp_path / "run", "finished", "")
     assert "epochs were told more than once" in again.flags[0]
