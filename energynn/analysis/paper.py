@@ -3,7 +3,6 @@ build/figures.
 """
 
 import json
-import re
 from pathlib import Path
 
 import typst
@@ -24,10 +23,6 @@ def compile_manuscripts(build_dir: Path) -> list[Path]:
     Raises ValueError if there are no numbers, or one is missing that the manuscript asks for, or
     a figure.
     """
-    manuscript = "".join(path.read_text() for path in MANUSCRIPT_SOURCES.values())
-    files = ["numbers.json", "claims.json", "artifact.json", "excluded.json"]
-    files += [f"figures/{name}.pdf" for name in list_figures(manuscript)]
-    require_files(build_dir, files)
     for name, path in MANUSCRIPT_SOURCES.items():
         try:
             typst.compile(path, output=build_dir / name, **_typst_options(build_dir))
@@ -43,20 +38,6 @@ def _typst_options(build_dir: Path) -> dict:
         "ignore_system_fonts": True,
         "sys_inputs": {"build": str(build_dir.resolve())},
     }
-
-
-def require_files(build_dir: Path, files: list[str]) -> None:
-    """Raise ValueError for files that notebooks write and that are missing."""
-    missing = [name for name in files if not (build_dir / name).is_file()]
-    if missing:
-        raise ValueError(
-            f"{build_dir}: {', '.join(missing)} is missing; run the notebooks first"
-        )
-
-
-def list_figures(manuscript: str) -> list[str]:
-    """List the figures that a manuscript shows, in order."""
-    return re.findall(r'drawing\("(\w+)"', manuscript)
 
 
 def read_captions(build_dir: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from energynn.forecast import wording
 from energynn.host.reading import read_json
 from tests.analysis.conftest import write_run
 from tests.analysis.notebook import execute
-from tests.processes import answer, refused, told
+from tests.processes import answer, told
 from tests.run_files import text_of
 
 BROWSERS = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
@@ -111,10 +111,6 @@ def test_the_report_shows_results_statements_and_captions_without_network(built)
     assert not re.search(r"\*\w|\s[.,;:]\s", page)
     # plan and explorer
     assert text.count("<figcaption>") == text.count('<div id="figure-') - 2
-
-
-def test_report_without_notebooks_says_what_to_do(tmp_path):
-    refused("notebooks first", report.build_report, tmp_path)
 
 
 def test_a_click_shows_a_run_and_with_shift_a_second_one(opened):
