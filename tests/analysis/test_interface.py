@@ -63,7 +63,8 @@ def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):
         shutil.copy(path, again)
     part = read_json(two_runs[0] / "record.json")["segments"][0]
     edit(two_runs[0] / "record.json", segments=[part, part])
-    power = energynn.trace(two_runs[0], period_s=1.0)
+    # in steps of which one lies after the end of the first start, and does not count
+    power = energynn.trace(two_runs[0], period_s=0.5)
     assert power.sel(time=TRAINING_S + 3, method="nearest") == pytest.approx(POWER_W)
     steps = pd.DataFrame({"time_s": [0.5, 1.5, 2.1, 3.1], "power_W": 10.0})
     assert profiles.cumulate_energy_J(steps).iloc[-1] == 40

@@ -1,4 +1,4 @@
-"""Power over time: within the training, of every segment, and as one picture of one run."""
+"""Power over time: within the training, and as one picture of one run."""
 
 import json
 
@@ -10,7 +10,7 @@ from energynn.experiment import config
 from energynn.host.reading import read_json
 from tests.analysis.conftest import POWER_W, write_run
 from tests.processes import answer
-from tests.run_files import edit, nanoseconds, write_lines
+from tests.run_files import nanoseconds, write_lines
 
 
 def test_own_traces_lie_within_the_training(tmp_path):
@@ -26,20 +26,6 @@ def test_own_traces_lie_within_the_training(tmp_path):
     # its dips come every five seconds
     assert profile["power_W"].min() == pytest.approx(5, abs=0.1)
     assert set(profile["component"]) == {"cpu"}
-
-
-SEGMENT = dict(start_wall_ns=0, training_time_s=30.0, samples=300, coverage=1.0)
-
-
-def test_segments_follow_one_another(tmp_path):
-    first = write_run(tmp_path, config.make("resnet50"), time_s=30.0)
-    second = first / "segment-2"
-    second.mkdir()
-    for path in [*first.glob("samples-*.jsonl"), *first.glob("events-*.jsonl")]:
-        (second / path.name).write_text(path.read_text())
-    edit(first / "record.json", segments=2 * [SEGMENT], training_time_s=60.0)
-    profile = profiles.load_power_profile(first, 0.5)
-    assert profile["time_s"].max() > 59 and profile["time_s"].is_monotonic_increasing
 
 
 ENERGY = {"time (s)", "energy (Wh)"}
