@@ -232,19 +232,6 @@ def test_gpu_power_is_the_gpus_own():
     assert claims.judge(falls | falls["reading"], rows)["verdict"] == "contradicted"
 
 
-def test_half_of_the_series_are_needed_and_restated_values_decide_nothing(
-    judged, found
-):
-    few = judged["fixed-gbs-passes-increase"]
-    assert few["verdict"] == "inconclusive" and few["coverage"]["with"] == ["F3", "F4"]
-    assert judged["lbs-error-rises-rapidly"]["verdict"] == "restated"
-    assert (
-        "lbs-cpu-energy-falls" not in judged
-        and len(found["restated"]) == len(RESTATED) == 22
-    )
-    assert sum(found["counts"]["published"].values()) == len(ENTRIES) + 22
-
-
 def test_own_runs_are_judged_in_a_column_of_their_own(found):
     verdict = verdicts(found)
     # Of the replica's formulas: rates fall as n^-0.04, power follows the rate, errors rise beyond
