@@ -64,15 +64,6 @@ def test_of_an_epoch_that_stands_in_two_segments_the_last_counts(run_dir):
     assert [entry["training_loss"] for entry in record.history] == [1.0]
 
 
-def test_a_dead_sensor_is_no_evidence_and_the_reason_says_so(run_dir):
-    path = run_dir / "samples-host.jsonl"
-    rewrite(path, lambda line: line.update(v=[5]) if "v" in line else None)
-    record = built(run_dir)
-    assert not record.valid and record.energy_cpu_J is None
-    assert any(reason.startswith("S: ") for reason in record.invalid_reasons)
-    assert records.check_record(run_dir) == []
-
-
 def test_a_perun_file_that_was_cut_off_costs_no_record(run_dir):
     path = next(run_dir.glob("perun/*.hdf5"))
     path.write_bytes(path.read_bytes()[:700])
