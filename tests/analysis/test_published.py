@@ -54,6 +54,7 @@ def test_table_1_and_the_text_are_there():
 
 def test_derived_values_follow_from_published_ones():
     known = published.tabulate_runs().set_index(["series", "devices"])
+    assert known.loc[("F3", 16), "energy_total_kWh_half"] == 0.5  # printed as 136
     table = published.tabulate_runs("derived").set_index(["series", "devices"])
     derived = table[table["provenance"] == "derived"]
     for key in (("R1 R2", 1), ("R1", 4)):  # the CPUs' energy over their share of it
