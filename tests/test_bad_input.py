@@ -225,11 +225,3 @@ def test_an_image_that_is_a_program_is_not_executed(here):
     assert not (here / "canary").exists(), "Ghostscript was started"
     spoil(bad, PIPE)  # a pipe is no image, and is not waited for
     imagenet.write_ppm_store(here / "images", here / "other")
-
-
-def test_a_description_of_the_machine_that_is_none(here):
-    """Other such texts: tests/measure/test_thresholds.py."""
-    (here / "runs" / "local").mkdir(parents=True)
-    (here / "runs" / "local" / "system.toml").write_text("[")
-    words = ["measure", "--", "touch", "canary"]
-    refused(here, *words, says="system.toml: cannot be read")

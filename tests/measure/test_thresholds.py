@@ -124,6 +124,7 @@ def test_a_remedy_keeps_what_was_left_out_before(tmp_path):
         "least_cpu_W = 1",
         "cpu_model = 5",
         "",
+        "[",
     ],
 )
 def test_what_would_be_overlooked_is_refused(tmp_path, text):
