@@ -273,19 +273,6 @@ def test_the_command_prints_the_ledger(tmp_path):
     assert "lbs-speed-up-near-optimal (Section 3.2.2, second paragraph)" in text
 
 
-def test_one_of_two_series_outside_does_not_contradict_but_every_run_does():
-    low, high = np.array([0.0, 0.2]), np.array([0.05, 0.3])
-    for slices, test, verdict in (
-        (slice(None), {"expect": "same"}, "inconclusive"),
-        (slice(None), {"expect": "same", "every": True}, "contradicted"),
-        (slice(1, None), {"expect": "differs"}, "supported"),
-    ):
-        found = claims.decide(
-            low[slices], high[slices], test, claims.DIFFERENCE_THRESHOLD
-        )
-        assert found == verdict
-
-
 @pytest.mark.parametrize(
     ("units", "freedom"), [(1, 2), (2, 2), (1, 68), (3, 2), (5, 2)]
 )
