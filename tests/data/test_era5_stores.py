@@ -97,7 +97,7 @@ def prepared(folder, **times_by_year):
 
 @pytest.mark.parametrize(
     "years, count",
-    [("1980", 1464), ("1900", 1460), ("1979-2015", 54_056), ("2016-2017", 2_924)],
+    [("1979-2015", 54_056), ("2016-2017", 2_924)],
 )
 def test_leap_years_and_the_papers_counts(years, count):
     assert sum(map(len, map(hours_of_year, config.parse_years(years)))) == count
@@ -236,8 +236,6 @@ def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
     for training, validation, says in (
         ("2015-2016", "2016", "overlap"),
         ("2015", "2016-2017", "2017.json"),
-        ("2015", "from 2016", "years: must be like"),
-        ("2015", "2016-2015", "years: must be like"),
     ):
         refused(says, era5_store.load_splits, store, 1, training, validation, "2019")
 
