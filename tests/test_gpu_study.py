@@ -46,14 +46,6 @@ def correlation_of_rates(runs):
     return abs(np.corrcoef(sizes / steps_s, 1 / steps_s)[0, 1])
 
 
-def test_the_grid_tells_samples_from_updates_and_a_sweep_alone_cannot():
-    runs = images_on_device(GRID)
-    assert correlation_of_rates(runs) < 0.7
-    assert (
-        correlation_of_rates([run for run in runs if not run.step_period_s]) > 0.999999
-    )
-
-
 @pytest.mark.parametrize("study, anchors", [(studies.gpu, 2), (gpu_grid, 3)])
 def test_points_are_as_a_gpu_needs_them(study, anchors):
     runs = study()
