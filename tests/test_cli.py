@@ -135,7 +135,6 @@ def checkout(tmp_path_factory):
         ["import-perun", "train.hdf5"],
         ["run", "--list"],
         pytest.param(["claims"], marks=pytest.mark.slow),
-        pytest.param(["doctor"], marks=pytest.mark.slow),
         pytest.param(["measure", "--", "sleep", "0.2"], marks=pytest.mark.slow),
     ],
     ids=" ".join,
