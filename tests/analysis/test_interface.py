@@ -9,7 +9,7 @@ import pytest
 
 import energynn
 from energynn import records
-from energynn.analysis import profiles
+from energynn.analysis import interface, profiles
 from energynn.host import files
 from energynn.host.reading import read_json
 from tests.conftest import POWER_W, TRAINING_S, write_runs
@@ -176,3 +176,18 @@ def test_a_workload_of_ones_own_stands_beside_the_study(two_runs, tmp_path):
     own = runs.sel(run=["words-1", "words-2"])
     assert set(own.origin.values) == {"own"} and runs.attrs["excluded"] == []
     assert own.series.values[0] == "words, constant LBS = 16"
+
+
+@pytest.mark.parametrize("repeats, scatter", [(2, 0.02), (3, 0.1), (5, 0.05)])
+def test_a_ratio_of_repeats_is_judged_right_where_its_truth_is_known(repeats, scatter):
+    """Equal runs differ by chance, and then the interval holds 1; what differs by more is seen."""
+    chance = np.random.default_rng(repeats)
+    held, seen = [], []
+    for _ in range(400):
+        first, last = np.exp(chance.normal(0, [[scatter], [3 * scatter]], (2, repeats)))
+        low, high = interface.ratio_interval(first, last)
+        held.append(low < 1 < high)
+        low, high = interface.ratio_interval(first, np.exp(20 * scatter) * last)
+        seen.append(low > 1)
+    assert 0.915 <= np.mean(held) <= 0.995
+    assert np.mean(seen) > (0.9 if repeats > 2 else 0.2)
