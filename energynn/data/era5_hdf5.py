@@ -37,13 +37,14 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
     require_plain_hdf5(file, texts=True)
     fields = file["fields"]
     shape = fields.shape
+    names = []
     # names are texts, bytes or one text; numbers name none
-    said = _read_texts(
+    for said in _find_texts(
         file, "channels", "channel", "channel_names", "variables", "names", "fields"
-    )
-    text = " ".join(said.astype("S").astype(str))
-    names = re.findall(r"[\w@-]*[A-Za-z][\w@-]*", text)
-    channels = [*map(our_name, names)] or [*CHANNELS, "sst"]
+    ):
+        text = " ".join(said.astype("S").astype(str))
+        names = names or re.findall(r"[\w@-]*[A-Za-z][\w@-]*", text)
+    channels = [our_name(name, names) for name in names] or [*CHANNELS, "sst"]
     if (
         len(shape) != 4
         or shape[1] != len(channels)
@@ -55,18 +56,13 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
             f"2 (rows - 1)), as (1460, 21, 721, 1440); it is {fields.dtype} {shape}"
         )
     times, remark = _read_times(file, year)
-    latitude_deg = _read_texts(file, "latitude", "lat", "latitudes", "lats")
-    if len(latitude_deg) != shape[2]:
-        latitude_deg = np.linspace(90, -90, shape[2])
-    longitude_deg = _read_texts(file, "longitude", "lon", "longitudes", "lons")
-    if len(longitude_deg) != shape[3]:
-        longitude_deg = np.arange(shape[3]) * 360 / shape[3]
-
+    latitude_deg = _read_axis(file, "latitude", np.linspace(90, -90, shape[2]))
+    longitude_deg = _read_axis(file, "longitude", np.arange(shape[3]) * 360 / shape[3])
     if times.shape != shape[:1]:
         raise ValueError(
             f"{times.size} times of {shape[0]} states; {MISSING_TIMES_REMEDY}"
         )
-    fill = _read_texts(file, "_fillvalue", "missing_value")
+    fill = [*_find_texts(file, "_fillvalue", "missing_value")][:1]
 
     def read_channels(row: int) -> Iterator[tuple[str, np.ndarray]]:
         planes = fields[row]
@@ -78,14 +74,26 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
     )
 
 
-def _read_texts(file, *names: str) -> np.ndarray:
-    """Read what an attribute or a data set of one of these names says, flat; empty if none does."""
+def _read_axis(file, name: str, usual_deg: np.ndarray) -> np.ndarray:
+    """Read latitudes or longitudes in degrees, the ``usual_deg`` where the file has none.
+
+    Raises ValueError for others than one of each row or column.
+    """
+    short = name[:3]
+    axes = [*_find_texts(file, name, short, f"{name}s", f"{short}s")]
+    fit = [axis for axis in axes if axis.shape == usual_deg.shape]
+    if axes and not fit:
+        raise ValueError(f"{name}: {axes[0].size} values of {usual_deg.size}")
+    return fit[0] if fit else usual_deg
+
+
+def _find_texts(file, *names: str) -> Iterator[np.ndarray]:
+    """Read what attributes and data sets of these names say, flat."""
     for holder in (file["fields"].attrs, file.attrs, file):
         called = {name.lower(): name for name in holder}
         for name in names:
             if name in called and (holder is not file or name != "fields"):
-                return np.ravel(np.array(holder[called[name]]))
-    return np.empty(0)
+                yield np.ravel(np.array(holder[called[name]]))
 
 
 def _read_times(file, year: int) -> tuple[np.ndarray, str]:
@@ -110,7 +118,8 @@ def _read_times(file, year: int) -> tuple[np.ndarray, str]:
         raise ValueError(
             f"{count} states, and {year} has {len(hours)} six-hourly times; {MISSING_TIMES_REMEDY}"
         )
-    start = "".join(_read_texts(file, "start", "start_time", "start_date").astype(str))
+    starts = _find_texts(file, "start", "start_time", "start_date")
+    start = "".join(next(starts, np.empty(0)).astype(str))
     # in UTC, as ISO 8601 has it
     begin = start and datetime.fromisoformat(start.removesuffix("Z"))
     if start and begin != datetime(year, 1, 1):

@@ -6,6 +6,7 @@ from north to south.
 """
 
 import os
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -48,6 +49,9 @@ OUR_COORDINATE_NAMES = {
     "lev": "level",
     "air_pressure": "level",
 }
+LEAD_PATTERN = re.compile(
+    r"\b(step|lead\w*|fhour|forecast_period|prediction_timedelta)\b", re.IGNORECASE
+)
 GRID_COORDINATES = ("latitude", "longitude")
 ZARR_MARKER_FILES = ("zarr.json", ".zgroup", ".zmetadata")
 NETCDF_ENDINGS = (".nc", ".nc4", ".netcdf")
@@ -132,13 +136,16 @@ def _rename_variables(dataset):
     """
     dataset = dataset.squeeze()
     for name, each in dataset.coords.items():
-        if each.dtype.kind == "m" and each.any() and "valid_time" not in dataset:
+        words = f"{name} {each.attrs.get('standard_name')}"
+        is_lead = each.dtype.kind == "m" or LEAD_PATTERN.search(words)
+        if is_lead and each.any() and "valid_time" not in dataset:
             raise ValueError(f"{name}: add this lead of a forecast to its time")
 
     def name_of_ours(name: str, word: str) -> str:
         if name in dataset.coords:
             return OUR_COORDINATE_NAMES.get(word.lower(), "")
-        return our_name(word) if our_name(word) in WANTED_NAMES else ""
+        ours = our_name(word, dataset.variables)
+        return ours if ours in WANTED_NAMES else ""
 
     def name_priority(name: str) -> tuple[bool, ...]:
         """Of two names take ours; of two times the one along a dimension, and when a forecast is
@@ -229,12 +236,19 @@ def _join_parts(place: str, parts: list[Era5Part], year: int) -> YearSource:
     for part in parts:
         here = part.latitude_deg[part.rows], part.longitude_deg
         east = np.diff(here[1], append=here[1][:1]) % 360
-        if not east.all() or round(east.sum()) != 360:
+        if not np.allclose(east, 360 / len(east), rtol=0, atol=1e-3):
             raise ValueError(
-                f"{part.file}: longitude does not go eastward once around; sort it, each once"
+                f"{part.file}: longitude does not go eastward once around in equal steps; sort it, "
+                "each once, of the whole globe"
             )
-        if np.ptp(np.diff(here[0])) > 1e-3:
-            raise ValueError(f"{part.file}: latitude does not go in equal steps")
+        south = np.diff(here[0])
+        if (
+            np.ptp(south) > 1e-3
+            or max(90 - here[0][0], here[0][-1] + 90) > 1e-3 - south[0]
+        ):
+            raise ValueError(
+                f"{part.file}: latitude does not go in equal steps from pole to pole, in degrees"
+            )
         for name, one, other in zip(GRID_COORDINATES, grid, here, strict=True):
             # nearly: float32 in one file and float64 in another
             if len(one) != len(other) or not np.allclose(one, other, rtol=0, atol=1e-3):

@@ -199,6 +199,7 @@ class StateSequences:
             raise ValueError(
                 f"{root}: no {steps + 1} times {STEP_H} h apart in {years}"
             )
+        self.layout = grids[0]
         self.grid = tuple(map(len, grids[0]))
         self.mean = mean.astype(np.float32)[:, None, None]
         self.scale = (1 / std).astype(np.float32)[:, None, None]
@@ -239,6 +240,10 @@ def load_splits(
         StateSequences(root, each, steps, mean, std) for each in parsed[:2]
     )
     test = StateSequences(root, parsed[2], TEST_LEAD_STEPS, mean, std)
+    if not training.layout == validation.layout == test.layout:
+        raise ValueError(
+            f"{root}: the grids of {', '.join(years)} differ; prepare them from one source"
+        )
     first_hour = hours_of_year(parsed[2][0])[0]
     chosen = (test.hours[test.rows[:, 0]] - first_hour) % (
         24 * DAYS_BETWEEN_FORECASTS

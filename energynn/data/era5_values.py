@@ -4,7 +4,7 @@ and what can be weather.
 
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,16 +111,19 @@ class YearSource:
     remark: str = ""
 
 
-def our_name(name: str) -> str:
+def our_name(name: str, others: Collection[str] = ()) -> str:
     """Make ours of the name of a variable or channel, in whatever form: VAR_2T, z_500, z-500hPa.
 
-    A name that is none of ours stays, in small letters.
+    A name that is none of ours stays, in small letters; so does the wind at 10 hPa: u_10, or u10
+    where u10m is among the ``others``.
     """
     name = name.lower().removeprefix("var_")
     variable, level = re.fullmatch(r"(.*?)[_@-]?(\d*)(?:_?hpa)?", name).groups()
-    return (
-        CHANNEL_BY_ALIAS.get(name) or CHANNEL_BY_ALIAS.get(variable, variable) + level
-    )
+    at_level = CHANNEL_BY_ALIAS.get(variable, variable) + level
+    ours = CHANNEL_BY_ALIAS.get(name)
+    if f"{name}m" in others or (not ours and at_level in CHANNEL_BY_ALIAS and level):
+        return f"{name} hPa"
+    return ours or at_level
 
 
 def hours_of_year(year: int) -> np.ndarray:

@@ -159,6 +159,10 @@ def make_listing(
     if offsets is not None:
         offsets = np.asarray(offsets)[order]
         sizes = np.asarray(sizes)[order]
+        if place.stat().st_size < (offsets + sizes).max(initial=0):
+            raise ValueError(
+                f"images: {place} ends before its last image; copy it again"
+            )
     classes = tuple(map(printable_file_name, classes))
     return ImageListing(classes, names[order], labels, place, offsets, sizes)
 
