@@ -22,9 +22,7 @@ OWN_PYTHON = (sys.executable, "-P")
 STARTER_VARIABLE = "ENERGYNN_STARTER"
 # the folder for which a process and all that it starts work
 MARK_VARIABLE = "ENERGYNN_MARK"
-# numbers of Linux's prctl
-SET_PDEATHSIG = 1
-SET_CHILD_SUBREAPER = 36
+SET_PDEATHSIG = 1  # number of Linux's prctl
 MIN_OTHERS_SHARE = 0.1  # of the busy CPU time; what is less is not told
 MIN_OTHERS_CORES = 0.1  # busy cores of a host; likewise
 TERMINATION_GRACE_S = 2.0  # in which processes may end before they are killed
@@ -104,30 +102,6 @@ def list_marked(folder: Path) -> list[psutil.Process]:
     ]
 
 
-def adopt_orphan_processes() -> set[int]:
-    """Have what this process starts from now on stay below it, whatever its session and variables.
-
-    Returns the numbers of the children that this process has already.
-    """
-    _c_library.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    return {child.pid for child in psutil.Process().children()}
-
-
-def wait_for_child(child: subprocess.Popen, known: set[int]) -> int:
-    """Wait for the end of a child, and bury orphans that end before; returns its exit status."""
-    while (
-        ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
-    ) not in known | {child.pid}:
-        os.waitpid(ended, 0)
-    return child.wait()
-
-
-def descendants(known: set[int]) -> list[psutil.Process]:
-    """List the living processes below this one, but for those of known numbers (PIDs)."""
-    children = psutil.Process().children(recursive=True)
-    return [each for each in children if each.pid not in known and is_alive(each)]
-
-
 def is_alive(process: psutil.Process) -> bool:
     """Tell whether a process goes on; False for a zombie, and if its PID has a new owner."""
     with contextlib.suppress(psutil.Error):
@@ -166,18 +140,15 @@ def work_of_others(own_s: float, others_s: float, time_s: float, hosts: int = 1)
 
 
 def end_marked(folder: Path) -> None:
-    """End all processes that work for a folder, as ``end_all`` does."""
-    end_all(lambda: list_marked(folder))
-
-
-def end_all(find: Callable[[], list[psutil.Process]]) -> None:
-    """Give the processes that ``find`` lists ``TERMINATION_GRACE_S`` to end, then kill them.
+    """Give all processes that work for a folder ``TERMINATION_GRACE_S`` to end, then kill them.
 
     Give up after ``STUCK_LIMIT_S``.
     """
     begun_s = time.monotonic()
     # A process that is forked while they are listed is seen by the second look.
-    while (left := find() or find()) and time.monotonic() < begun_s + STUCK_LIMIT_S:
+    while left := list_marked(folder) or list_marked(folder):
+        if time.monotonic() > begun_s + STUCK_LIMIT_S:
+            return
         if time.monotonic() > begun_s + TERMINATION_GRACE_S:
             for process in left:
                 with contextlib.suppress(psutil.Error):

@@ -90,7 +90,7 @@ def measure_command(
             f"rank 0 in {run_dir}; is --out on a shared disk?",
         )
     folder = segment_dirs(run_dir)[-1]
-    stop_sampler = _start_sampler(folder, size, stopped)
+    stop_sampler, sampler = _start_sampler(folder, size, stopped)
     try:
         events = Events(folder, rank)
         events.mark(
@@ -105,7 +105,7 @@ def measure_command(
             command, folder, events, children, stopped, sys.stderr if quiet else None
         )
         stop_sampler()
-        # when all ranks have ended, no sampler writes any more
+        _tell_of_leftovers(folder, events, sampler)
         events.mark("rank_end", status=word, reason=reason)
         passed_on = records.shell_exit_status(exit_status)
         if rank > 0:
@@ -116,10 +116,20 @@ def measure_command(
         return None, records.shell_exit_status(children[0].wait()) if children else 1
 
 
+def _tell_of_leftovers(folder: Path, events: Events, sampler: int) -> None:
+    """Name what the commands of this host have left running, once: the rank that had the sampler,
+    and so has waited for the others.
+    """
+    left = [f"{each.name()} ({each.pid})" for each in processes.list_marked(folder)]
+    if sampler and left:
+        events.mark("outlived", processes=left)
+        _print(f"energynn: {records.leftover_processes_text(left)}")
+
+
 def _start_sampler(folder: Path, size: int, stopped: list[int]):
     """Start this host's sampler; what is refused, as another measured run began, leaves no run."""
     try:
-        return start_sampler(folder, size, stopped, supervise.lock_host)[0]
+        return start_sampler(folder, size, stopped, supervise.lock_host)
     except ValueError:
         if size == 1:
             remove_matching(folder, FILES_BEFORE_START_PATTERN)
@@ -193,7 +203,6 @@ def _run_command(
     """
     events.be_idle("before", IDLE_BASELINE_S)
     events.mark("training_start")
-    known = processes.adopt_orphan_processes()
     try:
         child = supervise.start_process(
             command,
@@ -213,18 +222,13 @@ def _run_command(
     children.append(child)
     for number in stopped:  # they came before there was a process to pass them on to
         child.send_signal(number)
-    status = processes.wait_for_child(child, known)
+    status = child.wait()
     size_B = sum(int(each.suffix[1:]) for each in folder.glob(f"{SIZE_FILE}.*"))
     metrics = {SIZE_FILE: size_B} if size_B else {}
     events.mark("training_end", exit_status=status, metrics=metrics)
     if status < 0 or stopped:
-        processes.end_all(
-            lambda: processes.list_marked(folder) + processes.descendants(known)
-        )
+        processes.end_marked(folder)
     events.be_idle("after", IDLE_BASELINE_S)
-    if left := [f"{each.name()} ({each.pid})" for each in processes.descendants(known)]:
-        events.mark("outlived", processes=left)
-        _print(f"energynn: {records.leftover_processes_text(left)}")
     if status < 0:
         return status, "killed", f"the command was ended by signal {-status}"
     if status > 0:

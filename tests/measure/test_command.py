@@ -223,7 +223,7 @@ def test_one_rank_that_fails_is_named(tmp_path):
     [
         ("measure", signal.SIGKILL, -9, "killed", ""),
         ("measure", signal.SIGTERM, 143, "interrupted", ""),
-        ("measure", signal.SIGTERM, 143, "interrupted", "env -i setsid "),
+        ("measure", signal.SIGTERM, 143, "interrupted", "setsid "),
         ("command", signal.SIGKILL, 137, "killed", ""),
     ],
 )
@@ -232,7 +232,7 @@ def test_a_kill_leaves_nothing_of_what_the_command_has_started(
 ):
     """A shell and what it waits for, both deaf to SIGTERM, unless that is to end the shell.
 
-    What outlives it may have no variable of it, and a session of its own.
+    What outlives it may have a session of its own.
     """
     deaf = "" if number == signal.SIGTERM else "trap '' TERM; "
     (tmp_path / "own").touch()
