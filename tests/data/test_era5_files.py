@@ -98,6 +98,11 @@ def with_cmips_names(source):
     return source.assign_coords(plev=source.plev * 100.0)
 
 
+def with_wind_at_10_hPa(source):
+    far = {name: source[name] + 1 for name in ("u10", "v10")}
+    return source.rename(u10="u10m", v10="v10m").assign(far)
+
+
 def with_gribs_names(source):
     """As NCAR has them, and as levels in the names."""
     levels = {"Z_500": 500, "geopotential-50": 50, "z850hPa": 850, "Z1000": 1000}
@@ -203,6 +208,27 @@ CASES = {
     "a forecast's lead": (
         netcdf(lambda s: s.assign_coords(step=np.timedelta64(6, "h"))),
         "0.nc: step: add this lead",
+    ),
+    "a lead in hours": (
+        netcdf(lambda s: s.assign_coords(step=6)),
+        "0.nc: step: add this lead",
+    ),
+    "a region": (
+        netcdf(lambda s: s.isel(longitude=slice(0, 7))),
+        "0.nc: longitude does not go eastward once around in equal steps",
+    ),
+    "row numbers": (
+        netcdf(lambda s: s.assign_coords(latitude=np.arange(9.0))),
+        "0.nc: latitude does not go in equal steps from pole to pole",
+    ),
+    "the wind at 10 hPa": (netcdf(with_wind_at_10_hPa), ""),
+    "a count of channels": (
+        reversed_hdf5(a_channels=21, channel_names=np.array(REVERSED, "S")),
+        "",
+    ),
+    "rows of others": (
+        hdf5(latitude=np.linspace(90, -90, 3)),
+        "2019.h5: latitude: 3 values of 9",
     ),
     "a row missing": (
         netcdf(lambda s: s.drop_isel(latitude=3)),

@@ -22,6 +22,7 @@ from energynn.host.reading import read_json
 from energynn.launch import start
 from energynn.measure.samples import events_of_kind, read_events
 from tests.processes import answer, refused
+from tests.run_files import edit
 
 ROWS, COLUMNS = 9, 16
 LATITUDE_DEG = np.linspace(90, -90, ROWS)
@@ -236,8 +237,10 @@ def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
     for training, validation, says in (
         ("2015-2016", "2016", "overlap"),
         ("2015", "2016-2017", "2017.json"),
+        ("2015", "2016", "the grids of 2015, 2016, 2019 differ"),
     ):
         refused(says, era5_store.load_splits, store, 1, training, validation, "2019")
+        edit(store / "2019.json", longitude_deg=[])  # as from another source
 
 
 # ----------------------------------------------------------------- the manifest and the trainer

@@ -4,6 +4,7 @@ images.
 
 import hashlib
 import io
+import os
 import tarfile
 
 import numpy as np
@@ -195,6 +196,9 @@ def test_a_prepared_store_is_the_same_listing_with_other_pixels(
     assert (decode(data).permute(1, 2, 0).numpy() == load_with_pillow(data)).all()
     (out / "train").mkdir()
     refused("keep one of train/ and train.ppm", list_images, out)
+    (out / "train").rmdir()
+    os.truncate(out / "train.ppm", 999)  # as a copy that was interrupted
+    refused("train.ppm ends before its last image", list_images, out)
     of_before = data.replace(b"P6\n", b"P6\n# 50 38\n", 1)  # with the original's size
     assert (decode(of_before) == decode(data)).all()
 
