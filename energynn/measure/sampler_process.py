@@ -124,6 +124,12 @@ def find_sensors(intent: dict, visible: str | None) -> sensors.SensorInventory:
     inventory = sensors.SensorInventory(
         sensors.list_rapl_sensors() + sensors.list_grace_sensors()
     )
+    read = sum(one.component == "cpu" for one in inventory.sensors)
+    sockets = kernel.count_cpu_sockets()
+    if 0 < read < sockets:
+        inventory.problems.append(
+            f"{sockets - read} of {sockets} CPU sockets have no counter: their energy is missing"
+        )
     if intent.get("uses_gpus", True):
         sensors.add_nvidia_sensors(inventory, visible)
         add_amd_sensors(inventory)

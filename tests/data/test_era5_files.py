@@ -308,10 +308,6 @@ CASES = {
         netcdf(lambda s: s.isel(longitude=slice(None, None, -1))),
         "0.nc: longitude does not go eastward once around",
     ),
-    "first column twice": (
-        netcdf(lambda s: s.assign_coords(longitude=s.longitude * 16 / 15)),
-        "0.nc: longitude does not go",
-    ),
     "rows after columns": (
         netcdf(lambda s: s.transpose(..., "longitude", "latitude")),
         "",

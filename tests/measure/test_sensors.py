@@ -143,6 +143,12 @@ def test_a_zone_that_does_not_count_may_be_broken(tmp_path, name):
     ] == ["cpu_estimate"]
 
 
+def test_a_socket_without_a_counter_is_told(tmp_path, monkeypatch):
+    powercap_tree(tmp_path / "powercap")
+    monkeypatch.setattr(kernel, "count_cpu_sockets", lambda: 9)
+    assert "of 9 CPU sockets have no counter" in str(look().problems)
+
+
 def test_a_counter_that_only_root_may_read_names_the_command(tmp_path, monkeypatch):
     powercap_tree(tmp_path / "powercap")
 
