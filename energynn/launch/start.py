@@ -57,6 +57,7 @@ def make_run(
         )
         return run_dir
     intent = prepare_intent(config, run_dir) | (labels or {})
+    require_initial_run(config, run_dir.parent)  # a study makes it before
     for warning in list_warnings(intent):
         print_lines(f"energynn: warning: {warning}")
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -126,7 +127,6 @@ def prepare_intent(config: RunConfig, run_dir: Path) -> dict:
     launcher = launchers.find_launcher(config.devices)
     require_room_for_workers(config)
     manifests.verify_data_of_run(config)  # before anything is written
-    require_initial_run(config, runs_dir / config.system)
     described = machine.describe_machine()
     on_gpu = config.device == "gpu" or (
         config.device == "auto" and bool(described["gpus"])
