@@ -196,11 +196,7 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     intent = read_intent(run_dir)
     by_segment = read_events_of_segments(run_dir)
     events = list(chain.from_iterable(by_segment.values()))
-    epochs = {}  # one that was repeated from a checkpoint counts once
-    for event in events_of_kind(events, "epoch"):
-        told = {name: event[name] for name in event if name not in EVENT_FIELDS}
-        epochs[event["epoch"]] = epochs.get(event["epoch"], {}) | told
-    history = list(epochs.values())
+    history = _join_epochs(events)
     result = {
         name: intent[name] for name in RunIntent.__struct_fields__ if name in intent
     }
@@ -236,12 +232,12 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
             result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
     for of_start in by_segment.values():
         # a training and its validation may tell of the same epoch, by other names
-        told = [
+        names = [
             (one["epoch"], name)
             for one in events_of_kind(of_start, "epoch")
             for name in one.keys() - {*EVENT_FIELDS, "epoch"}
         ]
-        if len({*told}) < len(told):
+        if len({*names}) < len(names):
             result["flags"].append(
                 "epochs were told more than once in one start, the last counts; measure each "
                 "training by a command of its own"
@@ -260,6 +256,15 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     record.invalid_reasons = reasons_not_valid(record)
     record.valid = not record.invalid_reasons
     return record
+
+
+def _join_epochs(events: list[dict]) -> list[dict]:
+    """Join what was told of each epoch; one that was repeated from a checkpoint counts once."""
+    epochs: dict[float, dict] = {}
+    for event in events_of_kind(events, "epoch"):
+        told = {name: event[name] for name in event if name not in EVENT_FIELDS}
+        epochs[event["epoch"]] = epochs.get(event["epoch"], {}) | told
+    return list(epochs.values())
 
 
 def _add_perun_results(result: dict, run_dir: Path, run: str | None, trusted) -> None:

@@ -228,14 +228,15 @@ def cpu_estimate_sensor(model: dict) -> Sensor:
 
     A core may run several threads, which are busy each.
     """
-    cores = psutil.cpu_count(logical=False) or os.cpu_count()
+    threads = os.cpu_count() or 1
+    cores = psutil.cpu_count(logical=False) or threads
     return Sensor(
         "cpu_estimate",
         "cpu",
         "all",
         "busy",
         "estimated",
-        cores / os.cpu_count(),
+        cores / threads,
         read=busy_core_seconds,
         model=model | {"cores": cores},
         notes={"measured_by": kernel.cpu_counter_remedy()},
