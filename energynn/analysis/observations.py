@@ -52,8 +52,9 @@ RUN_FACTS = [
     "dataset_samples",
 ]
 # around a model's name: its maker, form and memory
-AROUND_MODEL_PATTERN = re.compile(
-    r"NVIDIA|AMD|Intel\(R\)|Instinct|GeForce|Tesla|Generation|PCIe|NVL|SXM\d?|OAM|HBM\w+|\d*GB"
+AROUND_MODEL_PATTERN = (
+    r"\b(NVIDIA|AMD|Intel|Instinct|GeForce|Tesla|Generation|PCIe|NVL|SXM\d?|OAM|HBM\w+|\d*GB)\b"
+    r"|\(R\)|-"
 )
 ENERGY_PART_PATTERN = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 PARTS = results.PROVENANCE_COLUMNS[:3]
@@ -202,13 +203,9 @@ def training_names(runs: pd.DataFrame) -> pd.Series:
 
 def hardware_names(runs: pd.DataFrame) -> pd.Series:
     """Name the model of each GPU as people do, "H100" or "RTX 4090", else the kind of device."""
-    models = runs["device_name"].map(_model_name)
+    models = runs["device_name"].str.replace(AROUND_MODEL_PATTERN, " ", regex=True)
+    models = models.str.split().str.join(" ")
     return models.where(runs["device_kind"] == "gpu", runs["device_kind"])
-
-
-def _model_name(device_name: str) -> str:
-    words = re.split(r"[\s-]+", device_name)
-    return " ".join(word for word in words if not AROUND_MODEL_PATTERN.fullmatch(word))
 
 
 def runs_without_training(runs_dir: str | Path) -> pd.DataFrame:

@@ -84,8 +84,12 @@ def predict(
         answer = {"rows": rows, "from_others": each.to_dict("records")}
         print_json_or_text(as_json, answer, words)
         return
-    made = fits.read(fit, workload) if fit else None
-    site = made.runs.site if made else systems.read_site(system)
+    site = systems.read_site(system)
+    # a fit has its own, and is held against another that is named
+    named = site if system != "local" else None
+    made = fits.read(fit, workload, named) if fit else None
+    if made:
+        site = made.runs.site
     longest = made.runs.longest_run if made else None
     asked, left_out = predict.requested_runs(site, names, parse_parameters(p), longest)
     factors = predict.conversion_factors(

@@ -119,11 +119,17 @@ def make_plan(
     exceeds = limited > list(limits.values())
     able = costs[~exceeds.any(axis="columns")]
     if able.empty:
+        possible = _reachable_limits_text(
+            limited[exceeds.sum(axis="columns") == 1].where(exceeds)
+        )
+        _, missing = predict.plan_devices(fit, asked[0])
+        if missing:
+            possible += (
+                f" on no more devices than ran: an all-reduce is not known {missing}"
+            )
         raise ValueError(
             f"plan: nothing keeps {limits_text(limits, asked[0])}; possible, with the others kept: "
-            + _reachable_limits_text(
-                limited[exceeds.sum(axis="columns") == 1].where(exceeds)
-            )
+            f"{possible}"
         )
     # without powers, energies are not known, and not judged
     known = able[list(UNITS)].dropna(axis="columns")

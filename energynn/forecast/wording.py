@@ -15,7 +15,7 @@ def prediction_text(rows: list[dict], left_out: str = "") -> str:
     """Show the total, the forecasts, and what the last one's time goes to: shares with ranges."""
     last = rows[-1]
     shares = pd.DataFrame(last["time_share_percent"]).T.round().astype(int)
-    heading = f"share of each cause in the time on {last['devices']} GPUs in %"
+    heading = f"share of each cause in the time in %, GPUs: {last['devices']}"
     parts = [left_out, configuration_table_text(rows), f"{heading}\n{shares}"]
     if (number_of_runs := sum(row["runs"] for row in rows)) > 1:
         sums = {
@@ -151,11 +151,11 @@ def configuration_table_text(rows: list[dict]) -> str:
     """
     plain = []
     marks = {}
-    is_repeated = any(row["runs"] > 1 for row in rows)
+    has_names = any(row["runs"] > 1 or "studies" in row for row in rows)
     for row in rows:
         first = {"": row["choice"]} if "choice" in row else {"samples": row["samples"]}
         line = first | {"GPUs": row["devices"], "LBS": row["local_batch_size"]}
-        if is_repeated:
+        if has_names:
             of = ", ".join(row.get("studies", [row["workload"]]))
             line = {"": of, "runs": row["runs"]} | line
         line["GBS"] = row["global_batch_size"]
@@ -177,7 +177,7 @@ def configuration_table_text(rows: list[dict]) -> str:
     legend = [f"{letter}  {words}" for words, letter in marks.items()]
     epochs = " or ".join(sorted({str(row["epochs"]) for row in rows}))
     made = " and ".join(dict.fromkeys(row["provenance"] for row in rows))
-    foot = f"of {epochs} epochs; intervals at 90 %; {made}"
+    foot = f"epochs: {epochs}; intervals at 90 %; {made}"
     return "\n".join([shown, "", *legend, foot])
 
 
