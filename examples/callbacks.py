@@ -29,7 +29,7 @@ class Epochs:
 def for_transformers(trainer):
     """Its values go where the Trainer's go: ``report_to``, and ``trainer.state.log_history``.
 
-    Of several ranks the first has them. What is evaluated within an epoch counts.
+    Of several ranks the first has them. What is evaluated after an epoch does not count.
     """
     from transformers import TrainerCallback
 

@@ -269,10 +269,10 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     compared, remarks = _runs_to_compare(runs, Path(runs_dir or default_runs_dir()))
     made = [one.record for one in compared]
     columns = _column_labels(compared)
-    if len({*columns}) < max(2, len(runs)):
-        raise ValueError("compare: give the folders of two runs or more, each once")
     rows = [*map(_row_of_record, made)]
     _require_repeats([one.asked for one in compared], rows)
+    if len({*columns}) < max(2, len(runs)):
+        raise ValueError("compare: give the folders of two runs or more, each once")
     table = _table_of_runs(rows).drop(
         columns=["started_at", "run_id", "energy_total_systematic_J"]
     )
