@@ -85,7 +85,9 @@ def sample_for_parent(folder: str, ranks: int) -> None:
     parent = os.getppid()
     buffer_output_by_line()
     sampler = begin_sampling(Path(folder), ranks)
-    while os.getppid() == parent and sampler.thread.is_alive():
+    while os.getppid() == parent:
+        if not sampler.thread.is_alive():  # a full disk; a later window starts another
+            return
         if select.select([sys.stdin], [], [], PARENT_POLL_PERIOD_S)[0]:
             break
     if os.getppid() != parent or not sys.stdin.readline():
