@@ -435,9 +435,13 @@ def find_run(run: str | Path, runs_dir: Path) -> Path:
 
 def find_runs_of_name(run: str | Path, runs_dir: Path) -> list[Path]:
     """Find the folders of all runs of one name; else what ``find_run`` does."""
-    called = list_known_runs(runs_dir).items()
-    named = [folder for line, folder in called if line.endswith(f" {run}")]
+    named = select_runs_of_name(run, list_known_runs(runs_dir))
     return named or [find_run(run, runs_dir)]
+
+
+def select_runs_of_name(run: str | Path, known: dict[str, Path]) -> list[Path]:
+    """Select, of what ``list_known_runs`` gives, the folders of all runs of one name."""
+    return [folder for line, folder in known.items() if line.endswith(f" {run}")]
 
 
 def read_intent_if_any(run_dir: Path) -> dict:

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from energynn.data import manifests
 from energynn.experiment.config import RunConfig
 from energynn.train import distributed
-from energynn.train.batches import Shard
+from energynn.train.batches import Shard, require_batch_count
 from energynn.train.session import Session
 
 
@@ -30,6 +30,7 @@ def main(config, run_dir, folder=None):
     data = TensorDataset(points[:, :1], points[:, 1:])
     sampler = Shard(data, shuffle=True, seed=config.seed, drop_last=True)
     loader = DataLoader(data, config.local_batch_size, sampler=sampler, drop_last=True)
+    require_batch_count(loader, config.accumulation_steps)
     line = torch.nn.Linear(1, 1).to(session.world.device)
     model = distributed.data_parallel(line, config, session.world)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)

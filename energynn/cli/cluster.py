@@ -102,9 +102,11 @@ def status(
     from energynn import records
     from energynn.launch import status
 
-    if watch and as_json:
-        raise ValueError("status: --watch is for people; a program asks --json again")
     if watch:
+        if as_json:
+            raise ValueError(
+                "status: --watch is for people; a program asks --json again"
+            )
         status.follow_run(records.find_run(watch, runs_dir))
         return
     folders = status.find_run_folders(require_runs_dir(runs_dir), studies)

@@ -135,7 +135,7 @@ def _write_samples_of_hosts(sensors: list[PerunSensor], folder: Path) -> None:
             are_steps = len(steps_s) and ((steps_s >= 0) & (steps_s < np.inf)).all()
             if not (are_same and are_steps):
                 raise ValueError(f"the times of {host} are not those of a run")
-            readings = list(map(_raw_readings, own))
+            rows = list(map(list, zip(*map(_raw_readings, own), strict=True)))
             times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
             write_host_files(
                 place,
@@ -143,6 +143,6 @@ def _write_samples_of_hosts(sensors: list[PerunSensor], folder: Path) -> None:
                 quote(host, ""),  # no two hosts may have one name
                 [each.channel for each in own],
                 times_ns,
-                list(map(list, zip(*readings, strict=True))) or [[]] * len(seconds),
+                rows or [[]] * len(seconds),
                 apart_ns=number * ROUND_DURATION_NS,
             )

@@ -198,8 +198,7 @@ def require_initial_run(config: RunConfig, folder: Path) -> None:
         tested = f"{config.validation_years},{config.test_years}"
         if {*parse_years(years)} & {*parse_years(tested)}:
             raise ValueError(
-                f"initial_run: was trained on {years}, of which {tested} has years; what is tested "
-                "must not have been trained on"
+                f"initial_run: was trained on {years}, which {tested} must not overlap"
             )
 
 

@@ -121,10 +121,13 @@ def find_run_folders(runs_dir: Path, names: list[str]) -> list[Path]:
     or all.
     """
     known = records.list_known_runs(runs_dir)
+    folders = known.values()
     # the first two are those of own runs, also where none is
-    systems = {"local", "measured"} | {path.parent.name for path in known.values()}
+    systems = {"local", "measured"} | {path.parent.name for path in folders}
     wanted = []
     for name in names:
+        # a run may have the name of a study, too
+        wanted += records.select_runs_of_name(name, known)
         if name in systems:
             wanted += runs_dir.glob(f"{name}/*")
         elif name in studies.STUDIES | studies.STUDY_GROUPS or name.endswith(".py"):
@@ -134,13 +137,7 @@ def find_run_folders(runs_dir: Path, names: list[str]) -> list[Path]:
         else:
             wanted += records.find_runs_of_name(name, runs_dir)
     wanted = {path.resolve() for path in wanted}
-    # a run may have the name of a study, too
-    ends = tuple(f" {name}" for name in names)
-    return [
-        path
-        for line, path in known.items()
-        if path.resolve() in wanted or line.endswith(ends) or not names
-    ]
+    return [path for path in folders if path.resolve() in wanted or not names]
 
 
 def describe_runs(folders: list[Path]) -> tuple[list[dict], list[str]]:

@@ -51,7 +51,7 @@ def count_cpu_sockets() -> int:
 def cpu_counter_remedy() -> str:
     """Say what would give this host's CPU a counter of its energy that can be read."""
     zones = list(POWERCAP_FOLDER.glob("intel-rapl:*"))
-    if any(os.path.exists(zone / "energy_uj") for zone in zones):
+    if any((zone / "energy_uj").exists() for zone in zones):
         return f"sudo chmod a+r {POWERCAP_FOLDER}/*/energy_uj"
     if zones:  # links that lead nowhere
         return "in docker, --security-opt systempaths=unconfined"

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 from energynn.experiment.config import RunConfig
 from energynn.measure.samples import Events
 from energynn.train import distributed
-from energynn.train.batches import require_batch_count
 from energynn.train.checkpoint import Checkpoints, save_weights
 from energynn.train.distributed import Interrupted, RankAgreement, RankRequest
 from energynn.train.phases import PhaseTimer, training_meter
@@ -53,7 +52,6 @@ class Session:
         """
         config = self.config
         world = self.world
-        require_batch_count(loader, config.accumulation_steps)
         self.loader = loader
         self.parts = parts
         self.steps_per_epoch = len(loader) // config.accumulation_steps
