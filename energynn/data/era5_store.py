@@ -58,8 +58,9 @@ def write_store(source: str, out: Path, years: list[int]) -> list[str]:
     with join_faults(source):
         sources = {year: era5_sources.open_year(source, year) for year in missing}
         times = sum(len(opened.hours) for opened in sources.values())
-        advance = progress_meter("era5", times, "states")
-        for year, opened in sources.items():
+    advance = progress_meter("era5", times, "states")
+    for year, opened in sources.items():
+        with join_faults(out):
             _write_year(opened, out / f"{year}.npy", source, advance)
     remarks = {opened.remark for opened in sources.values()} - {""}
     for year in years:
@@ -92,7 +93,7 @@ def _write_year(
         np.lib.format.write_array_header_1_0(
             file, {"descr": "<f4", "fortran_order": False, "shape": shape}
         )
-        for state, mean, variance in _read_states(source):
+        for state, mean, variance in _read_states(source, origin):
             file.write(state)
             total += state
             means.append(mean)
@@ -121,9 +122,9 @@ def _write_year(
     os.replace(part, path)
 
 
-def _read_states(source: YearSource) -> Iterator[tuple[np.ndarray, ...]]:
+def _read_states(source: YearSource, origin: str) -> Iterator[tuple[np.ndarray, ...]]:
     """Read the states of a year in order, some at the same time, and mean and variance of their
-    channels.
+    channels; a fault is that of the source's ``origin``.
     """
 
     def read_state_and_moments(index: int) -> tuple[np.ndarray, ...]:
@@ -132,7 +133,7 @@ def _read_states(source: YearSource) -> Iterator[tuple[np.ndarray, ...]]:
         return state, mean, state.var(axis=(1, 2), dtype=np.float64)
 
     indices = range(len(source.hours))
-    with ThreadPoolExecutor(READER_THREADS) as pool:
+    with join_faults(origin), ThreadPoolExecutor(READER_THREADS) as pool:
         for first in indices[::STATES_READ_AHEAD]:
             yield from pool.map(
                 read_state_and_moments, indices[first : first + STATES_READ_AHEAD]
@@ -186,11 +187,13 @@ class StateSequences:
                 f"{root}: the grids of {years} differ; prepare them from one source"
             )
         self.hours = np.concatenate([note.hours_since_1970 for note in notes])
-        self.places = [
-            (root / f"{year}.npy", index)
-            for year, note in zip(years, notes, strict=True)
-            for index in range(len(note.hours_since_1970))
-        ]
+        self.places = []
+        for year, note in zip(years, notes, strict=True):
+            path = root / f"{year}.npy"
+            with join_faults(f"copy {path} again"):  # one that was cut ends no training
+                np.load(path, mmap_mode="r")
+            times = range(len(note.hours_since_1970))
+            self.places += [(path, time) for time in times]
         wanted = self.hours[:, None] + STEP_H * np.arange(steps + 1)
         complete = np.isin(wanted, self.hours).all(axis=1)
         # of the states of each sequence

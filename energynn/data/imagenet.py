@@ -78,7 +78,7 @@ class ImageListing:
     def broken_image_text(self, index: int, error: Exception) -> str:
         """Say whose fault it is, whatever a decoder raised."""
         reason = " ".join(str(error).split()) or type(error).__name__
-        return f"image {self.place_of_image(index)} is broken ({reason}); copy it"
+        return f"image {self.place_of_image(index)} is broken ({reason}); copy or convert it"
 
     def digest(self, index: int) -> str:
         """Compute the image's SHA-256."""
@@ -352,9 +352,7 @@ def _write_ppm_split(listing: ImageListing, path: Path) -> None:
         try:
             return encode_ppm(data)
         except Exception as error:
-            raise ValueError(
-                f"{listing.broken_image_text(index, error)} again"
-            ) from error
+            raise ValueError(listing.broken_image_text(index, error)) from error
 
     indices = range(len(listing))
     sizes_B = []

@@ -48,6 +48,7 @@ def main(run_dir: Path) -> int:
     start.exit_status, start.outcome = _judge_end_of_start(
         run_dir, start, signals, last_line
     )
+    start.ended_at = files.utc_time_text()
     status.write_job_file(run_dir, name, start)
     print_lines(f"energynn: {run_dir.name}: {start.outcome}")
     if start.exit_status == RESUMABLE_STATUS and slurm.current_array_task():

@@ -84,6 +84,7 @@ class JobStart(msgspec.Struct):
     checkpoint: str = ""
     exit_status: int = 0
     outcome: str = ""
+    ended_at: str = ""
 
 
 def read_submission(folder: Path) -> JobSubmission:
@@ -166,6 +167,8 @@ def _describe_run(folder: Path, queue: dict[str, slurm.QueuedJob] | None) -> dic
         if start.submission == submission.submitted_at
     ]
     last = [JobStart(), *starts][-1]
+    if record and record.ended_at > last.ended_at > "":
+        last = JobStart()  # a person went on with it, without a job
     state, reason = _state_of_run(folder, submission, record, last, queue)
     ends = [start.outcome for start in starts if start.outcome.startswith("failed")]
     if ends and state in UNFINISHED_RUN_STATES:

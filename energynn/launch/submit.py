@@ -1,5 +1,6 @@
 """Submit the missing runs of studies as job arrays."""
 
+import contextlib
 import math
 import re
 import shlex
@@ -19,7 +20,7 @@ from energynn.experiment import systems
 from energynn.experiment.config import RunConfig
 from energynn.experiment.systems import Site
 from energynn.forecast import costs
-from energynn.host.files import REPOSITORY, utc_time_text, write_json
+from energynn.host.files import REPOSITORY, lock, utc_time_text, write_json
 from energynn.host.launchers import PYTHON_VARIABLE, SRUN_VARIABLE
 from energynn.host.processes import own_environment
 from energynn.host.progress import print_lines
@@ -76,7 +77,8 @@ def submit_runs(
     if left_out:
         print_lines(left_out)
     system_dir = runs_dir.absolute() / site.name
-    jobs = plan_jobs(runs, site, system_dir, _queued_folders(system_dir))
+    queued = _queued_folders(system_dir)
+    jobs = plan_jobs(runs, site, system_dir, queued)
     missing = [run for job in jobs for run in job.runs.values()]
     print_lines(
         f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued; "
@@ -104,8 +106,15 @@ def submit_runs(
         return
     if faults:
         raise ValueError("; ".join(faults))
-    for job in jobs:
-        submit_job_array(job, site, name, labels)
+    system_dir.mkdir(parents=True, exist_ok=True)
+    file = lock(system_dir / ".submit.lock")
+    with file or contextlib.nullcontext():
+        if file is None or _queued_folders(system_dir) != queued:
+            raise ValueError(
+                f"submit: other jobs of {site.name} came or ended meanwhile; submit again"
+            )
+        for job in jobs:
+            submit_job_array(job, site, name, labels)
 
 
 def _queued_folders(system_dir: Path) -> set[Path]:

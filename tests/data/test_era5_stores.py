@@ -3,6 +3,7 @@ sequences; a small grid.
 """
 
 import dataclasses
+import os
 
 import h5py
 import numpy as np
@@ -210,6 +211,14 @@ def test_sequences_cross_the_years_end_but_no_gap(tmp_path, steps):
         found = sequences[index] * std[:, None, None] + mean[:, None, None]
         states = [state(expected[index] + 6 * step) for step in range(steps + 1)]
         assert np.allclose(found, states, rtol=1e-5, atol=0.1)
+
+
+@pytest.mark.parametrize("size_B", [0, 100, 9000])
+def test_a_year_that_was_cut_is_named_before_a_training(tmp_path, size_B):
+    store = prepared(tmp_path, y2015=10, y2016=10)
+    os.truncate(store / "2016.npy", size_B)
+    with pytest.raises(ValueError, match="^copy .*2016.npy again: "):
+        era5_store.StateSequences(store, [2015, 2016], 1, np.zeros(20), np.ones(20))
 
 
 def test_splits_by_year_and_the_36_initial_conditions(tmp_path):

@@ -271,7 +271,9 @@ def test_what_a_decoder_raises_has_one_sentence_from_a_worker_too(tree, fault):
     assert str(error.value).startswith(
         f"image {training.place_of_image(4)} is broken ("
     )
-    assert str(error.value).endswith("); copy it, or set on_bad_image to skip")
+    assert str(error.value).endswith(
+        "); copy or convert it, or set on_bad_image to skip"
+    )
     (tree / "train" / "a" / "0.jpg").unlink()
     with pytest.raises(FileNotFoundError, match="^.Errno 2. .*train/a/0.jpg'$"):
         next(iter(loader))

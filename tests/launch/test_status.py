@@ -41,6 +41,7 @@ BROKEN = FAILED | {RECORD: minimal_record(invalid_reasons=[], **BAD)}
 CUT = dict(valid=False, status="interrupted", status_reason="asked to stop")
 GAVE_UP = {START: {"submission": "t", "outcome": "failed: 3 starts in a row"}}
 GAVE_UP |= {RECORD: minimal_record(invalid_reasons=[], **CUT)}
+BY_HAND = GAVE_UP | {START: GAVE_UP[START] | {"ended_at": "1999"}}
 FINISHED = {RECORD: minimal_record(valid=True)}
 SHORT = {RECORD: minimal_record(valid=False, invalid_reasons=["60 needed"])}
 GONE = "its job is gone; `sacct -j 77_0` and job/log.txt say more"
@@ -60,6 +61,7 @@ RUNS = {
     "waits": ("PENDING|BeginTime", FAILED, "queued", f"BeginTime; {BEFORE}"),
     "goes on": ("RUNNING|None", GOES_ON, "running", f"no epoch reported; {BEFORE}"),
     "gave up": ("", GAVE_UP, "failed", "3 starts in a row"),
+    "by hand": ("", BY_HAND, "stopped", "asked to stop"),
     "other": ("PENDING|Resources", OF_ANOTHER, "queued", "Resources"),
 }
 
@@ -78,7 +80,7 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeyp
     shown = answer("status", "--runs-dir", tmp_path)
     assert re.search(r"running +running +3 of 9 epochs done; job 69_0\n", shown)
     *table, last = shown.splitlines()
-    assert all(len(line) <= 100 for line in table) and last.startswith("runs: 14; ")
+    assert all(len(line) <= 100 for line in table) and last.startswith("runs: 15; ")
     shown = json.loads(answer("status", "--failed", "--json", "--runs-dir", tmp_path))
     failed = {"failed", "gave up", "short", "died"}
     assert {run["run_id"] for run in shown["runs"]} == failed
