@@ -194,13 +194,14 @@ def default_priors(
     run = seen.configs[0]
     workers = work["workers"][0]
     sample_s = seen.time_s / work["epochs"] / (work["trained"] + work["evaluated"])
+    # no two networks are alike; of a guess it may be a hundredth
+    spread = 1.7 if work["has_known_link"].all() else 3.4
     priors = {
         "tau": (np.median(sample_s), 2.0),
         "evaluation": (1.0, 0.5),  # a loader that is the limit is so in all passes
         "t_start": (0.5 if workers else 0.02, 2.0),
         "t_update": (3e-3, 0.8),
-        # no two networks are alike; of a guess it may be a hundredth
-        "efficiency": (1 / 0.85 - 1, 1.7 if work["has_known_link"].all() else 3.4),
+        "efficiency": (1 / 0.85 - 1, spread),
         "kappa": (0.05, 1.0),
         # Stragglers, congestion. Chosen knowing R4 to R6: without it their GPU hours on many
         # nodes are forecast 1.4 % too low.
@@ -210,9 +211,12 @@ def default_priors(
         update_s = CPU_UPDATE_TIME_S_PER_B * run.epoch().gradient_bytes or 3e-3
         priors |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
         # chosen knowing what a network of our own took on two cores (docs/forecast.md)
-        priors |= {"efficiency": (7.0, 0.65), "kappa": (0.2, 1.0)}
+        spread = 0.65 if work["has_known_link"].all() else spread
+        priors |= {"efficiency": (7.0, spread), "kappa": (0.2, 1.0)}
     if isinstance(run, command.Config):
         priors["t_start"] = 5.0, 1.5  # a whole command begins
+        if np.ptp(work["epochs"]):  # else nothing tells it from samples
+            priors["t_epoch"] = 0.5, 2.0
     if workers > 1:
         priors["fill"] = workers - 1, 0.3  # all first batches come together
     least_sample_us = 1e6 * (sample_s / work["devices"]).min()
@@ -455,7 +459,7 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     times = model.times_by_cause_s(fit.values, work)
     is_new = (work["nodes"] > 1) & (most == 1)
     hidden = np.log(1 - is_new * times["allreduce"] / sum(times.values()))
-    of_time2 = np.square([[beyond, unknown], [beyond, hidden]]).sum(axis=1)
+    of_time2 = np.square([[beyond, unknown], [beyond, hidden - unknown]]).sum(axis=1)
     steps = np.array([*steps_of_open_terms(fit), *fit.rivals])
     shifts = logs(fit.point + steps) - middle
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}

@@ -5,6 +5,7 @@ Time of an epoch of one GPU:
 
     tau (trained + evaluation evaluated) (1 + c)          samples that it loads and computes
     + t_start passes                                      passes over data, each starts a loader
+    + t_epoch begun                                       a further epoch of a command begins
     + fill tau (1 + c) filled                             waits for the first batches of a pass
     + updates (t_update + 2 (n-1)/n gradient_bytes / (efficiency bandwidth))
     + what is left of updates step_period_s (1 - 1/U)     a run that is made to wait
@@ -45,6 +46,7 @@ TIME_PARAMETERS = {
     "tau": ("s", "one trained sample, loaded and computed, where the node is not full"),
     "evaluation": ("1", "time of an evaluated sample, that of a trained one being 1"),
     "t_start": ("s", "a pass over data begins: the loader's workers start"),
+    "t_epoch": ("s", "a further epoch of a command begins"),
     "fill": ("batches", "local batches that a GPU waits for until a pass flows"),
     "t_update": ("s", "one update of the weights, without the all-reduce"),
     "efficiency": ("1", "part of the bandwidth that the all-reduce reaches"),
@@ -105,13 +107,14 @@ def times_by_cause_s(
     slower = slower + values["kappa_storage"] * more
     filled_s = work["filled"] * values["tau"] * (1 + slower)
     start_s = values["t_start"] + values["start_node"] * more
+    starts_s = work["passes"] * start_s + work["begun"] * values.get("t_epoch", 0.0)
     update_s = values["t_update"] + 1e-6 * values["latency"] * (work["devices"] - 1)
     exchange_s = work["allreduce_s"] / values["efficiency"] * np.exp(-values["overlap"])
     stored = 1e-6 * values["storage"] * work["epochs"] * samples * work["devices"]
     updates = work["epochs"] * work["updates"]
     times = {
         "images": images,
-        "starts": work["epochs"] * work["passes"] * start_s,
+        "starts": work["epochs"] * starts_s,
         "fill": work["epochs"] * values["fill"] * filled_s,
         "updates": updates * update_s,
         "allreduce": updates * exchange_s * (1 + values["congestion"] * nodes),

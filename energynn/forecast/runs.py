@@ -23,9 +23,10 @@ from energynn.measure.window import SIZE_FILE
 
 BYTES_PER_GB = 1e9
 CPU_LINK_GB_PER_S = 8.0  # between processes on cores, before their runs have told
-GUESSED_LINK_GB_PER_S = (
-    50.0  # where nobody tells; runs tell the part of it that is reached
-)
+# where nobody tells; runs tell the part of the link that is reached
+GUESSED_LINK_GB_PER_S = 50.0
+GUESSED_GRADIENT_BYTES = 1e8
+GUESSED_LOCAL_BATCH_SIZE = 32
 # Of what energies are, where all of them were measured.
 SCOPES = {
     "total": "",
@@ -110,6 +111,10 @@ class ObservedRuns(msgspec.Struct, frozen=True, dict=True):
     def power_gpu_W(self) -> np.ndarray:
         return np.array([run.power_gpu_W for run in self.taken], float)
 
+    @functools.cached_property
+    def max_devices(self) -> int:
+        return max((run.devices for run in self.configs), default=1)
+
     @property
     def longest_run(self) -> RunConfig:
         """The run with the most samples, which stands for the training that people mean.
@@ -178,12 +183,15 @@ def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
         filled *= 2
     if run.persistent_workers and workers or isinstance(run, command.Config):
         passes /= run.epochs  # it starts once
-    updates = 0  # of a measured command they are not known, as its batch is not
-    if run.local_batch_size:
-        updates = trained // (run.local_batch_size * accumulated) * accumulated
+    # Of a command batch and gradients may be unknown: runs on several devices tell by how much
+    # a guess is wrong.
+    guessed = seen.max_devices > 1
+    size = run.local_batch_size or guessed * GUESSED_LOCAL_BATCH_SIZE
+    updates = trained // (size * accumulated) * accumulated if size else 0
+    gradient_bytes = epoch.gradient_bytes or guessed * GUESSED_GRADIENT_BYTES
     # Where it is not known, `outside` says so.
     link_GB_per_s = site.link_GB_per_s if nodes > 1 else site.gpu_link_GB_per_s
-    allreduce_GB = 2 * (1 - 1 / run.devices) * epoch.gradient_bytes / BYTES_PER_GB
+    allreduce_GB = 2 * (1 - 1 / run.devices) * gradient_bytes / BYTES_PER_GB
     return {
         "devices": run.devices,
         "nodes": nodes,
@@ -196,12 +204,13 @@ def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
         "evaluated": evaluated * epoch.forward_steps,
         "validated": validated * epoch.forward_steps,
         "passes": passes,
+        "begun": 1 - passes if isinstance(run, command.Config) else 0,
         "filled": filled,
         "updates": updates,
         "allreduce_s": allreduce_GB
         / (link_GB_per_s or GUESSED_LINK_GB_PER_S)
         / accumulated,
-        "has_known_link": link_GB_per_s > 0,
+        "has_known_link": link_GB_per_s * epoch.gradient_bytes > 0,
         "step_period_s": run.step_period_s,
     }
 
