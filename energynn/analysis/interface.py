@@ -23,6 +23,7 @@ UNIT_OF_NAME_ENDING = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")
 }
 TEXT_COLUMNS = [
     *observations.RUN_FACTS,
+    "label",
     "provenance",
     *observations.PARTS,
     "run_dir",
@@ -92,11 +93,13 @@ def load(runs_dir: str | Path = "") -> xr.Dataset:
     """Load all runs, own (of $ENERGYNN_RUNS, else runs) and published, as one Dataset with
     dimension ``run``.
 
-    Coordinates say what was run; ``origin`` is "published", "own" (our trainers), "command"
-    (`energynn measure`) or "imported" (perun's files). ``provenance`` is that of the energies, of a
-    part of them ``energy_<part>_provenance``. Data variables carry ``units``: kWh, h, W, %;
-    ``<quantity>_std`` is the scatter over repeats, where it is known. NaN: the run has none.
-    Records that cannot be used stand with the reason in ``attrs["excluded"]``.
+    Coordinates say what was run, ``label`` in which series; ``origin`` is "published", "own" (our
+    trainers), "command" (`energynn measure`) or "imported" (perun's files). ``provenance`` is that
+    of the energies, of a part of them ``energy_<part>_provenance``. Own energies and hours are
+    perun's where all of it was measured, to be set beside published ones; ``table`` has those of
+    the training. Data variables carry ``units``: kWh, h, W, %; ``<quantity>_std`` is the scatter
+    over repeats, where it is known. NaN: the run has none. Records that cannot be used stand with
+    the reason in ``attrs["excluded"]``.
 
         >>> runs = load()
         >>> a100 = runs.sel(run=(runs.origin == "published"))
@@ -109,7 +112,8 @@ def load(runs_dir: str | Path = "") -> xr.Dataset:
         name + end for name in observations.QUANTITIES for end in ("", "_std")
     ]
     table = (
-        table.set_index("run")
+        table.rename(columns={"name": "label", "given_name": "name"})
+        .set_index("run")
         .reindex(columns=[*TEXT_COLUMNS, *quantities])
         .dropna(axis="columns", how="all")
     )
@@ -194,6 +198,10 @@ def export_csv(
     if own or name:
         runs = table(runs_dir).set_index("started_at")
         runs = runs.query("name == @name") if name else runs
+        if name and runs.empty:
+            raise ValueError(
+                f"export: no run has the name {name}; `energynn status` tells them"
+            )
         kWh = runs["energy_J"] / JOULE_PER_KWH
     else:
         runs = load(runs_dir).to_dataframe()

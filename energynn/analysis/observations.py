@@ -78,13 +78,16 @@ def load(runs_dir: str | Path) -> pd.DataFrame:
     a unit of the last printed digit, ``_place`` where it was published.
 
     ``series`` is the study's (R1 to F5, runs/published/series.toml) where a run belongs to one,
-    else a name made of what is constant, else "". ``speed_up`` relates to the mean training time on
-    ``base_devices``. Records left out stand with the reason in ``attrs["excluded"]``.
+    else a name made of what is constant, else ""; ``name`` is its label, ``given_name`` the run's.
+    Own energies and hours are perun's, as published ones, where all was measured. ``speed_up``
+    relates to the mean training time of a series on ``base_devices``. Records left out stand with
+    the reason in ``attrs["excluded"]``.
     """
     runs = results.load_records(runs_dir)
     study = published_runs()
     own = _own_runs(runs)
-    own = own[own.columns.intersection([*study, *RUN_FACTS, *PARTS, "run_dir"])]
+    kept = [*study, *RUN_FACTS, *PARTS, "run_dir", "given_name"]
+    own = own[own.columns.intersection(kept)]
     table = pd.concat([study, own], ignore_index=True).copy()
     table.attrs["excluded"] = runs.attrs["excluded"]
     return table
@@ -216,11 +219,13 @@ def runs_without_training(runs_dir: str | Path) -> pd.DataFrame:
     """
     table = results.load_records(runs_dir, trained=False)
     name = table["name"].where(table["name"] != "", table["command"])
+    name = name.where(name != "", table["run_id"])
     hours = table["device_hours_training"]
     table = table.assign(
         origin=table["workload"].replace("perun import", "imported"),
         series="",
-        name=name.where(name != "", table["run_id"]),
+        name=name,
+        given_name=name,
         gpu_hours=hours.where(hours > 0),
     )
     return _add_derived_quantities(table)
@@ -261,8 +266,8 @@ def _own_runs(runs: pd.DataFrame) -> pd.DataFrame:
         )
     alone = table[~table["run"].isin(selected["run"])]
     alone = alone.assign(series="", name="no series", data="")
-    table = pd.concat([selected, alone], ignore_index=True)
-    return _add_speed_up(table, ["system", "device_name", "recipe", "name"])
+    selected = _add_speed_up(selected, ["system", "device_name", "recipe", "name"])
+    return pd.concat([selected, alone], ignore_index=True)
 
 
 def _is_in_series(runs: pd.DataFrame, conditions: dict) -> pd.Series:

@@ -150,6 +150,7 @@ def _typed_table(rows: list[dict]) -> pd.DataFrame:
     table = table[others].join(energies_kWh).copy()
     return table.assign(
         run=table["run_id"],
+        given_name=table["name"],
         provenance=table["energy_total_provenance"],
         training_time_h=table["training_time_s"] / SECOND_PER_HOUR,
         sockets_per_gpu=table["sockets"] / table["devices"],

@@ -115,6 +115,10 @@ def export(
     folder = require_runs_dir(runs_dir)
     runs = interface.export_csv(folder, csv, factors, own, name)
     print_answer(f"{csv}: {len(runs)} runs; each says how good its energy is")
+    if not (own or name):
+        print_answer(
+            "those that are valid, beside published ones; --own: all own, by training"
+        )
     for name, total in (
         runs.filter(["energy_centre_kWh", "CO2_g", "price"]).sum().items()
     ):

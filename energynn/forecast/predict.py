@@ -61,6 +61,12 @@ def forecast_quantities(
     power_W = of_device["power_W"][:, :1]
     time_h = of_device["time_s"] / SECOND_PER_HOUR
     energy_kWh = of_device["energy_J"] * devices / JOULE_PER_KWH
+    home = fit.runs.where_made.site
+    if site.cpu_W and site.ram_W and fit.runs.scope == "total":
+        # of a node unlike those that the runs were made on
+        more_W = (site.cpu_W + site.ram_W - home.cpu_W - home.ram_W) / of_node
+        energy_kWh = energy_kWh * (1 + more_W / power_W)
+        power_W = power_W + more_W
     result = {
         "time_h": time_h,
         "gpu_hours": time_h * devices,

@@ -85,6 +85,9 @@ def choice_text(plan: Plan, best: dict, fastest: dict) -> str:
     for name, chance in best["chance_percent"].items():
         taken = f"{number_text(best[name]['value'])} of {plan.limits[name]:g}"
         words += f", {taken} {UNITS[name]} (chance {chance_text(chance)})"
+    charged = best["charged_hours"]
+    if charged != best["gpu_hours"]:
+        words += f", charged {number_text(charged['value'])} hours of whole nodes"
     most = fastest[spent]["value"]
     if best["run_id"] != fastest["run_id"] and most:  # power may be free
         spared = 100 - 100 * best[spent]["value"] / most
@@ -137,7 +140,8 @@ def leave_one_out_text(each: pd.DataFrame, with_table: bool = True) -> str:
             f"\nodd: {odd.quantity} of {odd.samples:,.0f} samples on {odd.devices:g} device(s), "
             f"local batch {odd.local_batch_size:g}: "
             f"the others say {odd.value_percent:+.0f} % ({odd.low_percent:+.0f} to "
-            f"{odd.high_percent:+.0f}); move it out of the folder, and make this run again"
+            f"{odd.high_percent:+.0f}); make it again: where it comes out alike, keep both, as the "
+            "others do not tell of it; else move this one out of the folder"
         )
     if with_table:
         words += "\n" + each.to_string(index=False, float_format="{:.1f}".format)
