@@ -102,7 +102,7 @@ bench: train-env ## what measuring costs and how fast the trainers are, as ratio
 	$(BIN)/python -m tests.bench
 
 coverage: env ## how many intervals hold the truth of invented clusters: the table of docs/forecast.md (15 min)
-	@$(BIN)/python -m tests.forecast.clusters 25
+	@$(BIN)/python -m tests.forecast.clusters 20
 
 # That of .venv if it trains, else the machine's own; nothing is installed, nothing is fetched.
 # 9 minutes: the study gpu; any other number: examples/gpu_grid.py. GPU_CALL_MINUTES ends one call of it sooner, and the next one goes on.

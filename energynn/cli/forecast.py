@@ -69,7 +69,7 @@ def predict(
     as_json: JsonOption = False,
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
 ) -> None:
-    """Predict runs of studies, or parameters; with factors also CO2 and price.
+    """Predict runs of studies, with --fit also parameters; with factors also CO2 and price.
 
     By --fit, or by what is published on the system.
     """
@@ -194,7 +194,7 @@ def probe(
         # lines of runs do not get into the answer
         chosen = choose(run, site, runs_dir, minutes)
     if chosen and site.scheduler != "local":
-        words.append(probe.write_probe_study(chosen, site))
+        words.append(probe.write_probe_study(chosen, site, runs_dir))
     if known := probe.matching_runs(run, site, runs_dir):
         made = fits.fit_runs(known)
         rows = predict.forecasts(made, [run])

@@ -234,7 +234,7 @@ ORIGINAL_DEFAULTS = read_toml(Path(__file__).with_name("values_at_birth.toml"))
 class ResNet50Config(RunConfig, frozen=True, kw_only=True):
     """ResNet50 on images; recipe constants as the paper states them (section 3.2.1).
 
-    dataset: photographs (embedded), photographs_large (as large as ImageNet's) or imagenet
+    dataset: photographs (small), photographs_large (as large as ImageNet's) or imagenet
     image_size: height and width of a crop in pixels
     training_samples: size of a nested, class-balanced part of the data set; 0: all
     validation_samples: the same, of the validation data

@@ -178,7 +178,7 @@ def gpu(system: str = "local") -> RunConfigs:
 
     ResNet50 on images that stay on the device, also at a part of its rate, and through the loader;
     FourCastNet at full size on random states. Figures: notebooks/45_one_gpu. Hardware: one NVIDIA
-    GPU with 80 GB. Command: `make gpu-study`. Cost: nine minutes, about 0.07 kWh. Expected: energy
+    GPU with 25 GB. Command: `make gpu-study`. Cost: nine minutes, about 0.04 kWh. Expected: energy
     per sample falls with the local batch size, and with the fast recipe much further; the paper's
     loader keeps the GPU waiting.
     """
@@ -209,7 +209,7 @@ def large_batch(system: str = "local") -> RunConfigs:
     """Top-1 error against the global batch size, on one device by accumulation: LBS stays 16.
 
     At fixed epochs a larger batch means fewer updates, as in the paper's series with constant local
-    batch size; at fixed updates it means more samples. Three seeds each. Data: the embedded
+    batch size; at fixed updates it means more samples. Three seeds each. Data: the
     photographs at 32 pixels, an easy task. The learning rate is a fifth of the recipe's, with which
     these runs without warm-up diverge from GBS 96 on.
     Figures: notebooks/35_large_batch. Hardware: any core.

@@ -91,7 +91,7 @@ def _make_long_enough_run(run: RunConfig, runs_dir: Path) -> RunConfig:
     raise ValueError("probe: a run is not valid; `energynn status --failed` says why")
 
 
-def write_probe_study(probes: list[RunConfig], site: Site) -> str:
+def write_probe_study(probes: list[RunConfig], site: Site, runs_dir: Path) -> str:
     """Write the probes as a study of one's own; returns the commands that make and fit them."""
     workload = probes[0].workload
     study = REPOSITORY / "build" / f"probe_{workload}_{site.name}.py"
@@ -103,7 +103,7 @@ def write_probe_study(probes: list[RunConfig], site: Site) -> str:
         "    return [config.config_from_dict(run | dict(system=system), named) for run in runs]\n"
     )
     return (
-        f"energynn submit {study} --system {site.file}\n"
-        f"energynn forecast fit --workload {workload} --system {site.file} --runs-dir runs "
+        f"energynn submit {study} --system {site.file} --runs-dir {runs_dir}\n"
+        f"energynn forecast fit --workload {workload} --system {site.file} --runs-dir {runs_dir} "
         "--out build/fit.json"
     )

@@ -139,7 +139,9 @@ def test_probes_are_handed_to_the_cluster_as_a_study(
     monkeypatch.setattr(probe, "REPOSITORY", tmp_path)
     own, made = tmp_path / "own", []
     while probes := probe.choose_next_runs(long_run, a100, own, minutes=5):
-        submit, fit = map(str.split, probe.write_probe_study(probes, a100).splitlines())
+        submit, fit = map(
+            str.split, probe.write_probe_study(probes, a100, own).splitlines()
+        )
         assert submit[:2] == ["energynn", "submit"]
         assert fit[1:3] == ["forecast", "fit"]
         (submitted,) = studies.find_studies([submit[2]], a100.name).values()
