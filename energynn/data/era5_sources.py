@@ -50,7 +50,8 @@ OUR_COORDINATE_NAMES = {
     "air_pressure": "level",
 }
 LEAD_PATTERN = re.compile(
-    r"\b(step|lead\w*|fhour|forecast_period|prediction_timedelta)\b", re.IGNORECASE
+    r"\b(step|lead\w*|fhour|ftime|forecast_(period|hour)|prediction_timedelta)\b",
+    re.IGNORECASE,
 )
 GRID_COORDINATES = ("latitude", "longitude")
 ZARR_MARKER_FILES = ("zarr.json", ".zgroup", ".zmetadata")
@@ -121,8 +122,8 @@ def _open_parts(place: str) -> list[Era5Part]:
                 parts.append(_part_of_dataset(file, dataset))
     if not parts:
         raise ValueError(
-            f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files with them; "
-            "--source is the folder that holds them"
+            f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files with variables "
+            "of ours; --source is the folder that holds them; GRIB: `cdo -f nc4 copy` makes NetCDF"
         )
     return parts
 
@@ -172,6 +173,9 @@ def _rename_variables(dataset):
                 f"{name} has a dimension {dim} of {dataset.sizes[dim]}; keep one of them, or "
                 "name it as CF does: time, latitude, longitude, level"
             )
+        methods = variable.attrs.get("cell_methods", "")
+        if re.search(r"\btime: (?!point)", methods):
+            raise ValueError(f"{name} is no state but of times between: {methods}")
         unit = variable.attrs.get("units")
         # WeatherBench2 derives a fraction over water alone; ERA5's own, in %, is over ice in the
         # cold.

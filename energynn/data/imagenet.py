@@ -386,8 +386,7 @@ def open_image(data: bytes):
     """Open one of FORMATS by its content, not yet decoded; others are refused: of EPS Pillow
     would start a program.
 
-    Raises whatever Pillow does, and ValueError for greys of more than 8 bits, of which Pillow would
-    make white of all above 255.
+    Raises whatever Pillow does, and ValueError for more than 8 bits, which Pillow would cut.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -395,7 +394,7 @@ def open_image(data: bytes):
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:  # whose text has an address in memory
         raise ValueError(f"cannot be read as {', '.join(FORMATS)}") from None
-    if image.mode[0] in "IF":
+    if image.mode[0] in "IF" or ";16" in str(image.tile):  # of grey, of colours
         raise ValueError("the number of white is not known; save it with 8 bits")
     return image
 

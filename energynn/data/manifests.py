@@ -43,7 +43,10 @@ def read_checksums(dataset: str) -> dict[str, str]:
     try:
         return reading.read_checksums(path)
     except ValueError as error:
-        raise ValueError(f"{dataset}: {error}; {RESTORE_REMEDY}") from error
+        remedy = (
+            f"{RESTORE_REMEDY}, or `energynn data describe {dataset}` makes it anew"
+        )
+        raise ValueError(f"{dataset}: {error}; {remedy}") from error
 
 
 def root(dataset: str, given: Path | None = None) -> Path:
@@ -64,6 +67,11 @@ def root(dataset: str, given: Path | None = None) -> Path:
                 f"{dataset}: does not ship; set {variable} to its folder (docs/data.md says more)"
             )
         return Path(place)
+    if given:
+        raise ValueError(
+            f"--root: is for {' and '.join(FOLDER_VARIABLES)}; link "
+            f"{GENERATED_DATA_FOLDER / dataset} to it"
+        )
     return (
         DATA_MANIFESTS if dataset in EMBEDDED_SETS else GENERATED_DATA_FOLDER
     ) / dataset

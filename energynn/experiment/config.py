@@ -751,7 +751,10 @@ def _assigned_in_cells(namespace: dict) -> tuple[dict, dict]:
             injected |= names
         elif "workload" in names:
             return names, injected
-    return {}, injected
+    raise ValueError(
+        "the cell of parameters is not found; run the notebook's cells, without a magic (%%time) "
+        "on top of it"
+    )
 
 
 def _names_assigned_in_cell(cell: str) -> dict:

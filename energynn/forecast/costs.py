@@ -16,8 +16,8 @@ FORECAST_ORIGIN_TEXT = (
     "predict` has intervals); charged hours are GPU hours of whole nodes"
 )
 UNKNOWN_COST_TEXT = (
-    "{:.0f} runs, of unknown cost: nothing is published of such runs on this system; submitted, each "
-    "has a job of default_hours, and goes on in the next until it has ended"
+    "{:.0f} runs, of unknown cost: nothing is published of such runs on this system; submitted, "
+    "each has a job of default_hours, and goes on in the next until it has ended"
 )
 
 

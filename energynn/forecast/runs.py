@@ -350,7 +350,7 @@ def own_runs(
     if kinds := frozenset.union(*recipes) - frozenset.intersection(*recipes):
         raise ValueError(
             f"{workload}: runs of several recipes or devices ({', '.join(sorted(kinds))}); choose "
-            "those of one, by what differs (-p NAME=VALUE), or as --runs-dir"
+            "those of one, by parameters, as -p preset=paper, or by what differs, or as --runs-dir"
         )
     # whose data stand in where only they tell how many samples there are
     first = max(chosen, key=lambda record: record.dataset_samples or 0)

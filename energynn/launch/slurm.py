@@ -49,10 +49,10 @@ def submit_script(script: Path, *options: str) -> str:
     asked = shlex.split("\n".join(comments))
     answer = call_slurm("sbatch", "--parsable", *asked, *options, str(script))
     numbers = SBATCH_ANSWER_PATTERN.findall(answer)
-    if not numbers:
+    if len(set(numbers)) != 1:
         raise ValueError(
-            f"sbatch: its answer has no job number: {_one_line(answer)!r}; where `squeue --me` "
-            "shows the job, end it by scancel"
+            f"sbatch: its answer has no job number that is sure: {_one_line(answer)!r}; where "
+            "`squeue --me` shows the job, end it by scancel"
         )
     return numbers[-1]
 

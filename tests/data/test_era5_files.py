@@ -209,6 +209,10 @@ CASES = {
         netcdf(lambda s: s.assign_coords(step=np.timedelta64(6, "h"))),
         "0.nc: step: add this lead",
     ),
+    "a mean of six hours": (
+        netcdf(lambda s: s.assign(t2m=s.t2m.assign_attrs(cell_methods="time: mean"))),
+        "0.nc: t2m is no state but of times between: time: mean",
+    ),
     "a lead in hours": (
         netcdf(lambda s: s.assign_coords(step=6)),
         "0.nc: step: add this lead",

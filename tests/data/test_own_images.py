@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -207,6 +208,18 @@ def test_a_name_that_is_no_text_is_taken_and_a_list_is_never_emptied(tree, monke
 
 BOMB = b"P5\n60000 60000\n255\n"
 FLOATS = encoded(GREYS.astype(np.float32), "TIFF")
+
+
+def png_chunk(kind, data):
+    check = zlib.crc32(kind + data).to_bytes(4)
+    return len(data).to_bytes(4) + kind + data + check
+
+
+# a pixel of three colours, 16 bits each, of a camera of 12
+COLOURS = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", b"\0\0\0\1" * 2 + b"\x10\2\0\0\0")
+COLOURS += png_chunk(b"IDAT", zlib.compress(b"\0" + b"\x0f\xff" * 3)) + png_chunk(
+    b"IEND", b""
+)
 INTEGERS = encoded(GREYS.astype(np.int32), "TIFF")
 
 
@@ -220,6 +233,7 @@ INTEGERS = encoded(GREYS.astype(np.int32), "TIFF")
         FLOATS,
         INTEGERS,
         encoded(GREYS, "PNG"),
+        COLOURS,
         encoded(GREYS, "TIFF"),
         b"P5\n4 4\n65535\n" + GREYS.astype(">u2").tobytes(),
         b"II*\0\x08\0\0\0\xff\xff",

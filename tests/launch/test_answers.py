@@ -30,7 +30,15 @@ def test_a_job_s_number_is_found_among_what_a_site_says(fake_slurm, answer):
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "welcome\n", "41_0\n", "041\n", "12345678901\n"]
+    "answer",
+    [
+        "",
+        "welcome\n",
+        "41_0\n",
+        "041\n",
+        "12345678901\n",
+        "Submitted batch job 9\n 45\n",
+    ],
 )
 def test_an_answer_without_a_number_is_sbatch_s_and_is_not_kept(fake_slurm, answer):
     fake_slurm.answers["sbatch"] = answer
