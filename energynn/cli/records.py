@@ -181,8 +181,8 @@ def import_perun(
     from energynn import records
     from energynn.launch import command, perun_import
 
-    faults = []
-    for folder in perun_import.import_perun_file(file, runs_dir, faults):
+    folders, faults = perun_import.import_perun_file(file, runs_dir)
+    for folder in folders:
         print_answer(command.report_text(records.read_record(folder), folder))
     for fault in faults:
         print_answer(f"not imported: {fault}")

@@ -32,15 +32,15 @@ ENERGY_METHOD_TEXT = (
 )
 
 
-def import_perun_file(path: Path, runs_dir: Path, faults: list[str]) -> list[Path]:
+def import_perun_file(path: Path, runs_dir: Path) -> tuple[list[Path], list[str]]:
     """Write a run folder ``imported/<application>-<run>-<digest>`` for every run in a perun file.
 
-    Returns the folders. Each has its record; rounds of a run are its segments. Importing a file
-    again changes nothing. faults: takes a line for each run that is not whole. Raises ValueError
-    for what is no perun file, and where no run is whole.
+    Returns the folders, and a line for each run that is not whole. Each folder has its record;
+    rounds of a run are its segments. Importing a file again changes nothing. Raises ValueError for
+    what is no perun file, and where no run is whole.
     """
     require_readable_in_time(read_perun_runs, path, READ_TIMEOUT_S)
-    runs = read_perun_runs(path, faults)
+    runs, faults = read_perun_runs(path)
     digest = hash_file(path)
     folders = []
     for run in runs:
@@ -50,7 +50,7 @@ def import_perun_file(path: Path, runs_dir: Path, faults: list[str]) -> list[Pat
             faults.append(str(error))
     if not folders:
         raise ValueError("; ".join(faults))
-    return folders
+    return folders, faults
 
 
 def _import_perun_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:

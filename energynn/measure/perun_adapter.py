@@ -201,16 +201,16 @@ class PerunRun(NamedTuple):
         return f"{self.application}/{self.name}"
 
 
-def read_perun_runs(path: Path, faults: list[str] | None = None) -> list[PerunRun]:
+def read_perun_runs(path: Path) -> tuple[list[PerunRun], list[str]]:
     """Read all runs in a perun HDF5 file (perun 0.8 to 1.0), by name, with all their sensors.
 
-    faults: takes a line for each run that is not whole. Raises ValueError where the file is no
+    Returns them, and a line for each run that is not whole. Raises ValueError where the file is no
     perun file, is being written, is damaged, or has no whole run.
     """
     import h5py
 
     runs = []
-    faults = [] if faults is None else faults
+    faults: list[str] = []
     is_in_use = False
     with contextlib.suppress(ValueError):  # without locks HDF5 has none either
         is_in_use = is_locked(path)
@@ -228,7 +228,7 @@ def read_perun_runs(path: Path, faults: list[str] | None = None) -> list[PerunRu
                         runs.append(_read_perun_run(application, name, run))
         if not runs:
             raise ValueError("; ".join(faults) or "it holds no run")
-    return runs
+    return runs, faults
 
 
 def _read_perun_run(application: str, name: str, run) -> PerunRun:
@@ -277,7 +277,7 @@ def read_perun_results(
     """
     if not is_trusted:
         require_readable_in_time(read_perun_runs, path, READ_TIMEOUT_S)
-    runs = read_perun_runs(path)
+    runs, _ = read_perun_runs(path)
     results = [one.results for one in runs if run in (None, one.name, one.whole_name)]
     if len(results) != 1:
         raise ValueError(f"{path}: has {len(results)} runs {run or ''}")

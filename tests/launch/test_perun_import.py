@@ -58,7 +58,7 @@ def written(tmp_path):
 
 def imported(path):
     """The records of a file's runs, the folder of the first, and its samples."""
-    folders = perun_import.import_perun_file(path, path.parent / "runs", [])
+    folders, _ = perun_import.import_perun_file(path, path.parent / "runs")
     assert records.check(path.parent / "runs") == []
     found = [records.read_record_if_any(folder) for folder in folders]
     return (
@@ -198,7 +198,7 @@ def test_a_failed_read_is_a_gap_and_no_zero(written):
     not HOREKA.exists(), reason="the study's file does not lie beside this checkout"
 )
 def test_the_studys_own_file(tmp_path):
-    (folder,) = perun_import.import_perun_file(HOREKA, tmp_path, [])
+    (folder,), _ = perun_import.import_perun_file(HOREKA, tmp_path)
     record = records.read_record_if_any(folder)
     assert record.energy_perun_total_J == pytest.approx(407_972, abs=1)
     assert record.energy_perun_gpu_J == pytest.approx(122_854.64)
@@ -248,6 +248,6 @@ def test_an_import_that_is_cut_off_leaves_no_folder(written, tmp_path, monkeypat
             "copyfile",
             Mock(side_effect=OSError("No space left")),
         )
-        perun_import.import_perun_file(path, tmp_path / "runs", [])
+        perun_import.import_perun_file(path, tmp_path / "runs")
     assert list((tmp_path / "runs" / "imported").iterdir()) == []
     assert not imported(path)[1].name.startswith(".")
