@@ -123,8 +123,8 @@ def minimal_record(**fields) -> dict:
     return msgspec.to_builtins(record) | fields
 
 
-def read_as_record(fields: dict) -> records.Record:
-    return msgspec.convert(fields, records.Record)
+def record_of(**fields) -> records.Record:
+    return msgspec.convert(minimal_record(**fields), records.Record)
 
 
 def write_perun_hdf5(path, watts, seconds):

@@ -9,7 +9,7 @@ import energynn
 from energynn import records
 from energynn.experiment import config
 from energynn.launch import start
-from tests.conftest import built, minimal_record, read_as_record, write_run_dir
+from tests.conftest import built, record_of, write_run_dir
 from tests.processes import answer, refusal, refused
 from tests.run_files import edit
 
@@ -204,14 +204,14 @@ def test_one_sentence_says_energy_how_good_time_and_accuracy():
     record = dict(energy_total_J=360.0, energy_total_provenance="estimated")
     record |= dict(energy_total_bound_J=1.8, energy_total_systematic_J=180.0)
     record |= dict(training_time_s=22.04, metrics={"top1_error": 0.9, "loss": 2.0})
-    assert records.summary_text(read_as_record(minimal_record(**record))) == (
+    assert records.summary_text(record_of(**record)) == (
         "0.1 Wh, estimated, good to within 50 %, in 22 s, 10% of the images right"
     )
     record |= dict(energy_gpu_J=180.0, energy_gpu_provenance="measured")
-    told = records.summary_text(read_as_record(minimal_record(**record)))
+    told = records.summary_text(record_of(**record))
     assert "good to within 50 %, 0.05 Wh of it measured (GPU), in 22 s" in told
     record |= dict(config={"command": ["train"], "epochs": 4})
-    told = records.summary_text(read_as_record(minimal_record(**record)))
+    told = records.summary_text(record_of(**record))
     assert told.startswith("0.1 Wh, 0.025 Wh an epoch with start and end, estimated, ")
     for numbers, words in (
         ([9, 19, 29], "0.1 Wh, estimated"),
@@ -219,7 +219,7 @@ def test_one_sentence_says_energy_how_good_time_and_accuracy():
     ):
         history = [{"epoch": number} for number in numbers]
         seen = record | dict(config={"command": ["train"]}, history=history)
-        told = records.summary_text(read_as_record(minimal_record(**seen)))
+        told = records.summary_text(record_of(**seen))
         assert told.startswith(words), "who logs each tenth epoch makes more than these"
-    other = minimal_record(training_time_s=3.0, metrics={"rmse": 1 / 3})
-    assert records.summary_text(read_as_record(other)) == "in 3 s, rmse 0.3333"
+    other = record_of(training_time_s=3.0, metrics={"rmse": 1 / 3})
+    assert records.summary_text(other) == "in 3 s, rmse 0.3333"

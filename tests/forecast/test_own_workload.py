@@ -19,7 +19,7 @@ from energynn.forecast import (
     runs,
     wording,
 )
-from tests.conftest import minimal_record, read_as_record
+from tests.conftest import record_of
 from tests.forecast import worlds
 from tests.forecast.conftest import foretold, grid, holds, study_run
 from tests.processes import refused
@@ -183,7 +183,7 @@ def measured(samples, devices, time_s, also=(), **more):
     )
     record |= dict(mean_power_total_W=300.0 * devices)
     record |= dict(energy_total_provenance="measured") | more
-    return read_as_record(minimal_record(**record))
+    return record_of(**record)
 
 
 def two(also=(), **more):

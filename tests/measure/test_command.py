@@ -1,13 +1,13 @@
 """`energynn measure` as a person meets it: real commands, fake sensors whose energy is known."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import msgspec
 import psutil
 import pytest
 
@@ -16,7 +16,6 @@ from energynn import records
 from energynn.host.reading import read_json
 from energynn.launch import status
 from energynn.measure import samples
-from tests.conftest import read_as_record
 from tests.processes import (
     ENERGYNN,
     answer,
@@ -44,7 +43,8 @@ def measured(folder, *command, options=(), **more):
     started = start(folder, *command, options=["--json", *options], **more)
     output, errors = started.communicate(timeout=300)
     assert output, errors
-    return read_as_record(json.loads(output)), started.returncode, errors
+    record = msgspec.json.decode(output, type=records.Record)
+    return record, started.returncode, errors
 
 
 def test_output_input_and_exit_status_are_passed_on(tmp_path):

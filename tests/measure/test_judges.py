@@ -11,7 +11,7 @@ from energynn.launch import command
 from energynn.measure import samples, stream
 from energynn.measure.account import read_power_trace
 from energynn.measure.energy import THRESHOLDS
-from tests.conftest import minimal_record, read_as_record
+from tests.conftest import record_of
 from tests.measure import healthy_machines, worlds
 from tests.measure.worlds import Load, sensor
 from tests.processes import printed
@@ -286,8 +286,7 @@ def test_a_sampler_that_stood_still_is_told_no_period(tmp_path, until_s):
 
 
 def test_too_few_samples_are_told_how_much_longer_gives_enough(tmp_path):
-    record = minimal_record(samples_in_training=8, training_time_s=0.3)
-    record = read_as_record(record)
+    record = record_of(samples_in_training=8, training_time_s=0.3)
     assert "run it 9.8 times as long\n" in command.report_text(record, tmp_path)
 
 

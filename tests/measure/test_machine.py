@@ -6,7 +6,7 @@ import pytest
 
 from energynn import records
 from energynn.measure import machine
-from tests.conftest import minimal_record, read_as_record
+from tests.conftest import record_of
 from tests.processes import write_program
 
 
@@ -40,5 +40,5 @@ def test_energy_of_shared_nodes_is_no_evidence():
         ({}, False),
     ):
         fields = {"status": "finished", "workload": "command", "job": job}
-        record = read_as_record(minimal_record(**fields))
+        record = record_of(**fields)
         assert (words in records.reasons_not_valid(record)) == is_told
