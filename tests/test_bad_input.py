@@ -10,7 +10,7 @@ import pytest
 
 from energynn.analysis import results
 from energynn.data import imagenet
-from energynn.launch import perun_import
+from energynn.host import processes
 from tests.conftest import write_runs
 from tests.data.test_own_images import picture
 from tests.perun_files import PACKAGE, damaged, layout_0_8, write_run
@@ -202,7 +202,7 @@ PERUN = [
 
 @pytest.mark.parametrize("says, change", PERUN)
 def test_foreign_perun_files(here, monkeypatch, says, change):
-    monkeypatch.setattr(perun_import, "READ_TIMEOUT_S", 6)
+    monkeypatch.setattr(processes, "READ_TIMEOUT_S", 6)
     path = write_run(here / "x.hdf5", layout_0_8())
     change(path)
     refused(here, "import-perun", path, "--runs-dir", here / "runs", says=says)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from energynn import records
 from energynn.experiment import config, studies
-from energynn.host import files
+from energynn.host import files, processes
 from energynn.host.files import REPOSITORY
 from energynn.host.reading import read_json
-from energynn.measure import account, perun_adapter
+from energynn.measure import account
 from tests.conftest import built, forge, write_runs
 from tests.experiment.test_config import JSON
 from tests.perun_files import damaged
@@ -182,7 +182,7 @@ def test_what_another_machines_sums_round_to_is_no_fault(run_dir):
 @pytest.mark.parametrize("has_record", [True, False])
 def test_a_damaged_file_of_perun_holds_nobody_up(run_dir, monkeypatch, has_record):
     """HDF5 goes round in it for ever; neither a record nor a checksum says that anybody read it."""
-    monkeypatch.setattr(perun_adapter, "READ_TIMEOUT_S", 4)
+    monkeypatch.setattr(processes, "READ_TIMEOUT_S", 4)
     if has_record:
         built(run_dir)
     damaged(run_dir / "perun" / "damaged.hdf5", 4105, 202)

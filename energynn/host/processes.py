@@ -26,6 +26,7 @@ SET_PDEATHSIG = 1  # number of Linux's prctl
 MIN_OTHERS_SHARE = 0.1  # of the busy CPU time; what is less is not told
 MIN_OTHERS_CORES = 0.1  # busy cores of a host; likewise
 TERMINATION_GRACE_S = 2.0  # in which processes may end before they are killed
+READ_TIMEOUT_S = 120.0  # for a foreign file; the largest that is accepted takes seconds
 STUCK_LIMIT_S = 30.0  # for one that even SIGKILL does not end, as it waits for a disk
 
 # loaded before a fork: a fork should load nothing
@@ -156,14 +157,13 @@ def end_marked(folder: Path) -> None:
         time.sleep(0.05)
 
 
-def require_readable_in_time(read: Callable, path: Path, patience_s: float) -> None:
+def require_readable_in_time(read: Callable, path: Path) -> None:
     """Have another process read a foreign file first: HDF5 crashes on some, or never ends.
 
-    Raises ValueError where that process crashes or takes ``patience_s``; not for what the file
+    Raises ValueError where that process crashes or takes ``READ_TIMEOUT_S``; not for what the file
     holds. ``read`` is a function of a module.
     """
     program = (
-        f"import sys; sys.path = {list(map(str, sys.path))}\n"
         f"from {read.__module__} import {read.__name__} as read\n"
         "from energynn.host import processes\n"
         f"processes.read_for_parent(read, {str(path)!r}, {os.getpid()})"
@@ -172,7 +172,7 @@ def require_readable_in_time(read: Callable, path: Path, patience_s: float) -> N
         subprocess.run(
             [*OWN_PYTHON, "-c", program],
             stderr=subprocess.DEVNULL,
-            timeout=patience_s,
+            timeout=READ_TIMEOUT_S,
             check=True,
             env=own_environment(),
         )

@@ -18,7 +18,6 @@ from energynn.launch import supervise
 from energynn.measure.energy import COMPONENTS
 from energynn.measure.perun_adapter import (
     KIND_OF_UNIT,
-    READ_TIMEOUT_S,
     PerunRun,
     PerunSensor,
     read_perun_runs,
@@ -39,7 +38,7 @@ def import_perun_file(path: Path, runs_dir: Path) -> tuple[list[Path], list[str]
     rounds of a run are its segments. Importing a file again changes nothing. Raises ValueError for
     what is no perun file, and where no run is whole.
     """
-    require_readable_in_time(read_perun_runs, path, READ_TIMEOUT_S)
+    require_readable_in_time(read_perun_runs, path)
     runs, faults = read_perun_runs(path)
     digest = hash_file(path)
     folders = []

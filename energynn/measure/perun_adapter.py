@@ -154,7 +154,6 @@ def _end_all_ranks(kind, error, trace) -> None:
 
 # -------------------------------------------------------------------------------- after the run
 
-READ_TIMEOUT_S = 120  # the largest file that is accepted takes seconds
 # of one file: about a week of twelve sensors on six hosts at perun's 1 s
 MAX_VALUES_OF_FILE = 50_000_000
 KIND_OF_UNIT = {"J": "energy", "W": "power"}
@@ -276,7 +275,7 @@ def read_perun_results(
     process first. Raises ValueError where the file is no perun file or has no such run.
     """
     if not is_trusted:
-        require_readable_in_time(read_perun_runs, path, READ_TIMEOUT_S)
+        require_readable_in_time(read_perun_runs, path)
     runs, _ = read_perun_runs(path)
     results = [one.results for one in runs if run in (None, one.name, one.whole_name)]
     if len(results) != 1:

@@ -93,14 +93,14 @@ def never_ends(path):
 
 @pytest.mark.parametrize("read", [crashes, never_ends])
 def test_a_file_that_crashes_its_reader_or_holds_it_for_ever_is_one_line(
-    tmp_path, read
+    tmp_path, monkeypatch, read
 ):
+    monkeypatch.setattr(processes, "READ_TIMEOUT_S", 5)
     refused(
         "file: is damaged .*copy it again",
         processes.require_readable_in_time,
         read,
         tmp_path / "file",
-        5,
     )
     for number in tmp_path.iterdir():
         assert not lives(int(number.read_text())), "the reader is left behind"
