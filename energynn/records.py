@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct, convert, to_builtins
 
 from energynn.experiment import config as configuration
-from energynn.host import processes, texts
+from energynn.host import texts
 from energynn.host.files import (
     hash_file,
     is_locked,
@@ -40,6 +40,8 @@ from energynn.measure.samples import (
 RECORD_SCHEMA_VERSION = "energynn-record/3"
 # MLPerf's power rules ask for as many before a result counts as measured
 MIN_POWER_SAMPLES = 60
+MIN_OTHERS_SHARE = 0.1  # of the busy CPU time; what is less is not told
+MIN_OTHERS_CORES = 0.1  # busy cores of a host; likewise
 
 UTC_TIME_PATTERN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z\Z"
 # of a record's fields, those that the files of the run do not tell
@@ -650,8 +652,12 @@ def work_of_others(record: Record) -> str:
     own_s = record.cpu_time_s or 0.0
     others_s = record.cpu_time_others_s or 0.0
     time_s = record.training_time_s or 0.0
-    hosts = record.nodes or 1
-    return processes.work_of_others(own_s, others_s, time_s, hosts)
+    part = others_s / (own_s + others_s or 1)
+    least_s = MIN_OTHERS_CORES * time_s * (record.nodes or 1)
+    # beyond 1: what has left the run took its time along
+    if not MIN_OTHERS_SHARE <= part <= 1 or others_s < least_s:
+        return ""
+    return f"others used {part:.0%} of the busy CPU time; what they drew is counted"
 
 
 def lock_run_file(run_dir: Path, name: str = "run.json"):

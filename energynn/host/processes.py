@@ -23,8 +23,6 @@ STARTER_VARIABLE = "ENERGYNN_STARTER"
 # the folder for which a process and all that it starts work
 MARK_VARIABLE = "ENERGYNN_MARK"
 SET_PDEATHSIG = 1  # number of Linux's prctl
-MIN_OTHERS_SHARE = 0.1  # of the busy CPU time; what is less is not told
-MIN_OTHERS_CORES = 0.1  # busy cores of a host; likewise
 TERMINATION_GRACE_S = 2.0  # in which processes may end before they are killed
 READ_TIMEOUT_S = 120.0  # for a foreign file; the largest that is accepted takes seconds
 STUCK_LIMIT_S = 30.0  # for one that even SIGKILL does not end, as it waits for a disk
@@ -126,18 +124,6 @@ def busy_core_seconds() -> float:
     # guest time is part of user; stolen time is somebody else's
     times = psutil.cpu_times()
     return round(times.user + times.nice + times.system + times.irq + times.softirq, 2)
-
-
-def work_of_others(own_s: float, others_s: float, time_s: float, hosts: int = 1) -> str:
-    """Say which part of the busy CPU time was not one's own; "" where that is little."""
-    part = others_s / (own_s + others_s or 1)
-    # beyond 1: what has left this process took its time along
-    if (
-        not MIN_OTHERS_SHARE <= part <= 1
-        or others_s < MIN_OTHERS_CORES * time_s * hosts
-    ):
-        return ""
-    return f"others used {part:.0%} of the busy CPU time; what they drew is counted"
 
 
 def end_marked(folder: Path) -> None:

@@ -42,3 +42,8 @@ def test_energy_of_shared_nodes_is_no_evidence():
         fields = {"status": "finished", "workload": "command", "job": job}
         record = record_of(**fields)
         assert (words in records.reasons_not_valid(record)) == is_told
+
+
+def test_a_child_that_took_its_time_along_is_not_others():
+    took = {"cpu_time_s": -3.0, "cpu_time_others_s": 9.0, "training_time_s": 5.0}
+    assert records.work_of_others(record_of(**took)) == ""

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 import energynn
-from energynn.host.processes import work_of_others
 from energynn.measure import energy, machine, samples, window
 from energynn.measure.samples import Channel
 from tests import powercap
@@ -190,10 +189,6 @@ def test_a_window_reads_the_gpus_that_are_visible_now(sampled, monkeypatch):
         with energynn.window("block"):
             pass
     assert len(window._running_samplers) == 2
-
-
-def test_a_child_that_took_its_time_along_is_not_others():
-    assert work_of_others(-3.0, 9.0, 5.0) == ""
 
 
 def test_what_speaks_against_a_window_names_the_remedy_of_a_window(sampled):
