@@ -176,13 +176,10 @@ class Phases:
                 yield
         finally:
             self._open_name = ""
-            if one._block:  # it was entered
-                self._add_block(name, one._block)
-
-    def _add_block(self, name: str, last: MeasuredBlock) -> None:
-        self._names.append(name)
-        self._blocks.append(last)
-        self._whole = replace(self._blocks[0], end_ns=last.end_ns)
+            if last := one._block:  # it was entered
+                self._names.append(name)
+                self._blocks.append(last)
+                self._whole = replace(self._blocks[0], end_ns=last.end_ns)
 
     @property
     def energies(self) -> dict:
