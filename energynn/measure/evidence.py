@@ -124,7 +124,7 @@ class SensorEvidence(msgspec.Struct):
         was_busy = self.is_busy and t_s > self.begin_s
         self.is_busy = bool(told.is_busy or was_busy)
 
-    def add(self, curve, from_s: float = -np.inf, to_s: float = np.inf) -> None:
+    def add(self, curve, from_s: float, to_s: float) -> None:
         """Add the readings of a curve after ``from_s`` and until ``to_s``; it knows more around."""
         t_s = curve.t_s
         self.late_s = curve.late_s

@@ -175,7 +175,7 @@ def found(curves, begin_s, end_s):
     """Collect what curves say about a window."""
     made = [SensorEvidence(one.sensor, begin_s, end_s, one.period_s) for one in curves]
     for one, curve in zip(made, curves, strict=True):
-        one.add(curve)
+        one.add(curve, -np.inf, np.inf)
     return made
 
 
