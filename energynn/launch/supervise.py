@@ -329,7 +329,7 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
     ranks = perun_adapter.command_under_perun(
         launchers.python_command_of_ranks(), TRAIN_SCRIPT, folder, ini
     )
-    if launchers.SRUN_VARIABLE in os.environ:
+    if intent["launcher"] == "srun":
         return [
             "srun",
             "--export=ALL",
