@@ -320,14 +320,13 @@ def list_nvml_gpus() -> list[dict]:
     pynvml.nvmlInit()
     gpus = []
     for index in range(pynvml.nvmlDeviceGetCount()):
-        notes = {"name": "unknown GPU"}
+        notes: dict = {"name": "unknown GPU"}
         with suppress(Exception):  # a lost GPU says nothing, a laptop's knows no limit
-            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-            notes["uuid"] = pynvml.nvmlDeviceGetUUID(gpu)
-            notes["name"] = pynvml.nvmlDeviceGetName(gpu)
+            notes["uuid"] = _read_nvml_value(index, "nvmlDeviceGetUUID")
+            notes["name"] = _read_nvml_value(index, "nvmlDeviceGetName")
             notes["power"] = nvml_power_semantics(notes["name"])
             notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
-            notes["limit_W"] = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
+            notes["limit_W"] = _read_nvml_limit_W(index)
         with suppress(Exception):
             pci = _read_nvml_value(index, "nvmlDeviceGetPciInfo")
             # as Linux writes it: the domain in four digits
@@ -346,11 +345,14 @@ def _read_nvml_value(index: int, function: str):
     return getattr(pynvml, function)(gpu)  # an old binding lacks some
 
 
+def _read_nvml_limit_W(index: int) -> float:
+    return _read_nvml_value(index, "nvmlDeviceGetEnforcedPowerLimit") / 1e3
+
+
 def _read_gpu_state(index: int) -> DeviceState:
     state = DeviceState()
     with suppress(Exception):  # not every GPU tells
-        limit_mW = _read_nvml_value(index, "nvmlDeviceGetEnforcedPowerLimit")
-        state.limit_W = limit_mW / 1e3
+        state.limit_W = _read_nvml_limit_W(index)
     with suppress(Exception):
         share = _read_nvml_value(index, "nvmlDeviceGetUtilizationRates").gpu
         running = _read_nvml_value(index, "nvmlDeviceGetComputeRunningProcesses")
