@@ -1,4 +1,4 @@
-"""Studies as code: functions that return the runs of an experiment; series select runs."""
+"""Studies as code: functions that return the runs of an experiment."""
 
 import itertools
 import math

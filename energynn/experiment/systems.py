@@ -103,9 +103,9 @@ def read_site(name: str) -> Site:
     is_own = name.endswith(".toml")
     path = Path(name) if is_own else folder / f"{name}.toml"
     if not path.is_file():
-        known = sorted(path.stem for path in folder.glob("*.toml"))
         if is_own:
             raise ValueError(f"system: there is no file {path.absolute()}")
+        known = sorted(path.stem for path in folder.glob("*.toml"))
         raise ValueError(
             f"system: {name!r} is not known{suggestion(name, known)}; "
             f"choose one of {', '.join(known)}, or write a file (.toml)"
@@ -114,13 +114,13 @@ def read_site(name: str) -> Site:
     with join_faults(own if own.exists() else path):
         values = read_toml(path)
         if not is_own:
-            known = values
+            shipped = values
             values = machine.read_system_table(own)
             # a file among the runs may come from others, and brings no commands
-            for name in SCRIPT_FIELDS:
-                if values.get(name) != known.get(name):
+            for field in SCRIPT_FIELDS:
+                if values.get(field) != shipped.get(field):
                     raise ValueError(
-                        f"{name} would become a command of a job; write it in systems/NAME.toml"
+                        f"{field} would become a command of a job; write it in systems/NAME.toml"
                     )
         if values.get("scheduler", "slurm") not in SCHEDULERS:
             raise ValueError(f"scheduler: write one of {', '.join(SCHEDULERS)}")

@@ -31,9 +31,7 @@ LOST_RANK_HINT = "its own last lines, or its host's log, say why"
 
 
 class LauncherVariables(NamedTuple):
-    """Names the variables in which one launcher tells a process of its place; empty where it has
-    none.
-    """
+    """Names the variables in which one launcher tells a process of its place."""
 
     rank: str
     size: str

@@ -77,7 +77,7 @@ class DeviceState(msgspec.Struct, omit_defaults=True):
 
 
 class SamplesLine(msgspec.Struct):
-    """One line: readings, or the states of devices, by sensor; its wall clock is for people."""
+    """One line: readings, or the states of devices, by sensor; older ones have more fields."""
 
     t: InstantNs
     v: list[float | None] = []
