@@ -322,12 +322,11 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
             "--standalone",
             *train,
         ]
-    ini = folder / "perun.ini"
     perun_adapter.write_configuration(
-        ini, intent["config"]["perun_sampling_period_s"], _gpu_indices(intent)
+        folder, intent["config"]["perun_sampling_period_s"], _gpu_indices(intent)
     )
     ranks = perun_adapter.command_under_perun(
-        launchers.python_command_of_ranks(), TRAIN_SCRIPT, folder, ini
+        launchers.python_command_of_ranks(), train, folder
     )
     if intent["launcher"] == "srun":
         return [

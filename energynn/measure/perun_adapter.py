@@ -37,6 +37,7 @@ PERUN_PROGRAM = (
 # ------------------------------------------------------------------------------- before the run
 
 
+CONFIGURATION_FILE = "perun.ini"
 # Every factor is pinned: perun's defaults differ between versions.
 CONFIGURATION_TEXT = """[post-processing]
 power_overhead = 0
@@ -62,43 +63,42 @@ log_lvl = ERROR
 """
 
 
-def write_configuration(path: Path, period_s: float, gpus: list[int]) -> None:
+def write_configuration(folder: Path, period_s: float, gpus: list[int]) -> None:
     """Write perun's configuration: of the NVIDIA GPUs it counts those with the given numbers."""
     text = CONFIGURATION_TEXT.format(
         period_s=period_s,
         backends="" if gpus else "nvml amdsmi",
         used="|".join(map(str, gpus)),
     )
-    path.write_text(text)
+    (folder / CONFIGURATION_FILE).write_text(text)
 
 
 def command_under_perun(
-    python: list[str], script: Path, run_dir: Path, configuration: Path
+    python: list[str], script: list[str], folder: Path
 ) -> list[str]:
     """Return the command of each rank: a Python script under perun, with our sampler attached.
 
-    perun keeps the folder that it writes to in its HDF5 file, and its configuration file stays
-    with the run. Both may move to another machine. So the folder stands in the command only,
-    relative to the working directory.
+    script: with its arguments. perun keeps the folder that it writes to in its HDF5 file, and its
+    configuration file stays with the run. Both may move to another machine. So the folder stands
+    in the command only, relative to the working directory.
     """
     hook = Path(__file__).with_name("perun_hook.py")
     # perun's parser interpolates
-    out = os.path.relpath(run_dir / "perun").replace("%", "%%")
+    out = os.path.relpath(folder / "perun").replace("%", "%%")
     return [
         *python,
         "-P",
         "-c",
         PERUN_PROGRAM,
         "-c",
-        str(configuration),
+        str(folder / CONFIGURATION_FILE),
         "monitor",
         "--data_out",
         out,
         "--live-callback-files",
         str(hook),
         "--",
-        str(script),
-        str(run_dir),
+        *script,
     ]
 
 

@@ -1,6 +1,5 @@
 import configparser
 import os
-from pathlib import Path
 
 from perun.util import matchesOneOf
 
@@ -20,7 +19,7 @@ def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(
     monkeypatch.setenv("PERUN_SAMPLING_PERIOD", "5")
     environment = mpi_environment()
     assert not [name for name in environment if name.startswith("PERUN_")]
-    perun_adapter.write_configuration(tmp_path / "perun.ini", 0.25, [0, 12])
+    perun_adapter.write_configuration(tmp_path, 0.25, [0, 12])
     ini = configparser.ConfigParser()
     ini.read(tmp_path / "perun.ini")
     assert (
@@ -32,7 +31,7 @@ def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(
         and str(tmp_path) not in (tmp_path / "perun.ini").read_text()
     )
     command = perun_adapter.command_under_perun(
-        ["python"], Path("train.py"), tmp_path / "100%", tmp_path / "perun.ini"
+        ["python"], ["train.py"], tmp_path / "100%"
     )
     assert command[command.index("--data_out") + 1] == os.path.relpath(
         tmp_path / "100%%" / "perun"
