@@ -73,6 +73,11 @@ def submit_runs(
     the remedy, also where the jobs are expected to cost more than ``max_gpu_hours`` (default: the
     system's).
     """
+    if others := {run.system for run in runs} - {site.name}:
+        raise ValueError(
+            f"system: runs of {min(others)} are not made on {site.name}; in a study of your own "
+            "hand `system` on to config.make"
+        )
     runs, left_out = systems.select_runs_that_fit(site, runs)
     if left_out:
         print_lines(left_out)

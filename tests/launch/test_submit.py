@@ -91,25 +91,21 @@ def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch):
 
 
 def test_what_no_run_can_read_is_said_before_sbatch(tmp_path, fake_slurm, monkeypatch):
-    given, setup = {"max_gpu_hours": 9999}, ["export ENERGYNN_ERA5=$TMPDIR"]
+    """And that a study has not handed on its system: jobs would make its runs elsewhere."""
+    setup = ["export ENERGYNN_ERA5=$TMPDIR"]
     site = systems.read_site("horeka-h100")
     brought = msgspec.structs.replace(site, setup=setup)
     runs = studies.find_studies(["F4"], site.name)["F4"]
+    given = {"runs_dir": tmp_path, "max_gpu_hours": 9999}
+    submitted = partial(submit.submit_runs, runs, "F4", **given)
     monkeypatch.setenv("ENERGYNN_ERA5", str(tmp_path / "nothing"))
-    refused(
-        "era5: ENERGYNN_ERA5: .*nothing is no folder",
-        submit.submit_runs,
-        runs,
-        "F4",
-        site,
-        tmp_path,
-        **given,
-    )
+    refused("era5: ENERGYNN_ERA5: .*nothing is no folder", submitted, site)
     monkeypatch.delenv("ENERGYNN_ERA5")
     for each, said in ((site, ".*set ENERGYNN_ERA5"), (brought, ".*no checksums")):
-        refused(
-            f"^era5: {said}", submit.submit_runs, runs, "F4", each, tmp_path, **given
-        )
+        refused(f"^era5: {said}", submitted, each)
+    here = [config.make()]
+    words = "runs of local .* hand `system` on"
+    refused(words, submit.submit_runs, here, "", site, **given)
     assert not fake_slurm.queue and not list(tmp_path.iterdir())
 
 
@@ -122,23 +118,17 @@ def fine_tuning():
 def test_fine_tuning_waits_for_its_pre_training(tmp_path, fake_slurm):
     site, (first, tuned) = systems.read_site(TWO_NODES), fine_tuning()
     folder = tmp_path / config.run_id(first)
-    before, after = submit.plan_jobs([tuned, first], site, tmp_path, set())
+    plan = partial(submit.plan_jobs, site=site, system_dir=tmp_path, queued=set())
+    before, after = plan([tuned, first])
     assert [*before.runs.values(), before.after] == [first, None]
     assert [*after.runs.values(), after.after] == [tuned, folder]
     waits = {"--dependency=afterok:41_0", "--kill-on-invalid-dep=yes"}
     for job, options in ((before, set()), (after, waits)):
         submit.submit_job_array(job, site, "mine")
         assert waits & {*fake_slurm.given["sbatch"]} == options
-    refused(
-        "initial_run: .* is not made yet",
-        submit.plan_jobs,
-        [tuned],
-        site,
-        tmp_path,
-        set(),
-    )
+    refused("initial_run: .* is not made yet", plan, [tuned])
     files.write_json(folder / "record.json", minimal_record(valid=True))
-    (job,) = submit.plan_jobs([tuned, first], site, tmp_path, set())
+    (job,) = plan([tuned, first])
     assert job.after is None
     running = tmp_path / "runs" / site.name / folder.name / "run.json"
     files.write_json(running, {})
