@@ -14,7 +14,6 @@ import numpy as np
 from energynn.host.reading import join_faults
 from energynn.measure import devices, energy
 from energynn.measure.energy import COMPONENTS, THRESHOLDS, SensorEnergy, refusal
-from energynn.measure.evidence import SensorEvidence
 from energynn.measure.samples import (
     Channel,
     Header,
@@ -214,9 +213,7 @@ def _read_host(
         path, header, windows_s, np.concatenate([[], *asked_s])
     )
     for when in windows_s.keys() & IDLE_WINDOWS:
-        host.idle_W |= _mean_idle_power_W(
-            [stream.evidence[when] for stream in streams], when
-        )
+        host.idle_W |= _mean_idle_power_W(streams, when)
     if "training" in windows_s:
         named = set(gpus.values())
         host.is_named = bool(named) and "" not in named
@@ -279,7 +276,7 @@ def _gpu_uuid(sensor: Channel) -> str:
 # ------------------------------------------------------------------------------------------ idle
 
 
-def _mean_idle_power_W(idle: list[SensorEvidence], when: str) -> dict[str, float]:
+def _mean_idle_power_W(streams: list[SensorStream], when: str) -> dict[str, float]:
     """Return the mean power of each component while a host was idle.
 
     It is absent where a sensor has too few readings.
@@ -287,9 +284,9 @@ def _mean_idle_power_W(idle: list[SensorEvidence], when: str) -> dict[str, float
     watts = {}
     for component in COMPONENTS:
         own = [
-            one
-            for one in idle
-            if one.sensor.primary and one.sensor.component == component
+            stream.evidence[when]
+            for stream in streams
+            if stream.sensor.primary and stream.sensor.component == component
         ]
         if own and min(one.readings for one in own) >= MIN_IDLE_SAMPLES:
             energy_J = sum(one.energy_J for one in own)

@@ -39,8 +39,7 @@ def test_energy_of_shared_nodes_is_no_evidence():
         ({"is_exclusive": True}, False),
         ({}, False),
     ):
-        fields = {"status": "finished", "workload": "command", "job": job}
-        record = record_of(**fields)
+        record = record_of(workload="command", job=job)
         assert (words in records.reasons_not_valid(record)) == is_told
 
 
