@@ -108,8 +108,8 @@ def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
         )
     use = "counts" if sensor.primary else "cross-check"
     facts = [f"{sensor.id}: {sensor.kind}", sensor.provenance, use]
-    if sensor.kind == "power":
-        facts.append(sensor.notes.get("power", ""))
+    if sensor.kind == "power" and "power" in sensor.notes:
+        facts.append(sensor.notes["power"])
     state = GOOD if sensor.provenance == "measured" else WEAK
     return Finding(sensor.component.upper(), state, ", ".join(facts))
 

@@ -192,8 +192,8 @@ def test_grace_counts_the_cpu_once(grace):
     inventory = look()
     assert inventory.problems == inventory.unaccounted == []
     (cpu,) = inventory.sensors
-    assert (cpu.component, cpu.kind, cpu.provenance) == ("cpu", "power", "measured")
-    assert cpu.id == "CPU Power Socket 0"
+    told = "CPU Power Socket 0: power, measured, counts"
+    assert doctor._finding_of_sensor(cpu) == doctor.Finding("CPU", doctor.GOOD, told)
     assert cpu.read() * cpu.to_SI == pytest.approx(150.0)
     for file in grace.values():
         file.with_name("power1_oem_info").write_text("Chassis\n")
