@@ -98,7 +98,7 @@ class Window:
                     "make one for each block: energynn.window(...)"
                 )
             begin_B = sampler.file.stat().st_size - MARGIN_BEFORE_WINDOW_B
-            self._block = MeasuredBlock(sampler, begin_B)
+            self._block = MeasuredBlock(self.name, sampler, begin_B)
         return copy.copy(self)
 
     def __exit__(self, *_error) -> None:
@@ -158,7 +158,6 @@ class Phases:
 
     def __init__(self, no_gpu: bool = False, synchronize: bool = True):
         self._window = partial(Window, no_gpu=no_gpu, synchronize=synchronize)
-        self._names: list[str] = []
         self._blocks: list[MeasuredBlock] = []
         self._whole: MeasuredBlock  # from the first block to the end of the last
         self._open_name = ""
@@ -177,7 +176,6 @@ class Phases:
         finally:
             self._open_name = ""
             if last := one._block:  # it was entered
-                self._names.append(name)
                 self._blocks.append(last)
                 self._whole = replace(self._blocks[0], end_ns=last.end_ns)
 
@@ -202,14 +200,14 @@ class Phases:
             used = [one for one in streams if one.sensor.primary]
             each_J = np.sum([np.diff(one.at(edges_s))[:, 0] for one in used], axis=0)
         rows = {
-            name: {"blocks": 0, "time_s": 0.0, "energy_J": 0.0} for name in self._names
+            one.name: {"blocks": 0, "time_s": 0.0, "energy_J": 0.0}
+            for one in self._blocks
         }
-        for name, block, energy_J in zip(
-            self._names, self._blocks, each_J, strict=True
-        ):
-            rows[name]["blocks"] += 1
-            rows[name]["time_s"] += block.time_s
-            rows[name]["energy_J"] += float(energy_J)
+        for one, energy_J in zip(self._blocks, each_J, strict=True):
+            row = rows[one.name]
+            row["blocks"] += 1
+            row["time_s"] += one.time_s
+            row["energy_J"] += float(energy_J)
         return rows
 
     def __str__(self) -> str:
@@ -346,6 +344,7 @@ def _end_sampler(process: int, folder: Path, stop_sampler: Callable) -> None:
 class MeasuredBlock:
     """A block of code that a window was entered for; ``begin_B``: samples from there on count."""
 
+    name: str
     sampler: SamplerProcess
     begin_B: int
     start_ns: int = field(default_factory=time.monotonic_ns)
