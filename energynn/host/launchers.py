@@ -19,6 +19,8 @@ from energynn.host.processes import own_environment
 SRUN_VARIABLE = "ENERGYNN_SRUN"
 # in a batch job: how srun calls Python, as "apptainer exec image.sif python"
 PYTHON_VARIABLE = "ENERGYNN_PYTHON"
+# of srun, and of a batch job
+SRUN_SIZE_VARIABLE = "SLURM_NTASKS"
 # launchers whose runs have no file of perun's
 LAUNCHERS_WITHOUT_PERUN = ("alone", "torchrun", "simulated")
 # 75: exit status of a run that was interrupted and can go on
@@ -42,7 +44,7 @@ class LauncherVariables(NamedTuple):
         tasks = os.environ.get("SLURM_STEP_NUM_TASKS")
         # one process: a batch script, or a step of one task
         is_alone = "SLURM_STEP_ID" not in os.environ or tasks == "1"
-        if self.size == SRUN_RANK_VARIABLES.size and is_alone:
+        if self.size == SRUN_SIZE_VARIABLE and is_alone:
             return False  # the number is the job's
         return {self.rank, self.size} <= os.environ.keys()
 
@@ -63,22 +65,25 @@ class LauncherVariables(NamedTuple):
         return f"`unset {self.rank} {self.size}` where no launcher has started this"
 
 
-# and Slurm's pmi2
-MPICH_VARIABLES = LauncherVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
-PMIX_VARIABLES = LauncherVariables(
-    "PMIX_RANK", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE"
-)
-OPEN_MPI_VARIABLES = LauncherVariables(
-    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
-)
-TORCHRUN_VARIABLES = LauncherVariables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 # SLURM_STEP_TASKS_PER_NODE begins with the number of this host only where all hosts have the same
 # number. No more is needed of it.
-SRUN_RANK_VARIABLES = LauncherVariables(
-    "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE"
+MPI_LAUNCHERS = (
+    # MPICH, and Slurm's pmi2
+    LauncherVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    # Open MPI
+    LauncherVariables(
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
+    ),
+    # srun with PMIx
+    LauncherVariables("PMIX_RANK", SRUN_SIZE_VARIABLE, "SLURM_STEP_TASKS_PER_NODE"),
 )
-MPI_LAUNCHERS = (MPICH_VARIABLES, OPEN_MPI_VARIABLES, PMIX_VARIABLES)
-LAUNCHERS = (*MPI_LAUNCHERS, TORCHRUN_VARIABLES, SRUN_RANK_VARIABLES)
+LAUNCHERS = (
+    *MPI_LAUNCHERS,
+    # torchrun
+    LauncherVariables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    # srun
+    LauncherVariables("SLURM_PROCID", SRUN_SIZE_VARIABLE, "SLURM_STEP_TASKS_PER_NODE"),
+)
 # What launchers tell ranks, and Kubernetes a pod, for which PET_ holds options of torchrun; what
 # sites set for MPI (OMPI_MCA_) is none of it. PERUN_ would overrule our file of perun's options.
 RANK_VARIABLE_PATTERN = re.compile(
