@@ -309,9 +309,7 @@ def submit_job_array(
     for task, folder in enumerate(folders):
         submission.job_id = f"{number}_{task}"
         status.write_job_file(folder, "submission", submission)
-    print(
-        f"job {number}: {len(folders)} run(s), the first {folders[0].name}", flush=True
-    )
+    print_lines(f"job {number}: {len(folders)} run(s), the first {folders[0].name}")
 
 
 def cancel_jobs(folders: list[Path]) -> int:
@@ -350,7 +348,7 @@ def check_system(system: str) -> int:
         if told != before:
             print_lines(told)
         time.sleep(status.POLL_PERIOD_S)
-    print(status.status_text([row], []))
+    print_lines(status.status_text([row], []))
     record = records.read_record_if_any(folder)
     expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node)
     wrong = []
@@ -361,8 +359,8 @@ def check_system(system: str) -> int:
             if name == "sockets" and value:
                 wrong.append(f"write sockets_per_node = {value // 2} in {site.file}")
     if not wrong:
-        print(f"the test run passed: it is as {site.file} says")
+        print_lines(f"the test run passed: it is as {site.file} says")
         return 0
     wrong += [row["reason"], f"its log: {folder / 'job' / 'log.txt'}"]
-    print("WRONG:", "; ".join(filter(None, wrong)))
+    print_lines(f"WRONG: {'; '.join(filter(None, wrong))}")
     return 1
