@@ -124,13 +124,15 @@ def submit_runs(
 
 def _queued_folders(system_dir: Path) -> set[Path]:
     """Find the folders of runs that go on, or whose job is queued."""
-    folders = [*system_dir.glob("*/")]
-    jobs_of = {folder: status.read_submission(folder).job_id for folder in folders}
-    queue = slurm.read_queue(any(jobs_of.values()))
+    jobs = {
+        folder: status.read_submission(folder).job_id
+        for folder in system_dir.glob("*/")
+    }
+    queue = slurm.read_queue(any(jobs.values()))
     return {
-        path
-        for path in folders
-        if jobs_of[path] in queue or records.is_run_locked(path)
+        folder
+        for folder, job in jobs.items()
+        if job in queue or records.is_run_locked(folder)
     }
 
 
