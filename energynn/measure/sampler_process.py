@@ -17,7 +17,7 @@ from energynn.host.processes import OWN_PYTHON, end_marked, own_environment
 from energynn.host.reading import read_json
 from energynn.measure import devices, kernel, sensors
 from energynn.measure.amd import add_amd_sensors
-from energynn.measure.samples import has_samples
+from energynn.measure.samples import has_samples, run_dir_of
 
 STOP_TIMEOUT_S = 30.0
 PARENT_POLL_PERIOD_S = 1.0  # whether the parent lives
@@ -104,8 +104,7 @@ def begin_sampling(folder: Path, ranks: int) -> sensors.Sampler:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         # this process must not end before its ranks
         signal.signal(number, signal.SIG_IGN)
-    path = folder / "run.json"
-    intent = read_json(path if path.exists() else folder.parent / "run.json")
+    intent = read_json(run_dir_of(folder) / "run.json")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if ranks == 1 else None
     inventory = find_sensors(intent, visible)
     path = folder / f"samples-{platform.node()}.jsonl"

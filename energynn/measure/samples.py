@@ -337,6 +337,11 @@ def read_phases(folder: Path) -> dict[int, tuple]:
     return phases
 
 
+def run_dir_of(segment: Path) -> Path:
+    """Return the folder of the run of a segment; of the first it is the same."""
+    return segment if (segment / "run.json").exists() else segment.parent
+
+
 def segment_dirs(run_dir: Path) -> list[Path]:
     """List the folders of each start of a run: the run's own, then segment-2, segment-3 ..."""
     return [

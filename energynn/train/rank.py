@@ -13,7 +13,7 @@ from pathlib import Path
 from energynn.experiment import config as configuration
 from energynn.host import launchers
 from energynn.measure.sampler_process import start_sampler
-from energynn.measure.samples import Events, has_samples
+from energynn.measure.samples import Events, has_samples, run_dir_of
 from energynn.train.distributed import Interrupted, LostRank, end_all_ranks
 
 
@@ -23,7 +23,7 @@ def run_rank(folder: str | Path) -> None:
     Ends all ranks if this one cannot go on, so that none waits for ever.
     """
     folder = Path(folder)
-    run_dir = folder if (folder / "run.json").exists() else folder.parent
+    run_dir = run_dir_of(folder)
     signal.signal(signal.SIGTERM, _stop_on_signal)
     status = "finished"
     reason = ""
