@@ -96,12 +96,8 @@ def test_what_papermill_gives_is_the_run_s_and_a_slip_is_refused(prepared):
 
 def test_a_notebook_runs_again_in_its_kernel_with_what_was_changed(prepared):
     kernel = Kernel()
-    refused(
-        "^the cell of parameters is not found",
-        kernel.parameters,
-        "# Param",
-        "%%time\n#",
-    )
+    gone = dict(old="workload", new="w")
+    refused("^the cell of parameters is not found", kernel.parameters, **gone)
     kernel.cell("epoch = 7; mine = [1]; note = 3\nfrom pathlib import Path")
     words = ["-p", "workload", "fourcastnet", "-p", "depth", "1"]
     first = kernel.parameters(prepared(*words))
