@@ -748,7 +748,8 @@ def _assigned_in_cells(namespace: dict) -> tuple[dict, dict]:
     for cell in reversed(namespace["In"]):
         names = _names_assigned_in_cell(cell)
         if cell.startswith(PAPERMILL_CELL_START):
-            injected |= names
+            # its paths are no parameters
+            injected |= {name: None for name in names if "PAPERMILL_" not in name}
         elif "workload" in names:
             return names, injected
     raise ValueError(

@@ -19,6 +19,7 @@ OPTION_REGEX = (
     rf"^(?!--clusters|-M)(--[a-z][a-z-]*(={OPTION_TEXT}+)?|-[A-Za-z] ?{OPTION_TEXT}*)\Z"
 )
 SlurmOption = Annotated[str, Meta(pattern=OPTION_REGEX)]
+SrunOption = Annotated[str, Meta(pattern=r"^-.+\Z")]  # which a variable hands over
 Hours = Annotated[float, Meta(gt=0)]  # 0 is Slurm's word for no limit
 VariableName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
@@ -56,7 +57,7 @@ class Site(
     default_hours: Hours = 1.0
     max_gpu_hours: Number = 100.0  # of one submission, where it gives no other
     sbatch: list[SlurmOption] = []
-    srun: list[SlurmOption] | None = None
+    srun: list[SrunOption] | None = None
     python: str = ""  # how srun calls it, where it is in a container
     # of one job array; 0: as many as Slurm starts
     runs_at_once: Natural = 0

@@ -24,6 +24,7 @@ from energynn.host.files import write_json
 from energynn.host.progress import energy_text, print_lines
 from energynn.host.reading import join_faults
 from energynn.launch import slurm
+from energynn.measure import kernel
 from energynn.measure.samples import (
     event_ns,
     events_of_kind,
@@ -216,6 +217,10 @@ def _state_of_run(
     if record or last.outcome:
         return "failed", last.outcome.removeprefix("failed: ") or reason
     if job_id := submission.job_id:
+        log = kernel.read_text(folder / "job" / "log.txt")
+        _, failed, line = log.rpartition("energynn: failed: ")
+        if failed and "\n" not in line:  # of the set-up, before the job could start
+            return "failed", f"its set-up, {line}; job/log.txt says more"
         said = f"its job is gone; `sacct -j {job_id}` and job/log.txt say more"
         return "stopped", said
     if (folder / "run.json").exists():

@@ -61,6 +61,7 @@ RUNS = {
     "waits": ("PENDING|BeginTime", FAILED, "queued", f"BeginTime; {BEFORE}"),
     "goes on": ("RUNNING|None", GOES_ON, "running", f"no epoch reported; {BEFORE}"),
     "gave up": ("", GAVE_UP, "failed", "3 starts in a row"),
+    "set-up": ("", {}, "failed", "its set-up, module load x; job/log.txt says more"),
     "by hand": ("", BY_HAND, "stopped", "asked to stop"),
     "other": ("PENDING|Resources", OF_ANOTHER, "queued", "Resources"),
 }
@@ -73,6 +74,10 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeyp
         folder = submitted(tmp_path, name, job, contents)
         if queued:
             fake_slurm.queue[job] = queued.split("|")
+        if name == "set-up":
+            (folder / "job" / "log.txt").write_text(
+                "x: no\nenergynn: failed: module load x\n"
+            )
         if name == "running":
             (folder / "events-rank0.jsonl").write_text(EPOCH)
     found, notes = states_of(tmp_path)
@@ -80,9 +85,9 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeyp
     shown = answer("status", "--runs-dir", tmp_path)
     assert re.search(r"running +running +3 of 9 epochs done; job 69_0\n", shown)
     *table, last = shown.splitlines()
-    assert all(len(line) <= 100 for line in table) and last.startswith("runs: 15; ")
+    assert all(len(line) <= 100 for line in table) and last.startswith("runs: 16; ")
     shown = json.loads(answer("status", "--failed", "--json", "--runs-dir", tmp_path))
-    failed = {"failed", "gave up", "short", "died"}
+    failed = {"failed", "gave up", "short", "died", "set-up"}
     assert {run["run_id"] for run in shown["runs"]} == failed
     assert DIED in answer("status", "--watch", tmp_path / "two-nodes" / "died")
     with lock(tmp_path / "two-nodes" / "died" / "run.json"):  # its launcher lives

@@ -238,7 +238,13 @@ def test_a_fault_in_a_systems_file_is_one_clear_line(tmp_path, line, words):
     refused(f"{path}.*{words}", systems.read_site, str(path))
 
 
-def test_systems_that_ship_can_be_read_and_a_slip_is_told():
+def test_systems_that_ship_can_be_read_and_a_slip_is_told(tmp_path):
+    image = "--container-image=nvcr.io#nvidia/pytorch:25.01-py3"
+    path = tmp_path / "pyxis.toml"
+    path.write_text(
+        f"devices_per_node = 4\nsrun = ['{image}', '--container-mounts=$HOME:/root']"
+    )
+    assert systems.read_site(str(path)).srun[0] == image
     for path in (REPOSITORY / "systems").glob("*.toml"):
         site = systems.read_site(path.stem)
         assert msgspec.convert(msgspec.structs.asdict(site), systems.Site) == site
