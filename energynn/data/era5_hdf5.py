@@ -15,7 +15,23 @@ from energynn.data.era5_values import (
 )
 from energynn.host.reading import require_plain_hdf5
 
-TIME_NAMES = ("time", "valid_time", "timestamp", "times", "Time", "datetime", "dates")
+# By what names a file may say what, in small letters.
+TIME_NAMES = ("time", "valid_time", "timestamp", "times", "datetime", "dates")
+CHANNEL_NAMES = "channels channel channel_names variables names fields".split()
+FILL_NAMES = ("_fillvalue", "missing_value")
+START_NAMES = ("start", "start_time", "start_date", "start_datetime")
+LATITUDE_NAMES = ("latitude", "lat", "latitudes", "lats")
+LONGITUDE_NAMES = ("longitude", "lon", "longitudes", "lons")
+KNOWN_NAMES = {
+    *TIME_NAMES,
+    *CHANNEL_NAMES,
+    *FILL_NAMES,
+    *START_NAMES,
+    *LATITUDE_NAMES,
+    *LONGITUDE_NAMES,
+}
+# what HDF5 and NetCDF say for themselves
+FORMAT_NAMES = ("dimension_list", "_netcdf4dimid", "_netcdf4coordinates")
 MISSING_TIMES_REMEDY = (
     "write its times into a data set `time`, with units as `hours since 1970-01-01`"
 )
@@ -29,19 +45,20 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
 
     Without names the channels are FourCastNet's 21; without times they are those from 1 January
     00 UTC on, so that a file of 1460 in a leap year ends on 30 December. Raises ValueError where
-    the file says otherwise.
+    the file says otherwise, or what we do not understand.
     """
     import h5py
 
     file = h5py.File(path)
     require_plain_hdf5(file, texts=True)
+    if "fields" not in file:
+        raise ValueError("no data set `fields`; NetCDF ends in .nc")
+    _require_known_names(file)
     fields = file["fields"]
     shape = fields.shape
     names = []
     # names are texts, bytes or one text; numbers name none
-    for said in _find_texts(
-        file, "channels", "channel", "channel_names", "variables", "names", "fields"
-    ):
+    for said in _find_texts(file, *CHANNEL_NAMES):
         text = " ".join(said.astype("S").astype(str))
         names = names or re.findall(r"[\w@-]*[A-Za-z][\w@-]*", text)
     channels = [our_name(name, names) for name in names] or [*CHANNELS, "sst"]
@@ -56,13 +73,14 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
             f"2 (rows - 1)), as (1460, 21, 721, 1440); it is {fields.dtype} {shape}"
         )
     times, remark = _read_times(file, year)
-    latitude_deg = _read_axis(file, "latitude", np.linspace(90, -90, shape[2]))
-    longitude_deg = _read_axis(file, "longitude", np.arange(shape[3]) * 360 / shape[3])
+    latitude_deg = _read_axis(file, LATITUDE_NAMES, np.linspace(90, -90, shape[2]))
+    usual_deg = np.arange(shape[3]) * 360 / shape[3]
+    longitude_deg = _read_axis(file, LONGITUDE_NAMES, usual_deg)
     if times.shape != shape[:1]:
         raise ValueError(
             f"{times.size} times of {shape[0]} states; {MISSING_TIMES_REMEDY}"
         )
-    fill = [*_find_texts(file, "_fillvalue", "missing_value")][:1]
+    fill = [*_find_texts(file, *FILL_NAMES)][:1]
 
     def read_channels(row: int) -> Iterator[tuple[str, np.ndarray]]:
         planes = fields[row]
@@ -74,16 +92,29 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
     )
 
 
-def _read_axis(file, name: str, usual_deg: np.ndarray) -> np.ndarray:
+def _require_known_names(file) -> None:
+    """Raise ValueError for a data set, a group or a number whose meaning is not known; single
+    texts, as a history, may say anything.
+    """
+    for holder in (file["fields"].attrs, file.attrs, file):
+        for name, said in holder.items():
+            is_known = name.lower() in (*KNOWN_NAMES, *FORMAT_NAMES)
+            if not is_known and not isinstance(said, str | bytes):
+                raise ValueError(
+                    f"holds {name}, which is not understood; take it out, or name it as one of "
+                    f"{', '.join(sorted(KNOWN_NAMES))}"
+                )
+
+
+def _read_axis(file, names: tuple[str, ...], usual_deg: np.ndarray) -> np.ndarray:
     """Read latitudes or longitudes in degrees, the ``usual_deg`` where the file has none.
 
     Raises ValueError for others than one of each row or column.
     """
-    short = name[:3]
-    axes = [*_find_texts(file, name, short, f"{name}s", f"{short}s")]
+    axes = [*_find_texts(file, *names)]
     fit = [axis for axis in axes if axis.shape == usual_deg.shape]
     if axes and not fit:
-        raise ValueError(f"{name}: {axes[0].size} values of {usual_deg.size}")
+        raise ValueError(f"{names[0]}: {axes[0].size} values of {usual_deg.size}")
     return fit[0] if fit else usual_deg
 
 
@@ -99,7 +130,8 @@ def _find_texts(file, *names: str) -> Iterator[np.ndarray]:
 def _read_times(file, year: int) -> tuple[np.ndarray, str]:
     """List the times of a file, and what a person should know of them."""
     count = len(file["fields"])
-    clock = next((file[name] for name in TIME_NAMES if name in file), None)
+    called = {name.lower(): name for name in file}
+    clock = next((file[called[name]] for name in TIME_NAMES if name in called), None)
     if clock is not None:
         import xarray as xr  # here, because it brings pandas
 
@@ -118,7 +150,7 @@ def _read_times(file, year: int) -> tuple[np.ndarray, str]:
         raise ValueError(
             f"{count} states, and {year} has {len(hours)} six-hourly times; {MISSING_TIMES_REMEDY}"
         )
-    starts = _find_texts(file, "start", "start_time", "start_date")
+    starts = _find_texts(file, *START_NAMES)
     start = "".join(next(starts, np.empty(0)).astype(str))
     # in UTC, as ISO 8601 has it
     begin = start and datetime.fromisoformat(start.removesuffix("Z"))

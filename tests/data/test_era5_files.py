@@ -230,6 +230,15 @@ CASES = {
         reversed_hdf5(a_channels=21, channel_names=np.array(REVERSED, "S")),
         "",
     ),
+    "its own words": (
+        reversed_hdf5(channels=np.array(REVERSED, "S"), TIME=np.arange(4) * 21_600.0),
+        "of 2019; look at --years",
+    ),
+    "a step of an hour": (hdf5(a_dt=1), "2019.h5: holds dt, which is not understood"),
+    "a clock of its own": (hdf5(date=HOURS), "2019.h5: holds date, which is not"),
+    "a group": (hdf5(**{"coords/lat": HOURS}), "2019.h5: holds coords, which is not"),
+    "a history": (hdf5(a_history="made by hand"), ""),
+    "no fields": (lambda folder: h5py.File(folder / FILE, "w").close(), "no data set"),
     "rows of others": (
         hdf5(latitude=np.linspace(90, -90, 3)),
         "2019.h5: latitude: 3 values of 9",
