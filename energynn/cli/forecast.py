@@ -76,22 +76,30 @@ def predict(
     from energynn.experiment import config, studies, systems
     from energynn.forecast import fits, next_run, predict, wording
 
+    site = systems.read_site(system)
     if held_out:
         folder = require_runs_dir(runs_dir)
-        site = systems.read_site(system)
         rows, each = predict.compare_held_out_runs(folder, site, max_devices, workload)
         words = f"{wording.comparison_text(rows)}\n\n{wording.leave_one_out_text(each)}"
         answer = {"rows": rows, "from_others": each.to_dict("records")}
         print_json_or_text(as_json, answer, words)
         return
-    site = systems.read_site(system)
     # a fit has its own, and is held against another that is named
     named = site if system != "local" else None
     made = fits.read(fit, workload, named) if fit else None
     if made:
         site = made.runs.site
-    longest = made.runs.longest_run if made else None
-    asked, left_out = predict.requested_runs(site, names, parse_parameters(p), longest)
+    parameters = parse_parameters(p)
+    left_out = ""
+    if names:
+        asked, left_out = predict.runs_of_studies(site, names, parameters)
+    elif made and parameters:
+        asked = [predict.longest_run_changed(made, parameters)]
+    else:
+        raise ValueError(
+            "predict: say what: a study, or parameters (-p devices=64) with --fit FILE, which "
+            "`energynn forecast fit` writes"
+        )
     factors = predict.conversion_factors(
         gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue
     )
@@ -260,7 +268,7 @@ def simulate(
     from energynn.forecast import fits, predict, simulate
 
     made = fits.read(fit, workload)
-    study_runs, _ = predict.requested_runs(made.runs.site, [study], {}, None)
+    study_runs, _ = predict.runs_of_studies(made.runs.site, [study], {})
     asked = [run for run in study_runs if run.repeat == 0]
     folders = simulate.write_simulated_runs(made, asked, out)
     print_json_or_text(

@@ -51,12 +51,7 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
             f"{chosen.pop()}: a plan chooses it; use --devices, --local-batch-size or "
             "--max-global-batch-size"
         )
-    seen = fit.runs
-    one = {"devices": 1}
-    ((run,), _) = predict.requested_runs(
-        seen.site, None, one | parameters, seen.longest_run
-    )
-    return run
+    return predict.longest_run_changed(fit, {"devices": 1} | parameters)
 
 
 def configuration_grid(

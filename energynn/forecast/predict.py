@@ -123,31 +123,33 @@ def conversion_factors(
 # ----------------------------------------------------------------------------- what is asked for
 
 
-def requested_runs(
-    site: Site, names: list[str] | None, parameters: dict, longest: RunConfig | None
+def runs_of_studies(
+    site: Site, names: list[str], parameters: dict
 ) -> tuple[list[RunConfig], str]:
-    """Make the configurations that a person means: studies', with parameters that change them.
+    """Make the runs of studies, with parameters that change them.
 
-    Without a study they change ``longest``, of a fit. Returns also what is left out, as
-    ``systems.select_runs_that_fit`` does.
+    Returns also what is left out, as ``systems.select_runs_that_fit`` does.
     """
-    if not names and not (longest and parameters):
-        raise ValueError(
-            "predict: say what: a study, or parameters (-p devices=64) with --fit FILE, which "
-            "`energynn forecast fit` writes"
-        )
-    base = longest and [config.replace(longest, devices=1, accumulation_steps=1)]
-    if longest and "preset" in parameters:  # it gives all that is not given
-        base = [config.make(longest.workload, **{"system": site.name} | parameters)]
-    if names:
-        base = studies.list_runs_of_studies(names, site.name)
-    # The sizes that are given, and the number of devices, make the global batch anew.
+    planned = studies.list_runs_of_studies(names, site.name)
+    made = [_change_run(run, parameters) for run in planned]
+    # parameters may have made some alike
+    return systems.select_runs_that_fit(site, list(dict.fromkeys(made)))
+
+
+def longest_run_changed(fit: Fit, parameters: dict) -> RunConfig:
+    """Make the fitted run with the most samples, on one device, with parameters that change it."""
+    run = config.replace(fit.runs.longest_run, devices=1, accumulation_steps=1)
+    if "preset" in parameters:  # it gives all that is not given
+        run = config.make(run.workload, **{"system": fit.runs.site.name} | parameters)
+    return _change_run(run, parameters)
+
+
+def _change_run(run: RunConfig, parameters: dict) -> RunConfig:
+    """Set parameters; the sizes, and the number of devices, make the global batch anew."""
     anew = {"global_batch_size": None} if parameters else {}
     if "global_batch_size" in parameters:
         anew = {"local_batch_size": None, "accumulation_steps": None}
-    made = [config.make(**config.asdict(run) | anew | parameters) for run in base]
-    made = list(dict.fromkeys(made))  # parameters may have made some alike
-    return systems.select_runs_that_fit(site, made) if names else (made, "")
+    return config.make(**config.asdict(run) | anew | parameters)
 
 
 def max_devices_of_site(site: Site) -> int:

@@ -37,9 +37,7 @@ def grid(fit, **more) -> list:
 
 def foretold(fit, **sizes) -> dict:
     """The forecast of the fitted training, with other sizes."""
-    seen = fit.runs
-    asked, _ = predict.requested_runs(seen.site, None, sizes, seen.longest_run)
-    (row,) = predict.forecasts(fit, asked)
+    (row,) = predict.forecasts(fit, [predict.longest_run_changed(fit, sizes)])
     return row
 
 
