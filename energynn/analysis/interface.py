@@ -124,7 +124,8 @@ def load(runs_dir: str | Path = "") -> xr.Dataset:
         unit = name.removesuffix("_std").rsplit("_", 1)[-1]
         runs[name].attrs["units"] = UNIT_OF_NAME_ENDING.get(unit, "1")
     return runs.set_coords(runs.keys() & {*TEXT_COLUMNS}).assign_attrs(
-        excluded=long.attrs["excluded"] + others.attrs["excluded"]
+        # a record that cannot be read is of neither kind
+        excluded=[*dict.fromkeys(long.attrs["excluded"] + others.attrs["excluded"])]
     )
 
 
