@@ -64,9 +64,10 @@ def load_records(runs_dir: str | Path, trained: bool = True) -> pd.DataFrame:
     trainer; else measured commands and imported ones. Records left out stand with the reason in
     ``attrs["excluded"]``.
     """
-    rows = []
+    rows = {}
+    loaded = {}
     excluded = []
-    seen = {}
+    first = {}
     for run_dir in records.list_current_runs(Path(runs_dir)):
         if not (run_dir / "record.json").exists():
             continue
@@ -76,17 +77,17 @@ def load_records(runs_dir: str | Path, trained: bool = True) -> pd.DataFrame:
                 continue
             if not record.valid:
                 raise ValueError("; ".join(record.invalid_reasons))
-            marks = records.record_fingerprints(record)
-            others = {seen.setdefault(mark, run_dir) for mark in marks}
-            if other := next(iter(others - {run_dir}), None):
-                raise ValueError(
-                    f"samples are the same as of {other}; keep one of the two"
-                )
             row = _row_of_record(record, run_dir)
-            if seen.setdefault(record.run_id, run_dir) != run_dir:
+            if first.setdefault(record.run_id, run_dir) != run_dir:
                 row["run_id"] = str(run_dir.relative_to(runs_dir))  # somebody else's
-            rows.append(row)
-    table = _typed_table(rows)
+            rows[run_dir] = row
+            loaded[run_dir] = record
+    for copy, other in records.find_copies(loaded).items():
+        del rows[copy]
+        excluded.append(
+            f"{copy}: samples are the same as of {other}; keep one of the two"
+        )
+    table = _typed_table([*rows.values()])
     table.attrs["excluded"] = excluded
     return table
 
