@@ -25,7 +25,7 @@ TEXT_COLUMNS = [
     *observations.RUN_FACTS,
     "label",
     "provenance",
-    *observations.PARTS,
+    *results.COMPONENT_PROVENANCES,
     "run_dir",
 ]
 # In a table of runs what is of the whole machine and the training has short names.
@@ -81,7 +81,7 @@ RECORD_COLUMNS = [
     "energy_total_bound_J",
     "energy_total_systematic_J",
     "energy_total_provenance",
-    *observations.PARTS,
+    *results.COMPONENT_PROVENANCES,
     "mean_power_total_W",
     "samples_trained",
     "optimizer_steps",

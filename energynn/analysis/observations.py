@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from energynn.analysis import published, results
+from energynn.analysis.results import COMPONENT_PROVENANCES
 from energynn.experiment import config
 from energynn.measure.energy import COMPONENTS
 
@@ -57,7 +58,6 @@ AROUND_MODEL_PATTERN = (
     r"|\(R\)|-"
 )
 ENERGY_PART_PATTERN = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
-PARTS = results.PROVENANCE_COLUMNS[:3]
 # Published quantities that follow from others, whose spread they have.
 DERIVED_SOURCES = {
     "energy_per_gpu_hour_kW": ["energy_total_kWh", "gpu_hours"],
@@ -86,8 +86,8 @@ def load(runs_dir: str | Path) -> pd.DataFrame:
     runs = results.load_records(runs_dir)
     study = published_runs()
     own = _own_runs(runs)
-    kept = [*study, *RUN_FACTS, *PARTS, "run_dir", "given_name"]
-    own = own[own.columns.intersection(kept)]
+    shared = [*study, *RUN_FACTS, *COMPONENT_PROVENANCES, "run_dir", "given_name"]
+    own = own[own.columns.intersection(shared)]
     table = pd.concat([study, own], ignore_index=True).copy()
     table.attrs["excluded"] = runs.attrs["excluded"]
     return table
@@ -99,7 +99,9 @@ def means_of_configurations(table: pd.DataFrame) -> pd.DataFrame:
     Published rows are means already.
     """
     reduced = mean_of_repeats(
-        table[table["origin"] == "own"], [*RUN_FACTS, "provenance", *PARTS], QUANTITIES
+        table[table["origin"] == "own"],
+        [*RUN_FACTS, "provenance", *COMPONENT_PROVENANCES],
+        QUANTITIES,
     )
     reduced["run"] = reduced["run"].str.join(", ")
     reduced = reduced.sort_values(["series", "devices"], kind="stable")

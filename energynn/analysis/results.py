@@ -19,9 +19,7 @@ RECORD_QUANTITIES = [
     if field.type in (int, records.OptionalCount, records.OptionalNumber)
 ]
 SIZE_COLUMNS = ["devices", "local_batch_size", "global_batch_size", "epochs", "seed"]
-PROVENANCE_COLUMNS = [
-    f"energy_{component}_provenance" for component in (*COMPONENTS, "total")
-]
+COMPONENT_PROVENANCES = [f"energy_{component}_provenance" for component in COMPONENTS]
 # What was run, in words.
 DESCRIPTION_COLUMNS = [
     "name",
@@ -39,7 +37,8 @@ TEXT_COLUMNS = [
     *DESCRIPTION_COLUMNS,
     "run_id",
     "started_at",
-    *PROVENANCE_COLUMNS,
+    *COMPONENT_PROVENANCES,
+    "energy_total_provenance",
     "command",
     "recipe_at_any_pace",
     "run_dir",
