@@ -103,7 +103,7 @@ def predict(
     factors = predict.conversion_factors(
         gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue
     )
-    rows = predict.forecast_all_runs(asked, made, system, factors, power_limit)
+    rows = predict.forecast_all_runs(asked, made, system, power_limit, factors)
     for name, runs in studies.find_studies(names, site.name).items():
         ids = {*map(config.run_id, runs)}
         for row in rows:

@@ -207,15 +207,13 @@ def forecast_all_runs(
     asked: list[RunConfig],
     fit: Fit | None,
     system: str,
+    power_share: float,
     factors: list[Conversion],
-    power_share: float = 1.0,
 ) -> list[dict]:
     """Forecast runs as ``forecasts`` does, without a fit by what is published on the system."""
-    by_workload = defaultdict(list)
     result = []
-    for run in asked:
-        by_workload[run.workload].append(run)
-    for workload, of_it in by_workload.items():
+    for workload in dict.fromkeys(run.workload for run in asked):
+        of_it = [run for run in asked if run.workload == workload]
         made = fit or fits.published(workload, system)
         result += forecasts(made, of_it, power_share, factors)
     return result

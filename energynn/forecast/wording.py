@@ -18,12 +18,10 @@ def prediction_text(rows: list[dict], left_out: str = "") -> str:
     heading = f"share of each cause in the time in %, GPUs: {last['devices']}"
     parts = [left_out, configuration_table_text(rows), f"{heading}\n{shares}"]
     if (number_of_runs := sum(row["runs"] for row in rows)) > 1:
-        sums = {
-            name: each for name, each in predict.total_of_rows(rows).items() if each
-        }
         words = [
             f"{number_text(each)} {ADDITIVE_QUANTITIES[name]}"
-            for name, each in sums.items()
+            for name, each in predict.total_of_rows(rows).items()
+            if each
         ]
         total = f"{number_of_runs} runs: {', '.join(words)}"
         parts.insert(0, total if left_out else f"all {total}")
