@@ -47,7 +47,7 @@ def sample_until_told(folder: str, period_s: float, stop) -> None:
 def training_step() -> Callable:
     """A step of the AFNO at smoke size."""
     torch.manual_seed(0)
-    model = AFNO((60, 120), 4, 4, 4, embed_dim=192, depth=4)
+    model = AFNO((60, 120), 4, 4, embed_dim=192, depth=4)
     optimizer = torch.optim.Adam(model.parameters())
     state = torch.randn(1, 4, 60, 120)
 

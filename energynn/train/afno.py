@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class AFNO(nn.Module):
-    """Map a state (N, in_chans, H, W) to the next (N, out_chans, H, W).
+    """Map a state (N, C, H, W) to the next.
 
     A difference to the published network: it has a final LayerNorm that it never uses; ours has
     not, so that DistributedDataParallel finds every parameter used. ``filter_options`` are those of
@@ -28,8 +28,7 @@ class AFNO(nn.Module):
         self,
         img_size: tuple[int, int] = (720, 1440),
         patch_size: int = 8,
-        in_chans: int = 20,
-        out_chans: int = 20,
+        channels: int = 20,
         embed_dim: int = 768,
         depth: int = 12,
         mlp_ratio: float = 4.0,
@@ -46,14 +45,14 @@ class AFNO(nn.Module):
         self.img_size = img_size
         self.patch_size = patch_size
         self.patches = (height // patch_size, width // patch_size)
-        self.patch_embed = PatchEmbedding(in_chans, embed_dim, patch_size)
+        self.patch_embed = PatchEmbedding(channels, embed_dim, patch_size)
         self.pos_embed = nn.Parameter(
             torch.zeros(1, self.patches[0] * self.patches[1], embed_dim)
         )
         self.blocks = nn.ModuleList(
             AfnoBlock(embed_dim, mlp_ratio, **filter_options) for _ in range(depth)
         )
-        self.head = nn.Linear(embed_dim, out_chans * patch_size**2, bias=False)
+        self.head = nn.Linear(embed_dim, channels * patch_size**2, bias=False)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -78,10 +77,10 @@ class AFNO(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    def __init__(self, in_chans: int, embed_dim: int, patch_size: int):
+    def __init__(self, channels: int, embed_dim: int, patch_size: int):
         super().__init__()
         self.proj = nn.Conv2d(
-            in_chans, embed_dim, kernel_size=patch_size, stride=patch_size
+            channels, embed_dim, kernel_size=patch_size, stride=patch_size
         )
 
     def forward(self, x: Tensor) -> Tensor:  # N, C, H, W -> N, h w, E

@@ -157,8 +157,7 @@ def make_model(
     again = config.activation_checkpointing
     model = AFNO(
         tuple(grid),
-        in_chans=channels,
-        out_chans=channels,
+        channels=channels,
         activation_checkpointing=again,
         **sizes,
     )

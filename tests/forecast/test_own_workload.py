@@ -161,7 +161,7 @@ def test_weights_of_a_forecast_are_those_of_the_networks():
 
     assert config.RESNET50_WEIGHTS == weights(torchvision.models.resnet50())
     small = config.make("fourcastnet", patch_size=4, embed_dim=32, depth=2)
-    network = AFNO((24, 48), 4, in_chans=3, out_chans=3, embed_dim=32, depth=2)
+    network = AFNO((24, 48), 4, channels=3, embed_dim=32, depth=2)
     assert small.weights(24, 48, channels=3) == weights(network)
     assert (
         config.make("fourcastnet", preset="paper").epoch().gradient_bytes

@@ -17,7 +17,7 @@ from tests.published_afno import (
     every_activation_kept,
 )
 
-SMALL = dict(in_chans=3, out_chans=2, embed_dim=16, depth=2, num_blocks=4)
+SMALL = dict(channels=3, embed_dim=16, depth=2, num_blocks=4)
 
 
 def layer_norm(x, p, name):
@@ -83,13 +83,13 @@ def test_network_is_the_formula(grid, patch, fraction):
         parameters = {name: value.numpy() for name, value in model.state_dict().items()}
         filters = [PublishedFilter(block.filter) for block in model.blocks]
         expected = reference_network(state.double().numpy(), parameters, patch, filters)
-    assert result.shape == (2, 2, *grid)
+    assert result.shape == (2, 3, *grid)
     assert np.abs(result - expected).max() < 2e-5 * np.abs(expected).max()
 
 
 def test_full_size_has_the_published_parameters():
     with torch.device("meta"):
-        model = AFNO((720, 1440), 8, 20, 20, 768, 12, 4.0)
+        model = AFNO((720, 1440), 8, 20, 768, 12, 4.0)
     count = sum(parameter.numel() for parameter in model.parameters())
     assert count == 74_690_304
     # published, with the LayerNorm that it never uses
@@ -178,8 +178,7 @@ def small_afno():
     return AFNO(
         (12, 24),
         patch_size=4,
-        in_chans=2,
-        out_chans=2,
+        channels=2,
         embed_dim=16,
         depth=2,
         num_blocks=2,
