@@ -39,8 +39,8 @@ def save_tables(notebook: str, tables: dict, build_dir: str | Path, **common) ->
     for name, table in tables.items():
         if isinstance(table, dict):
             # as objects: whole numbers stay whole
-            rows = {row: pd.Series({**table[row]}, dtype=object) for row in table}
-            table = pd.DataFrame(rows).T
+            rows = [dict(row) for row in table.values()]
+            table = pd.DataFrame(rows, [*table], dtype=object)
         table = table.rename(index=str)
         for column, usual in common.items():
             table[column] = table[column].fillna(usual) if column in table else usual
