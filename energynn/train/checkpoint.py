@@ -23,11 +23,11 @@ CHECKPOINT_NAME_PATTERN = r"\.?(\d{12})\.(?:pt|sha256)(?:\.\d+)?"
 GENERATIONS = 2  # a damaged checkpoint costs the time since the one before, not the run
 
 
-def save_weights(path: Path, model: torch.nn.Module, architecture: dict) -> str:
-    """Write the weights with the sizes of their network; return the file's SHA-256."""
-    return _write_checkpoint_file(
-        path, {"architecture": architecture, "state_dict": model.state_dict()}
-    )
+def save_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None:
+    """Write the weights with the sizes of their network."""
+    saved = {"architecture": architecture, "state_dict": model.state_dict()}
+    with atomic_write(path) as file:
+        torch.save(saved, file)
 
 
 def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None:
@@ -89,9 +89,10 @@ class Checkpoints:
             path = self.folder / f"{optimizer_steps:012d}.pt"
             parts = {name: part.state_dict() for name, part in self.parts.items()}
             saved = {"optimizer_steps": optimizer_steps, "parts": parts, "ranks": ranks}
-            digest = _write_checkpoint_file(path, saved)
+            with atomic_write(path) as file:
+                torch.save(saved, file)
             with atomic_write(path.with_suffix(".sha256")) as file:
-                file.write(digest.encode() + b"\n")
+                file.write(hash_file(path).encode() + b"\n")
             # The run went on from an earlier checkpoint if there is a later one, so the later one
             # is damaged.
             marks = sorted(mark.stem for mark in self.folder.glob("*.sha256"))
@@ -150,10 +151,3 @@ class Checkpoints:
         """Remove the checkpoints after the end of the training."""
         if self.world.rank == 0 and self.folder.is_dir():
             remove_matching(self.folder, CHECKPOINT_NAME_PATTERN)
-
-
-def _write_checkpoint_file(path: Path, value) -> str:
-    """Write a file whole or not at all; return its SHA-256."""
-    with atomic_write(path) as file:
-        torch.save(value, file)
-    return hash_file(path)

@@ -198,10 +198,7 @@ class Session:
         return all losses.
         """
         if self.config.save_weights and self.world.rank == 0:
-            digest = save_weights(
-                self.run_dir / "weights.pt", self.parts["model"], architecture
-            )
-            self.events.mark("weights_saved", file="weights.pt", sha256=digest)
+            save_weights(self.run_dir / "weights.pt", self.parts["model"], architecture)
         self.checkpoints.remove()
         distributed.leave_ranks()
         return self.losses

@@ -45,7 +45,7 @@ def test_events_tell_the_whole_run(runs, name):
         once = [
             event
             for event in run.events(rank)
-            if event["event"] not in ("epoch", "weights_saved", "progress")
+            if event["event"] not in ("epoch", "progress")
         ]
         names = [event["event"] for event in once]
         assert names == ["rank_start", "training_start", "training_end"]
@@ -65,8 +65,7 @@ def test_events_tell_the_whole_run(runs, name):
         for rank in range(2)
     )
     assert told[2] == "epoch" and len(of_others) == len(run.events(1)) == 3
-    # default of the config
-    assert told[-1] == ("training_end" if name == "resnet50" else "weights_saved")
+    assert told[-1] == "training_end"
 
 
 def test_history_counts_up_to_the_end(runs):
