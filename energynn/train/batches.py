@@ -54,15 +54,23 @@ class Loader(DataLoader):
 
 
 def make_loader(
-    dataset: Dataset, sampler: Iterable[int], config: RunConfig, world: World, **options
+    dataset: Dataset,
+    sampler: Iterable[int],
+    config: RunConfig,
+    world: World,
+    drop_last: bool = False,
 ) -> Loader:
-    """Load local batches of the samples that the sampler names; ``options`` are DataLoader's."""
-    options["num_workers"] = config.working_loader_workers
-    options["persistent_workers"] = (
-        config.persistent_workers and options["num_workers"] > 0
+    """Load local batches of the samples that the sampler names; drop_last: full ones alone."""
+    workers = config.working_loader_workers
+    return Loader(
+        dataset,
+        config.local_batch_size,
+        sampler=sampler,
+        num_workers=workers,
+        pin_memory=config.pinned_memory and world.device.type == "cuda",
+        drop_last=drop_last,
+        persistent_workers=config.persistent_workers and workers > 0,
     )
-    options["pin_memory"] = config.pinned_memory and world.device.type == "cuda"
-    return Loader(dataset, config.local_batch_size, sampler=sampler, **options)
 
 
 def require_batch_count(loader, count: int) -> None:
