@@ -108,8 +108,9 @@ def _row_of_record(record: records.Record, run_dir: Path) -> dict:
         "recipe_at_any_pace": recipe_digest(record, pace),
     }
     known = config | msgspec.to_builtins(record)
-    # a measured command has it from the person
+    # a measured command has them from the person
     known.setdefault("dataset_samples", config.get("training_samples"))
+    known["global_batch_size"] = records.global_batch_size(config, record.devices)
     # a metric of one of these names is no energy of ours
     row |= {name: known.get(name) for name in TABLE_COLUMNS if name not in row}
     metrics = {name: float(value) for name, value in record.metrics.items()}

@@ -41,7 +41,8 @@ def test_own_and_published_runs_are_one_table_with_units(two_runs):
 
 def test_a_measured_command_is_in_the_table_as_what_it_is(two_runs, tmp_path):
     folder, made = two_runs
-    command = {"workload": "command", "config": {"command": "sleep 1"}}
+    told = {"command": "sleep 1", "local_batch_size": 32}
+    command = {"workload": "command", "config": told}
     edit(made / "record.json", run_id="sleep-1", **command)
     runs = energynn.load(tmp_path / "runs")
     assert runs.hardware.sel(run="sleep-1") == runs.hardware.sel(run=folder.name)
@@ -49,6 +50,8 @@ def test_a_measured_command_is_in_the_table_as_what_it_is(two_runs, tmp_path):
         runs.origin.sel(run="sleep-1") == "command"
         and runs.name.sel(run="sleep-1") == "sleep 1"
     )
+    # on two devices, as in the other tables
+    assert runs.global_batch_size.sel(run="sleep-1") == 64
 
 
 def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):
