@@ -363,7 +363,7 @@ def pin_rank_to_cores(world: World, config: RunConfig) -> None:
     stay with their rank.
     """
     hosts = all_gather(world.host, world)
-    cores_per_rank = config.threads_per_device + config.loader_workers
+    cores_per_rank = config.threads_per_device + config.working_loader_workers
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) >= cores_per_rank * hosts.count(world.host):
         first = cores_per_rank * world.local_rank
