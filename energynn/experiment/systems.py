@@ -73,6 +73,10 @@ class Site(
     gpu_idle_W: Number = 0.0
     published_as: str = ""  # device_name of the published runs made here
 
+    def nodes_of(self, devices: int) -> int:
+        """Count the nodes that so many devices fill; one where it is not known what a node has."""
+        return math.ceil(devices / (self.devices_per_node or devices))
+
 
 def select_runs_that_fit(
     site: Site, runs: list[RunConfig]

@@ -167,8 +167,7 @@ class ObservedRuns(msgspec.Struct, frozen=True, dict=True):
 def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
     site = seen.site
     epoch = seen.epoch(run)
-    of_node = site.devices_per_node
-    nodes = math.ceil(run.devices / of_node)
+    nodes = site.nodes_of(run.devices)
     workers = run.loader_workers if run.data_staging else 0
     trained = epoch.training_samples // run.devices
     evaluated = validated = epoch.validation_samples // run.devices
@@ -196,7 +195,7 @@ def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
         "devices": run.devices,
         "nodes": nodes,
         "devices_of_node": run.devices / nodes,
-        "is_full": run.devices >= of_node,
+        "is_full": run.devices >= site.devices_per_node,
         "local_batch_size": run.local_batch_size,
         "workers": workers,
         "epochs": run.epochs,
@@ -287,7 +286,7 @@ def _reason_to_leave_out(record: records.Record, site: Site) -> str:
     """Say why a record is none of ``valid_records``; "" of one that is."""
     if not record.valid:
         return "not valid"
-    nodes = math.ceil(record.devices / (site.devices_per_node or math.inf)) or 1
+    nodes = site.nodes_of(record.devices)
     if record.nodes and record.nodes > nodes:
         return f"on {record.nodes} nodes, not {nodes} as {site.file} has them"
     if "command" in record.config:

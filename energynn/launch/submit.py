@@ -92,7 +92,9 @@ def submit_runs(
     faults = _missing_datasets(missing, site)
     hours = 0.0
     for run in missing:  # of whole nodes; of an unknown cost the system's default
-        by_default = _node_count(run, site) * site.devices_per_node * site.default_hours
+        by_default = (
+            site.nodes_of(run.devices) * site.devices_per_node * site.default_hours
+        )
         hours += costs.expected_cost(run, site.file).get("charged hours", by_default)
     limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
     if not hours <= limit:  # nor is nan one
@@ -165,10 +167,6 @@ def read_cluster(system: str, options: list[str] = ()) -> Site:
     )
 
 
-def _node_count(run: RunConfig, site: Site) -> int:
-    return math.ceil(run.devices / site.devices_per_node)
-
-
 def _missing_datasets(runs: list[RunConfig], site: Site) -> list[str]:
     """List the data sets that are missing; those that the set-up brings are not looked for."""
     faults = []
@@ -230,7 +228,7 @@ def render_job_script(
     """
     folders = list(job.runs)
     run = job.runs[folders[0]]
-    nodes = _node_count(run, site)
+    nodes = site.nodes_of(run.devices)
     at_once = f"%{site.runs_at_once}" if site.runs_at_once else ""
     values = {
         "name": re.sub("[^A-Za-z0-9_.-]", "-", f"{name}-{nodes}n"),
