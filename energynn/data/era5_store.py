@@ -43,6 +43,11 @@ class YearNote(msgspec.Struct):
     mean: list[float]
     squared_deviations: list[float]
 
+    @property
+    def grid(self) -> tuple[list, ...]:
+        """Return what is the same in all years of a training: channels, latitudes, longitudes."""
+        return self.channels, self.latitude_deg, self.longitude_deg
+
 
 def write_store(source: str, out: Path, years: list[int]) -> list[str]:
     """Write the store of these years to ``out`` from a source that ``era5_sources.open_year``
@@ -179,13 +184,6 @@ class StateSequences:
         std: np.ndarray,
     ):
         notes = [_read_year_note(root, year) for year in years]
-        grids = [
-            (note.channels, note.latitude_deg, note.longitude_deg) for note in notes
-        ]
-        if any(grid != grids[0] for grid in grids):
-            raise ValueError(
-                f"{root}: the grids of {years} differ; prepare them from one source"
-            )
         self.hours = np.concatenate([note.hours_since_1970 for note in notes])
         self.places = []
         for year, note in zip(years, notes, strict=True):
@@ -202,8 +200,7 @@ class StateSequences:
             raise ValueError(
                 f"{root}: no {steps + 1} times {STEP_H} h apart in {years}"
             )
-        self.layout = grids[0]
-        self.grid = tuple(map(len, grids[0]))
+        self.grid = tuple(map(len, notes[0].grid))
         self.mean = mean.astype(np.float32)[:, None, None]
         self.scale = (1 / std).astype(np.float32)[:, None, None]
 
@@ -238,15 +235,16 @@ def load_splits(
         raise ValueError(
             f"years: {', '.join(years)} overlap; what is tested must not have been trained on"
         )
+    notes = [_read_year_note(root, year) for each in parsed for year in each]
+    if any(note.grid != notes[0].grid for note in notes):
+        raise ValueError(
+            f"{root}: the grids of {', '.join(years)} differ; prepare them from one source"
+        )
     mean, std = channel_mean_and_std(root, parsed[0])
     training, validation = (
         StateSequences(root, each, steps, mean, std) for each in parsed[:2]
     )
     test = StateSequences(root, parsed[2], TEST_LEAD_STEPS, mean, std)
-    if not training.layout == validation.layout == test.layout:
-        raise ValueError(
-            f"{root}: the grids of {', '.join(years)} differ; prepare them from one source"
-        )
     first_hour = hours_of_year(parsed[2][0])[0]
     chosen = (test.hours[test.rows[:, 0]] - first_hour) % (
         24 * DAYS_BETWEEN_FORECASTS
@@ -257,9 +255,7 @@ def load_splits(
             f"test_years: {years[2]} has no time {DAYS_BETWEEN_FORECASTS} days apart from "
             "1 January, where forecasts begin; choose another"
         )
-    weights = era5.latitude_weights(
-        np.array(_read_year_note(root, parsed[0][0]).latitude_deg)
-    )
+    weights = era5.latitude_weights(np.array(notes[0].latitude_deg))
     usual = (mean_state(root, parsed[0]) - mean[:, None, None]) / std[:, None, None]
     facts = [values.astype(np.float32) for values in (std, weights, usual)]
     z500 = CHANNELS.index("z500")
