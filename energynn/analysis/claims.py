@@ -47,7 +47,6 @@ OTHERS_VERDICTS = {SUPPORTED: "likewise", CONTRADICTED: "otherwise"}
 VERDICT_COLUMNS = ("published", "derived", "reading", "own", "elsewhere")
 TEST_FIELDS = ("quantity", "per", "expect")
 UNIT_COLUMNS = ["unit", "series", "value", "error", "freedom"]
-GROWTH_COLUMNS = ["series", "devices", "recipe", "run", "value", "error", "freedom"]
 OWN_GPU_RUNS_QUERY = (
     "origin == 'own' and device_kind == 'gpu' and dataset in ['imagenet', 'era5']"
     " and workload in ['resnet50', 'fourcastnet']"
@@ -292,14 +291,11 @@ def log_ratios_of_units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
 
 def _growth_of_each_series(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Compare the ends of each series; those that share one count once, with the largest error."""
-    names = {*GROWTH_COLUMNS, claim.get("per", "devices")}
-    runs = rows.sort_values("devices", kind="stable")[list(names)].to_dict("records")
-    changes = []
-    for name in claim["series"]:
-        changes += _growth_of_one_series(
-            claim, [run for run in runs if run["series"] == name]
-        )
-    table = pd.DataFrame(changes, columns=[*UNIT_COLUMNS, "run", "base"])
+    rows = rows.sort_values("devices", kind="stable")
+    table = pd.concat(
+        _growth_of_one_series(claim, rows[rows["series"] == name])
+        for name in claim["series"]
+    )
     of = {"value": "mean", "error": "max", "freedom": "min", "base": "first"}
     of |= {"unit": ", ".join, "series": "sum"}
     for end in ["run"] if "to" in claim else ["run", "base"]:
@@ -307,39 +303,33 @@ def _growth_of_each_series(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _growth_of_one_series(claim: dict, runs: list[dict]) -> list[dict]:
+def _growth_of_one_series(claim: dict, runs: pd.DataFrame) -> pd.DataFrame:
     """Compare the ends of one series, of the recipe that most of its runs have."""
-    recipe = min(multimode(run["recipe"] for run in runs), default="")
-    of_devices = {}
-    for run in runs:
-        if run["recipe"] == recipe:
-            of_devices.setdefault(run["devices"], run)
-    first = claim.get("from", min(of_devices, default=0))
-    last = claim.get("to", [max(of_devices, default=0)])
-    before = of_devices.get(first)
-    changes = []
-    for devices, after in of_devices.items():
-        if before is None or devices == first or devices not in last:
-            continue
-        value = after["value"] - before["value"]
-        error = np.hypot(before["error"], after["error"])
-        if "per" in claim:
-            span = np.log(after[claim["per"]] / before[claim["per"]])
-            value = value / span - 1
-            error = error / abs(span)
-        name = after["series"]
-        changes.append(
-            {
-                "unit": f"{name} n={first} to {devices}",
-                "series": [name],
-                "run": after["run"],
-                "base": before["run"],
-                "value": value,
-                "error": error,
-                "freedom": before["freedom"],
-            }
-        )
-    return changes
+    recipe = min(multimode(runs["recipe"]), default="")
+    runs = runs[runs["recipe"] == recipe].drop_duplicates("devices")
+    devices = runs["devices"]
+    first = claim.get("from", devices.min())
+    last = claim.get("to", [devices.max()])
+    after = runs[devices.isin(last) & (devices != first)]
+    both = after.merge(runs[devices == first], how="cross", suffixes=("", "_before"))
+    value = both["value"] - both["value_before"]
+    error = np.hypot(both["error"], both["error_before"])
+    if "per" in claim:
+        span = np.log(both[claim["per"]] / both[f"{claim['per']}_before"])
+        value = value / span - 1
+        error = error / span.abs()
+    names = both["series"]
+    return pd.DataFrame(
+        {
+            "unit": names + f" n={first} to " + both["devices"].astype(str),
+            "series": names.map(lambda name: [name]),
+            "run": both["run"],
+            "base": both["run_before"],
+            "value": value,
+            "error": error,
+            "freedom": both["freedom_before"],
+        }
+    )
 
 
 def _deviations_from_lines(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
