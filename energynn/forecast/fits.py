@@ -571,13 +571,17 @@ def forecast_errors(fit: Fit, facts: ObservedRuns) -> pd.DataFrame:
     for quantity, fact in known.items():
         value, low, high = np.log(told[quantity].T / fact)
         half = value - np.where(value > 0, low, high)
-        part = {"devices": facts.work["devices"], "quantity": quantity}
-        part["local_batch_size"] = facts.work["local_batch_size"]
-        part["samples"] = facts.work["trained"] * part["devices"]
-        for end, off in {"value": value, "low": low, "high": high}.items():
-            part[f"{end}_percent"] = 100 * np.expm1(off)
-        part["is_inside"] = (low < 0) & (high > 0)
-        part["is_odd"] = value / half > ODD
+        part = {
+            "devices": facts.work["devices"],
+            "quantity": quantity,
+            "local_batch_size": facts.work["local_batch_size"],
+            "samples": facts.work["trained"] * facts.work["devices"],
+            "value_percent": 100 * np.expm1(value),
+            "low_percent": 100 * np.expm1(low),
+            "high_percent": 100 * np.expm1(high),
+            "is_inside": (low < 0) & (high > 0),
+            "is_odd": value / half > ODD,
+        }
         parts.append(pd.DataFrame(part))
     return pd.concat(parts).dropna()
 
