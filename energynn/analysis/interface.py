@@ -188,7 +188,7 @@ def export_csv(
     csv: Path,
     factors: list,
     own: bool,
-    name: str = "",
+    name: str,
 ) -> pd.DataFrame:
     """Write ``load(runs_dir)``, or ``table(runs_dir)``, of a name, as CSV, and return it.
 

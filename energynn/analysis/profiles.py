@@ -52,7 +52,7 @@ def read_power(run_dir: Path, record: Record, period_s: float) -> pd.DataFrame:
     return pd.concat(rows, ignore_index=True)
 
 
-def load_power_profile(run_dir: str | Path, period_s: float = 1.0) -> pd.DataFrame:
+def load_power_profile(run_dir: str | Path, period_s: float) -> pd.DataFrame:
     """Return mean power of each primary sensor: time_s, device, component, power_W.
 
     In steps of ``period_s`` from the start of the training, only within it; segments of a resumed

@@ -111,7 +111,7 @@ class YearSource:
     remark: str = ""
 
 
-def our_name(name: str, others: Collection[str] = ()) -> str:
+def our_name(name: str, others: Collection[str]) -> str:
     """Make ours of the name of a variable or channel, in whatever form: VAR_2T, z_500, z-500hPa.
 
     A name that is none of ours stays, in small letters; so does the wind at 10 hPa: u_10, or u10
