@@ -1,4 +1,4 @@
-"""What several commands share: typed options, answers as text or JSON, and runs by their name."""
+"""What several commands share: typed options, parameters, and answers as text or JSON."""
 
 import json
 import math

@@ -691,7 +691,7 @@ def read(path: Path, workload: str = "", site: Site | None = None) -> Fit:
             f"{path}: is of {seen.site.name} with another {', '.join(others)}; "
             "`energynn forecast fit` makes it anew"
         )
-    # the others' module is this one
+    # imports the workload's module, if the caller named it; the other runs take the same
     config.config_from_dict(seen.taken[0].config, workload)
     return fit_runs(seen)
 
