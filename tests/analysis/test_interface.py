@@ -45,13 +45,11 @@ def test_a_measured_command_is_in_the_table_as_what_it_is(two_runs, tmp_path):
     command = {"workload": "command", "config": told}
     edit(made / "record.json", run_id="sleep-1", **command)
     runs = energynn.load(tmp_path / "runs")
-    assert runs.hardware.sel(run="sleep-1") == runs.hardware.sel(run=folder.name)
-    assert (
-        runs.origin.sel(run="sleep-1") == "command"
-        and runs.name.sel(run="sleep-1") == "sleep 1"
-    )
+    measured = runs.sel(run="sleep-1")
+    assert measured.hardware == runs.hardware.sel(run=folder.name)
+    assert measured.origin == "command" and measured.name == "sleep 1"
     # on two devices, as in the other tables
-    assert runs.global_batch_size.sel(run="sleep-1") == 64
+    assert measured.global_batch_size == 64
 
 
 def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):

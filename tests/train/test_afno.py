@@ -175,19 +175,12 @@ def test_the_corrected_filter_lets_every_zonal_mode_pass():
 
 
 def small_afno():
-    return AFNO(
-        (12, 24),
-        patch_size=4,
-        channels=2,
-        embed_dim=16,
-        depth=2,
-        num_blocks=2,
-    )
+    return AFNO((12, 24), 4, **SMALL)
 
 
 def test_a_compiled_network_does_not_make_its_transforms_in_each_step():
     """On a GPU every one of them would be a copy from the CPU."""
-    network, x, called = small_afno(), torch.randn(1, 2, 12, 24), []
+    network, x, called = small_afno(), torch.randn(1, 3, 12, 24), []
 
     def backend(graph, _inputs):
         called.extend(
@@ -201,7 +194,7 @@ def test_a_compiled_network_does_not_make_its_transforms_in_each_step():
 
 
 def test_a_network_that_forecast_first_can_be_trained_later():
-    network, x = small_afno(), torch.randn(1, 2, 12, 24)
+    network, x = small_afno(), torch.randn(1, 3, 12, 24)
     afno._make_fourier_matrices.cache_clear()
     with torch.inference_mode():
         network(x)

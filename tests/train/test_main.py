@@ -64,8 +64,8 @@ def test_events_tell_the_whole_run(runs, name):
         [event["event"] for event in run.events(rank) if event["event"] != "progress"]
         for rank in range(2)
     )
-    assert told[2] == "epoch" and len(of_others) == len(run.events(1)) == 3
-    assert told[-1] == "training_end"
+    assert told[2] == "epoch" and told[-1] == "training_end"
+    assert len(of_others) == len(run.events(1)) == 3
 
 
 def test_history_counts_up_to_the_end(runs):
