@@ -630,9 +630,6 @@ def summary_text(record: Record) -> str:
     if metrics:
         name, value = metrics[0]
         share = f"{1 - value:.0%} of the images right"
-        dataset = record.config.get("dataset", "")
-        if classes := configuration.CLASSES_OF_DATASET.get(dataset):
-            share += f" (chance {100 / classes:.3g}%)"
         parts.append(share if name == "top1_error" else f"{name} {value:.4g}")
     return ", ".join(parts)
 

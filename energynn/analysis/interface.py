@@ -48,7 +48,6 @@ REPEATED_COLUMNS = [
     "global_batch_size",
     "epochs",
 ]
-JOB_COLUMNS = ("job_id", "job_account", "job_partition", "job_qos")
 ROW_WITHOUT_RECORD = {"valid": False, "why": "no record; `energynn status` says why"}
 # of a record, in a table of runs
 RECORD_COLUMNS = [
@@ -85,7 +84,6 @@ RECORD_COLUMNS = [
     "mean_power_total_W",
     "samples_trained",
     "optimizer_steps",
-    *JOB_COLUMNS,
 ]
 
 
@@ -166,7 +164,6 @@ def _row_of_record(record: records.Record) -> dict:
     told["recipe"] = results.recipe_digest(record)
     told["why"] = records.reason_of_record(record)
     told["starts"] = len(record.segments)
-    told |= {name: record.job.get(name) for name in JOB_COLUMNS}
     told["global_batch_size"] = records.global_batch_size(record.config, record.devices)
     return msgspec.to_builtins(record) | told
 

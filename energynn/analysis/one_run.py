@@ -4,14 +4,12 @@ import re
 from pathlib import Path
 
 import altair as alt
-import numpy as np
 import pandas as pd
 
 from energynn import records
 from energynn.analysis import profiles, theme
 from energynn.host.files import require_writable_path
 from energynn.host.texts import ScriptEncoder
-from energynn.measure import samples
 from energynn.measure.energy import SECOND_PER_HOUR
 
 PICTURE_FORMATS = (".svg", ".html", ".png", ".pdf")
@@ -55,24 +53,11 @@ def draw_run(run_dir: Path) -> alt.HConcatChart:
     power = power.rename(columns=names)
     epochs = epochs.rename(columns=names)
     power = power.groupby([TIME_LABEL, "component"], as_index=False)[POWER_LABEL].sum()
-    step_s = energy[TIME_LABEL].diff().min()
-    phases = _tabulate_phases(run_dir, record)
-    # shorter ones cannot be seen
-    phases = phases[phases["end"] - phases[TIME_LABEL] > step_s]
     for name in set(power["component"]):
         known = getattr(record, f"energy_{name}_provenance")
         power = power.replace(name, f"{name}, {known}")
-    watts = _line_chart(power, TIME_LABEL, POWER_LABEL).encode(
-        alt.Color("component:N", title=None)
-    )
-    # without phases, their chart would have no end
-    fill = alt.Fill("phase:N", title=None).scale(range=theme.COLOURS[1:])
-    shades = (
-        alt.Chart(phases)
-        .mark_rect(opacity=0.3)
-        .encode(alt.X(f"{TIME_LABEL}:Q"), alt.X2("end:Q", title=TIME_LABEL), fill)
-    )
-    over_time = [shades + watts if len(phases) else watts]
+    watts = _line_chart(power, TIME_LABEL, POWER_LABEL)
+    over_time = [watts.encode(alt.Color("component:N", title=None))]
     beside = [_line_chart(energy, TIME_LABEL, ENERGY_LABEL)]
     if len(epochs) > 1:
         reached = dict.fromkeys(["training_loss", *record.metrics])
@@ -96,17 +81,3 @@ def _line_chart(table: pd.DataFrame, x: str, y: str) -> alt.Chart:
     field_x, field_y = (re.sub(r"([.:\[\]])", r"\\\1", name) for name in (x, y))
     title = y.replace("_", " ")
     return line.encode(alt.X(f"{field_x}:Q"), alt.Y(f"{field_y}:Q", title=title))
-
-
-def _tabulate_phases(run_dir: Path, record: records.Record) -> pd.DataFrame:
-    """Tabulate the phases of rank 0."""
-    phases = [pd.DataFrame(columns=["phase", TIME_LABEL, "end"])]
-    for folder, begin_s, _ in profiles.times_of_segments(run_dir, record):
-        _, zero_ns = profiles.read_events_of_rank_0(folder, begin_s)
-        if found := samples.read_phases(folder).get(0):
-            kind, begin_ns, end_ns, names = found
-            phase = pd.DataFrame({"phase": np.array(names)[kind]})
-            phase[TIME_LABEL] = (begin_ns - zero_ns) / 1e9
-            phase["end"] = (end_ns - zero_ns) / 1e9
-            phases.append(phase)
-    return pd.concat(phases)

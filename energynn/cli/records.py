@@ -114,11 +114,8 @@ def export(
     factors = predict.conversion_factors(gco2_per_kwh, price_per_kwh, pue=pue)
     folder = require_runs_dir(runs_dir)
     runs = interface.export_csv(folder, csv, factors, own, name)
-    print_answer(f"{csv}: {len(runs)} runs; each says how good its energy is")
-    if not (own or name):
-        print_answer(
-            "those that are valid, beside published ones; --own: all own, by training"
-        )
+    kind = "" if own or name else "valid own and published "
+    print_answer(f"{csv}: {len(runs)} {kind}runs; each says how good its energy is")
     for name, total in (
         runs.filter(["energy_centre_kWh", "CO2_g", "price"]).sum().items()
     ):

@@ -25,7 +25,6 @@ from energynn.host.files import DATA_MANIFESTS, hash_file
 from energynn.host.reading import read_toml
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
-CLASSES_OF_DATASET = {"photographs": 10, "photographs_large": 10, "imagenet": 1000}
 RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
 SYNTHETIC_STATES = 32
 ENSEMBLE_STATES = 20  # samples of one step in era5_ensemble: two times, ten members

@@ -100,19 +100,6 @@ def list_gpus() -> list[dict]:
     return [{"index": index} | notes[index] for index in visible]
 
 
-def pin_to_cores_of_gpu(uuid: str) -> None:
-    """Keep this process and those that it starts on the cores beside its GPU, as NVML knows them.
-
-    Without NVML, or where it does not know them, nothing changes: another NUMA node is slower.
-    """
-    with suppress(Exception):
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
-        pynvml.nvmlDeviceSetCpuAffinity(handle)
-
-
 def package_versions() -> dict[str, str]:
     """Return versions of Python and of the packages that matter, without importing any of them.
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from energynn.experiment.config import RunConfig
 from energynn.host import launchers
-from energynn.measure import kernel, machine
+from energynn.measure import kernel
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,6 @@ def join_ranks(config: RunConfig) -> World:
     seed_generators(config.seed, config.deterministic)
     launchers.use_loopback_on_one_host(size)
     world = World(rank, size, local_rank, device, socket.gethostname())
-    if device.type == "cuda":
-        # before any worker is forked
-        machine.pin_to_cores_of_gpu(world.describe()["gpu_uuid"])
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=timeout

@@ -9,7 +9,6 @@ from torch import nn
 from torch.distributed import HashStore
 
 from energynn.experiment import config
-from energynn.measure import machine
 from energynn.train import distributed
 from energynn.train.distributed import RankRequest
 
@@ -32,7 +31,6 @@ def test_a_rank_takes_its_gpu_and_stays_beside_it(monkeypatch, visible, device):
             "init_process_group",
             lambda backend, **_: did.update(backend=backend),
         ),
-        (machine, "pin_to_cores_of_gpu", lambda uuid: did.update(beside=uuid)),
         (distributed, "seed_generators", lambda *_, **__: None),
         (distributed, "_find_ranks", lambda timeout: found),
     ]
@@ -41,7 +39,7 @@ def test_a_rank_takes_its_gpu_and_stays_beside_it(monkeypatch, visible, device):
     threads = torch.get_num_threads()
     about = dict(device="gpu", devices=2, threads_per_device=threads)
     distributed.join_ranks(config.make("resnet50", **about))
-    assert did == dict(device=device, backend="nccl", beside="aaaa")
+    assert did == dict(device=device, backend="nccl")
 
 
 def test_warm_up_leaves_no_trace():
