@@ -29,9 +29,11 @@ KNOWN_NAMES = {
     *START_NAMES,
     *LATITUDE_NAMES,
     *LONGITUDE_NAMES,
+    # of HDF5 and NetCDF themselves
+    "dimension_list",
+    "_netcdf4dimid",
+    "_netcdf4coordinates",
 }
-# what HDF5 and NetCDF say for themselves
-FORMAT_NAMES = ("dimension_list", "_netcdf4dimid", "_netcdf4coordinates")
 MISSING_TIMES_REMEDY = (
     "write its times into a data set `time`, with units as `hours since 1970-01-01`"
 )
@@ -98,11 +100,10 @@ def _require_known_names(file) -> None:
     """
     for holder in (file["fields"].attrs, file.attrs, file):
         for name, said in holder.items():
-            is_known = name.lower() in (*KNOWN_NAMES, *FORMAT_NAMES)
-            if not is_known and not isinstance(said, str | bytes):
+            if name.lower() not in KNOWN_NAMES and not isinstance(said, str | bytes):
                 raise ValueError(
-                    f"holds {name}, which is not understood; take it out, or name it as one of "
-                    f"{', '.join(sorted(KNOWN_NAMES))}"
+                    f"holds {name}, which is not understood; take it out, or name it time, "
+                    "channel, latitude, longitude or start_time"
                 )
 
 

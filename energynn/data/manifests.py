@@ -43,10 +43,10 @@ def read_checksums(dataset: str) -> dict[str, str]:
     try:
         return reading.read_checksums(path)
     except ValueError as error:
-        remedy = (
-            f"{RESTORE_REMEDY}, or `energynn data describe {dataset}` makes it anew"
-        )
-        raise ValueError(f"{dataset}: {error}; {remedy}") from error
+        raise ValueError(
+            f"{dataset}: {error}; {RESTORE_REMEDY}, or `energynn data describe {dataset}` makes it "
+            "anew"
+        ) from error
 
 
 def root(dataset: str, given: Path | None = None) -> Path:

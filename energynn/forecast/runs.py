@@ -111,10 +111,6 @@ class ObservedRuns(msgspec.Struct, frozen=True, dict=True):
     def power_gpu_W(self) -> np.ndarray:
         return np.array([run.power_gpu_W for run in self.taken], float)
 
-    @functools.cached_property
-    def max_devices(self) -> int:
-        return max((run.devices for run in self.configs), default=1)
-
     @property
     def longest_run(self) -> RunConfig:
         """The run with the most samples, which stands for the training that people mean.
@@ -184,7 +180,7 @@ def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
         passes /= run.epochs  # it starts once
     # Of a command batch and gradients may be unknown: runs on several devices tell by how much
     # a guess is wrong.
-    guessed = seen.max_devices > 1
+    guessed = any(each.devices > 1 for each in seen.configs)
     size = run.local_batch_size or guessed * GUESSED_LOCAL_BATCH_SIZE
     updates = trained // (size * accumulated) * accumulated if size else 0
     gradient_bytes = epoch.gradient_bytes or guessed * GUESSED_GRADIENT_BYTES
