@@ -232,6 +232,7 @@ def test_measured_commands_are_forecast_and_planned(monkeypatch):
 
 
 NETWORK = {"gradient_bytes": 16_800_000}
+BATCH = {"local_batch_size": 32}
 
 
 def on_cores(told, seen, system="local"):
@@ -272,6 +273,20 @@ def test_a_command_starts_once_whatever_its_epochs():
     row = foretold(fits.fit_runs(mine(*found)), epochs=100)
     assert row["time_h"]["value"] == pytest.approx(420 / 3600, rel=0.03)
     assert "epochs beyond 4: nothing measured" in row["outside"]
+
+
+def test_a_further_epoch_of_a_command_costs_what_runs_tell_of_it():
+    """A start of 5 s, and 20 s more for each epoch behind the first."""
+
+    def took_s(samples, epochs):
+        return 5 + 20 * (epochs - 1) + 1e-3 * samples * epochs
+
+    found = [
+        measured(n, 1, took_s(n, epochs), BATCH | {"epochs": epochs})
+        for n, epochs in ((10_000, 2), (40_000, 2), (20_000, 5))
+    ]
+    row = foretold(fits.fit_runs(mine(*found)), training_samples=400_000, epochs=3)
+    assert row["time_h"]["value"] == pytest.approx(took_s(400_000, 3) / 3600, rel=0.05)
 
 
 def test_a_system_is_described_by_what_a_forecast_reads(tmp_path):
@@ -334,14 +349,14 @@ def test_eight_gpus_of_a_light_host_are_forecast_from_one(cpu_W, idle_W, tmp_pat
     assert np.isnan(mine(unknown, system=path).taken[0].power_W)
 
 
-def test_what_ran_on_several_gpus_is_fitted_though_nobody_told_of_their_link():
+@pytest.mark.parametrize("sizes", [NETWORK | BATCH, BATCH, {}])
+def test_what_ran_on_several_gpus_is_fitted_though_nobody_told_of_their_link(sizes):
     """An exchange of 30 ms between two GPUs, in steps of 66 ms."""
 
     def took_s(samples, devices):
         share = samples / devices
         return 5 + 2e-3 * share + share / 32 * (2e-3 + 0.06 * (1 - 1 / devices))
 
-    sizes = NETWORK | {"local_batch_size": 32}
     found = [
         measured(n, devices, took_s(n, devices), sizes)
         for n, devices in ((20_000, 1), (80_000, 1), (40_000, 2))

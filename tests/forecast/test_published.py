@@ -7,6 +7,7 @@ import pytest
 from energynn.experiment import studies
 from energynn.forecast import fits, predict, runs
 from tests.forecast import worlds
+from tests.forecast.conftest import foretold
 from tests.processes import refused
 
 
@@ -109,3 +110,20 @@ def test_times_that_a_plain_sum_fits_better_are_refused(published):
 def test_nothing_published_says_so():
     words = "resnet50 on horeka-h100: nothing is published of it"
     refused(words, runs.published_runs, "resnet50", "horeka-h100")
+
+
+def test_a_node_of_other_watts_draws_them(tmp_path):
+    """Eight GPUs on one node; its file tells of the CPUs, and nothing else differs."""
+    rows = []
+    for cpu_W in (100, 900):
+        path = tmp_path / f"of{cpu_W}.toml"
+        path.write_text(
+            'published_as = "NVIDIA A100-40GB"\ndevices_per_node = 8\nram_W = 30\n'
+            f"cpu_W = {cpu_W}\nlink_GB_per_s = 25\ngpu_link_GB_per_s = 300"
+        )
+        fit = fits.published("resnet50", str(path))
+        rows.append(foretold(fit, devices=8))
+    less, more = (row["energy_kWh"]["value"] for row in rows)
+    assert more - less == pytest.approx(0.8 * rows[0]["time_h"]["value"])
+    gpus = [row["energy_gpu_kWh"]["value"] for row in rows]
+    assert gpus[0] == pytest.approx(gpus[1])
