@@ -194,15 +194,13 @@ def default_priors(
     run = seen.configs[0]
     workers = work["workers"][0]
     sample_s = seen.time_s / work["epochs"] / (work["trained"] + work["evaluated"])
-    # no two networks are alike; of a guess it may be a hundredth
-    is_known = work["has_known_link"].all()
-    spread = 1.7 if is_known else 3.4
     priors = {
         "tau": (np.median(sample_s), 2.0),
         "evaluation": (1.0, 0.5),  # a loader that is the limit is so in all passes
         "t_start": (0.5 if workers else 0.02, 2.0),
         "t_update": (3e-3, 0.8),
-        "efficiency": (1 / 0.85 - 1, spread),
+        # no two networks are alike; of a guess it may be a hundredth
+        "efficiency": (1 / 0.85 - 1, 1.7 if work["has_known_link"].all() else 3.4),
         "kappa": (0.05, 1.0),
         # Stragglers, congestion. Chosen knowing R4 to R6: without it their GPU hours on many
         # nodes are forecast 1.4 % too low.
@@ -212,8 +210,7 @@ def default_priors(
         update_s = CPU_UPDATE_TIME_S_PER_B * run.epoch().gradient_bytes or 3e-3
         priors |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
         # chosen knowing what a network of our own took on two cores (docs/forecast.md)
-        spread = 0.65 if is_known else spread
-        priors |= {"efficiency": (7.0, spread), "kappa": (0.2, 1.0)}
+        priors |= {"efficiency": (7.0, 0.65), "kappa": (0.2, 1.0)}
     if isinstance(run, command.Config):
         priors["t_start"] = 5.0, 1.5  # a whole command begins
         if np.ptp(work["epochs"]):  # else nothing tells it from samples

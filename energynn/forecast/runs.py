@@ -178,9 +178,9 @@ def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
         filled *= 2
     if run.persistent_workers and workers or isinstance(run, command.Config):
         passes /= run.epochs  # it starts once
-    # Of a command batch and gradients may be unknown: runs on several devices tell by how much
-    # a guess is wrong.
-    guessed = any(each.devices > 1 for each in seen.configs)
+    # Of a command batch and gradients may be unknown: runs on several GPUs tell by how much a
+    # guess is wrong. Of cores their contention stands for it.
+    guessed = site.gpu != "" and any(each.devices > 1 for each in seen.configs)
     size = run.local_batch_size or guessed * GUESSED_LOCAL_BATCH_SIZE
     updates = trained // (size * accumulated) * accumulated if size else 0
     gradient_bytes = epoch.gradient_bytes or guessed * GUESSED_GRADIENT_BYTES
