@@ -6,7 +6,7 @@ import shlex
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from itertools import chain, pairwise, product
 from pathlib import Path
@@ -782,17 +782,17 @@ def recover_record(folder: Path) -> str:
         f"{folder.name}: cannot be recovered, mend this or move it elsewhere", lines
     ):
         _held = lock_run_file(folder)  # nobody starts it meanwhile
-        events = chain.from_iterable(read_events_of_segments(folder).values())
         reason = (
-            f"the launcher died before it could write a record; {progress_text(events)}"
+            f"the launcher died before it could write a record; {progress_text(folder)}"
         )
         save_record(folder, "killed", reason)
         lines.append(f"{folder.name}: recovered as killed: {reason}")
     return lines[0]
 
 
-def progress_text(events: Iterable[dict]) -> str:
-    """Say what the ranks had reached."""
+def progress_text(run_dir: Path) -> str:
+    """Say what the ranks had reached, in all starts."""
+    events = chain.from_iterable(read_events_of_segments(run_dir).values())
     epochs = events_of_kind(events, "epoch")
     if not epochs:
         return "no epoch reported"

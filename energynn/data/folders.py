@@ -11,6 +11,8 @@ from energynn.host.files import hash_file
 from energynn.host.progress import progress_meter
 
 DIGEST_THREADS = 8
+# what macOS, Windows and Synology put beside pictures, as they hide it
+LEFTOVERS = ("__MACOSX", "Thumbs.db", "desktop.ini", "@eaDir")
 
 
 def list_files(root: Path, remarks: dict[str, str], folder: str = "") -> Iterator[str]:
@@ -64,7 +66,7 @@ def _walk_folder(
 
 def _kind_of_entry(entry: os.DirEntry) -> str:
     """Return "file", "folder", or why it is left out."""
-    if entry.name.startswith("."):
+    if entry.name.startswith(".") or entry.name in LEFTOVERS:
         return "left out, hidden"
     # a list of checksums has one name a line
     if "\n" in entry.name or "\r" in entry.name:

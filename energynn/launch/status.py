@@ -9,7 +9,6 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +30,6 @@ from energynn.measure.samples import (
     last_sample_time_ns,
     list_samples_files,
     read_events,
-    read_events_of_segments,
     read_samples_header,
     segment_dirs,
 )
@@ -204,8 +202,7 @@ def _state_of_run(
     if job and job.state not in RUNNING_JOB_STATES:
         return "queued", job.reason.replace("None", "")
     if job or records.is_run_locked(folder):
-        events = chain.from_iterable(read_events_of_segments(folder).values())
-        return "running", records.progress_text(events)
+        return "running", records.progress_text(folder)
     reason = records.reason_of_record(record)
     status = record.status if record else ""
     if status == "finished":

@@ -25,7 +25,12 @@ from energynn.host import launchers, processes
 from energynn.host.files import PACKAGE_FOLDER, newest_checkpoint_name, utc_time_text
 from energynn.measure import kernel, machine, perun_adapter
 from energynn.measure.sampler_process import find_sensors
-from energynn.measure.samples import events_of_kind, read_events, segment_dirs
+from energynn.measure.samples import (
+    events_of_kind,
+    read_events,
+    run_dir_of,
+    segment_dirs,
+)
 
 HOST_LOCK_VARIABLE = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
 HOST_TAKEN_TEXT = "another measured run has this machine"
@@ -133,6 +138,7 @@ def status_and_reason(
     nothing: perun's is 0 after a SIGTERM.
     """
     events = read_events(folder)
+    reached = records.progress_text(run_dir_of(folder))
     ends = events_of_kind(events, "rank_end")
     bad = [end for end in ends if end["status"] not in ("finished", "interrupted")]
     heard = [end["reason"] for end in ends if end["status"] == "interrupted"]
@@ -145,7 +151,7 @@ def status_and_reason(
             f"{stop_reason or 'asked to stop'}; {heard[0]}; it can go on",
         )
     if stop_reason:
-        return "interrupted", f"{stop_reason}; {records.progress_text(events)}"
+        return "interrupted", f"{stop_reason}; {reached}"
     starts = events_of_kind(events, "rank_start")
     hosts = {start["rank"]: f" on {start['host']}" for start in starts}
     who = f"{len(silent)} of {size} ranks"
@@ -165,7 +171,7 @@ def status_and_reason(
         if silent and not told:
             reason = f"{silence}; {reason}"  # who is lost, then who misses it
         return first["status"], reason
-    return "killed", f"{silence}; {records.progress_text(events)}"
+    return "killed", f"{silence}; {reached}"
 
 
 def make_segment_folder(run_dir: Path) -> Path:

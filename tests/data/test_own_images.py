@@ -90,7 +90,12 @@ def test_what_is_found_and_left_out_is_said_and_the_same_for_all(tree):
     train = tree / "train"
     for ending in ("webp", "TIFF", "bmp", "ppm", "png", "gif"):
         picture(train / "a" / "deeper" / "still" / f"x.{ending}", 5)
-    hidden = (".ipynb_checkpoints/x.jpg", "a/._x.jpg", "a/.cache/x.jpg")
+    hidden = (
+        ".ipynb_checkpoints/x.jpg",
+        "a/._x.jpg",
+        "__MACOSX/x.jpg",
+        "a/@eaDir/x.jpg",
+    )
     for name in (*hidden, "loose.jpg"):
         picture(train / name)
     links = {"gone": "/nowhere", "self": "self.jpg", "again": "../a/0.jpg"}
@@ -105,7 +110,8 @@ def test_what_is_found_and_left_out_is_said_and_the_same_for_all(tree):
         "a/*.tiff 1, a/*.webp 1, b/*.jpg 3",
         "val: 6 images of 2 classes: a/*.jpg 3, b/*.jpg 3",
         "1 left out, an empty folder: train/c",
-        "3 left out, hidden: train/.ipynb_checkpoints, train/a/._x.jpg, train/a/.cache",
+        "4 left out, hidden: train/.ipynb_checkpoints, train/__MACOSX, train/a/._x.jpg, "
+        "train/a/@eaDir",
         "2 left out, no link to anything: train/a/gone.jpg, train/a/self.jpg",
         "1 left out, no regular file: train/a/pipe.jpg",
         "1 left out of the images by the ending .gif: train/a/deeper/still/x.gif",
