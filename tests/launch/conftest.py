@@ -73,9 +73,9 @@ def cluster():
         pytest.skip(
             f"no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)"
         )
-    if os.getuid() or not can_be_executed("unshare", "--uts", "true"):
+    if os.getuid() or not can_be_executed("unshare", "--time", "true"):
         pytest.skip(
-            "a private Slurm of two nodes needs root, and the right to make UTS namespaces"
+            "a private Slurm of two nodes needs root, and the right to make time namespaces"
         )
     # A short path: munge's socket must fit.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))

@@ -3,7 +3,8 @@
 #
 # No systemd, no cgroups, no accounting. Each slurmd has a UTS namespace of its own, so that its jobs see a host named
 # n1 or n2: without it perun, MPI and our sampler would take both nodes for one. And a mount namespace with a
-# /etc/hosts that knows both names, and a boot id of its own.
+# /etc/hosts that knows both names, and a boot id of its own. And a time namespace, so that each has a monotonic clock
+# of its own: the second node's is 1000 s ahead.
 set -euo pipefail
 command=$1; D=$(readlink -m "$2"); node=${3:-}
 P=${SLURM_BASE_PORT:-17000}
@@ -12,7 +13,7 @@ H=$(hostname -s)
 
 node_up() {
   cat /proc/sys/kernel/random/uuid > "$D/etc/boot-$1"
-  unshare --uts --mount -- sh -c 'hostname "$0" && mount --bind "$1/etc/hosts" /etc/hosts &&
+  unshare --uts --mount --time --monotonic "${1#n}000" --fork -- sh -c 'hostname "$0" && mount --bind "$1/etc/hosts" /etc/hosts &&
     mount --bind "$1/etc/boot-$0" /proc/sys/kernel/random/boot_id && exec slurmd -N "$0"' "$1" "$D"
 }
 
