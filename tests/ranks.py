@@ -11,7 +11,6 @@ import multiprocessing.connection
 import multiprocessing.reduction
 import os
 import runpy
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,19 +21,9 @@ from unittest import mock
 
 from energynn.host.files import REPOSITORY
 
-MPIRUN = shutil.which(
-    "mpirun",
-    path=os.pathsep.join(
-        [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    ),
-)
-# OpenMP reads its number of threads once, when torch is imported. Open MPI wants to be told that
-# the tests may run as root and on few cores; MPICH does not look at these.
+# OpenMP reads its number of threads once, when torch is imported.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }

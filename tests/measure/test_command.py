@@ -13,6 +13,7 @@ import pytest
 
 import energynn
 from energynn import records
+from energynn.host import launchers
 from energynn.host.reading import read_json
 from energynn.launch import status
 from energynn.measure import samples
@@ -25,7 +26,6 @@ from tests.processes import (
     wait_until_gone,
     with_gpus,
 )
-from tests.ranks import MPIRUN
 from tests.run_files import last_sample_ns, read_lines, rewrite, write_lines
 
 STEADY = dict(high_W=300.0, update_s=0.02)
@@ -191,7 +191,7 @@ def test_ranks_of_one_host_share_its_lock_and_its_sampler(tmp_path, starts):
             tmp_path / "run",
             *words,
             env=with_gpus([STEADY]),
-            before=[MPIRUN, "-n", "2"],
+            before=[launchers.find_mpirun(), "-n", "2"],
         )
         assert status == 0 and record.status == "finished", errors
         assert len(record.segments) == number
@@ -206,7 +206,7 @@ def test_ranks_of_one_host_share_its_lock_and_its_sampler(tmp_path, starts):
 @pytest.mark.slow
 def test_one_rank_that_fails_is_named(tmp_path):
     words = [sys.executable, "-c", RANKS, "fail"]
-    started = start(tmp_path / "run", *words, before=[MPIRUN, "-n", "2"])
+    started = start(tmp_path / "run", *words, before=[launchers.find_mpirun(), "-n", "2"])
     started.communicate(timeout=300)
     record = records.read_record_if_any(tmp_path / "run")
     assert started.returncode != 0
