@@ -1,4 +1,4 @@
-"""What others wrote is data: it runs nothing, marks up nothing, counts once, and is not removed."""
+"""What others wrote is data: it runs nothing, marks up nothing, and counts once."""
 
 import json
 import os
@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 import pytest
-import torch
 
 from energynn import records
 from energynn.analysis import results
@@ -19,10 +18,8 @@ from energynn.experiment import systems
 from energynn.forecast import fits, runs
 from energynn.host import files
 from energynn.host.reading import read_json
-from energynn.train import checkpoint
-from energynn.train.distributed import World
 from tests.conftest import built, forge
-from tests.processes import ENERGYNN, answer, refusal, refused
+from tests.processes import ENERGYNN, answer, refusal
 from tests.run_files import edit
 
 # ----------------------------------------------------------------------------------- modules
@@ -160,60 +157,6 @@ def test_runs_that_were_killed_before_a_sample_are_no_copies(run_dir):
     edit(folder / "local" / "another" / "run.json", run_id="another")
     records.recover(folder)
     assert records.check(folder) == [] and len(records.read_all(folder)) == 2
-
-
-# ------------------------------------------------------------------------------- checkpoints
-
-
-@pytest.fixture
-def checkpoints(tmp_path, monkeypatch):
-    """Checkpoints of a run by its name, of one rank."""
-    dist = checkpoint.distributed
-    monkeypatch.setattr(dist, "all_gather", lambda own, world: [own])
-    monkeypatch.setattr(dist, "barrier", lambda world: None)
-
-    def of(name, ranks=1):
-        (tmp_path / name).mkdir(exist_ok=True)
-        world = World(0, ranks, 0, torch.device("cpu"), "h")
-        model = {"model": torch.nn.Linear(1, 1)}
-        return checkpoint.Checkpoints(tmp_path / name, world, 0, model)
-
-    return of
-
-
-def test_runs_that_share_a_folder_of_checkpoints_leave_all_others_alone(
-    tmp_path, checkpoints
-):
-    shared = tmp_path / "scratch"
-    shared.mkdir()
-    others = ["thesis.txt", "other.pt", "000000000001.pt", "000000000001.sha256"]
-    for name in others:
-        (shared / name).write_text("years of work")
-    for run in ("one", "two"):
-        (tmp_path / run).mkdir()
-        (tmp_path / run / "checkpoint").symlink_to(shared)
-    one, two = checkpoints("one"), checkpoints("two")
-    assert one.load() is None, "another run's"
-    two.save(5)
-    (two.folder / "mine.txt").touch()
-    (two.folder / "000000000007.pt").symlink_to(shared / "thesis.txt")
-    for steps in (10, 20, 30, 40):
-        one.save(steps)
-    one.remove()
-    assert not one.folder.exists() and two.load() == (5, {})
-    two.remove()
-    assert [path.name for path in two.folder.iterdir()] == ["mine.txt"]
-    assert sorted(path.name for path in shared.glob("*.*")) == sorted(others)
-    assert {(shared / name).read_text() for name in others} == {"years of work"}
-
-
-@pytest.mark.parametrize("ranks, steps", [(2, 10), (1, 10**9), (1, "many")])
-def test_a_checkpoint_of_another_run_is_one_sentence(checkpoints, ranks, steps):
-    checkpoints("run").save(10)
-    ours = checkpoints("run", ranks)
-    name, saved = ours._read_newest_checkpoint()
-    ours._read_newest_checkpoint = lambda: (name, saved | {"optimizer_steps": steps})
-    refused("is not of this run; remove it: .*", ours.load, most_steps=100)
 
 
 # --------------------------------------------------------------------------------- commands

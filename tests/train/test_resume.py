@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import struct
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,7 @@ from energynn.measure.samples import events_of_kind, read_events
 from energynn.train import checkpoint, distributed
 from energynn.train.batches import Shard
 from energynn.train.session import Session
-from tests.processes import refused
+from tests.processes import refused, wait_until
 from tests.ranks import Ranks
 from tests.train.conftest import ALONE, HERE, IMAGES, ranks_of
 
@@ -140,10 +139,7 @@ def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
         run_dir.mkdir()
         if stopped:
             started = start(run_dir, settings, 1, script=tmp_path / "program.py")
-            deadline = time.monotonic() + 100
-            while not (run_dir / "evaluating").exists():
-                assert started.are_alive() and time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until((run_dir / "evaluating").exists, pause_s=0.01)
             os.kill(ranks_of(run_dir)[0], signal.SIGTERM)
             ended = started.wait()
             assert ended.returncode == 75, ended.stdout
@@ -158,6 +154,47 @@ def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
 
 def saved(checkpoints) -> list[int]:
     return sorted(int(path.stem) for path in checkpoints.folder.glob("*.pt"))
+
+
+def checkpoints_in(folder, world):
+    model = torch.nn.Linear(1, 1)
+    return checkpoint.Checkpoints(folder, world, 0, {"model": model})
+
+
+def test_runs_that_share_a_folder_of_checkpoints_leave_all_others_alone(
+    tmp_path, alone
+):
+    shared = tmp_path / "scratch"
+    shared.mkdir()
+    others = ["thesis.txt", "other.pt", "000000000001.pt", "000000000001.sha256"]
+    for name in others:
+        (shared / name).write_text("years of work")
+    for run in ("one", "two"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "checkpoint").symlink_to(shared)
+    one, two = (checkpoints_in(tmp_path / run, alone) for run in ("one", "two"))
+    assert one.load() is None, "another run's"
+    two.save(5)
+    (two.folder / "mine.txt").touch()
+    (two.folder / "000000000007.pt").symlink_to(shared / "thesis.txt")
+    for steps in (10, 20, 30, 40):
+        one.save(steps)
+    one.remove()
+    assert not one.folder.exists() and two.load() == (5, {})
+    two.remove()
+    assert [path.name for path in two.folder.iterdir()] == ["mine.txt"]
+    assert sorted(path.name for path in shared.glob("*.*")) == sorted(others)
+    assert {(shared / name).read_text() for name in others} == {"years of work"}
+
+
+@pytest.mark.parametrize("ranks, steps", [(2, 10), (1, 10**9), (1, "many")])
+def test_a_checkpoint_of_another_run_is_one_sentence(tmp_path, alone, ranks, steps):
+    ours = checkpoints_in(tmp_path, alone)
+    ours.save(10)
+    name, saved = ours._read_newest_checkpoint()
+    other = {"ranks": ranks * saved["ranks"], "optimizer_steps": steps}
+    ours._read_newest_checkpoint = lambda: (name, saved | other)
+    refused("is not of this run; remove it: .*", ours.load, most_steps=100)
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, alone):
