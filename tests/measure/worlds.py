@@ -91,11 +91,6 @@ def sensor(id, kind, component="gpu", device="0", **more) -> dict:
         "kind": kind,
         "provenance": "measured",
         "to_SI": 1.0,
-        "wraps_at": None,
-        "primary": True,
-        "checks": None,
-        "update_s": None,
-        "model": None,
         "notes": {},
     } | more
 
