@@ -17,23 +17,14 @@ from tests.processes import answer
 
 GRID = gpu_grid()
 RUNS = [config.make(seed=seed) for seed in range(5)]
-RECIPE = (
-    "workload",
-    "preset",
-    "precision",
-    "image_loading",
-    "channels_last",
-    "fused_optimizer",
-    "accumulation_steps",
-)
 
 
 def recipe(run):
-    return [getattr(run, name, None) for name in RECIPE]
+    return config.recipe(config.asdict(run), ["step_period_s"])
 
 
 def images_on_device(runs):
-    """The runs that differ from the anchor in sizes and pace only."""
+    """The runs that differ from the anchor in scale and pace only."""
     return [run for run in runs if recipe(run) == recipe(GRID[0])]
 
 
