@@ -171,10 +171,10 @@ def image_loading(baseline: str = "ImageFolder and Pillow") -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         root, store = Path(folder) / "tree", Path(folder) / "store"
-        for label, name in enumerate(photographs.PHOTOGRAPH_SOURCES):
+        for name in photographs.PHOTOGRAPH_SOURCES:
             for split, count in (("train", 48), ("val", 1)):
                 (root / split / name).mkdir(parents=True)
-                for k, data in enumerate(as_jpegs([name], count, (500, 375), label)):
+                for k, data in enumerate(as_jpegs(name, count, (500, 375))):
                     (root / split / name / f"{k}.jpg").write_bytes(data)
         imagenet.write_ppm_store(root, store)
         pillow = usual_images(root / "train", 224)

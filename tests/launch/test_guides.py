@@ -182,7 +182,7 @@ def checkout(tmp_path):
         for name in ("coffee", "rocket"):
             folder = own / "my-images" / split / name
             folder.mkdir(parents=True)
-            for number, data in enumerate(as_jpegs([name], count, (160, 120))):
+            for number, data in enumerate(as_jpegs(name, count, (160, 120))):
                 (folder / f"{number}.jpg").write_bytes(data)
     return here
 
