@@ -17,15 +17,7 @@ from energynn.train.session import Session  # noqa: E402
 original, how = Session.step_done, os.environ["HOW_IT_ENDS"]
 
 
-def step_done(
-    self,
-    loss,
-    original=original,
-    how=how,
-    sys=sys,
-    torch=torch,
-    launchers=launchers,
-):
+def step_done(self, loss):
     rank, _ = launchers.rank_and_size()
     epoch = self.optimizer_steps // self.steps_per_epoch
     print("rank", rank, "in epoch", epoch)

@@ -10,16 +10,16 @@ from tests.processes import refused
 ORIGIN, AFFINE = "energy_kWh ~ 0 + gpu_hours", "energy_kWh ~ gpu_hours"
 
 
-def observations(slope=0.3, intercept=0.0, n=12):
+def observations(n=12):
     hours = np.linspace(1, 40, n)
     scatter = np.random.default_rng(7).normal(0, 0.05, n)
     return pd.DataFrame(
-        {"gpu_hours": hours, "energy_kWh": intercept + slope * hours + scatter}
+        {"gpu_hours": hours, "energy_kWh": 2.0 + 0.25 * hours + scatter}
     )
 
 
 def test_known_line_is_recovered_and_hc3_is_the_closed_form():
-    data = observations(slope=0.25, intercept=2.0)
+    data = observations()
     fit = regression.fit(AFFINE, data)
     assert fit.covariance == "HC3"
     assert fit.slope["low"] < 0.25 < fit.slope["high"]

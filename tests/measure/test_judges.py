@@ -30,8 +30,8 @@ def judge(folder, *columns, t_s=T, span_s=SPAN, thresholds=None, **more):
     return judged(folder, thresholds)
 
 
-def gpu(kind, update_s=0.02, **more):
-    about = {"update_s": update_s, "notes": LIMIT} | more
+def gpu(kind, **more):
+    about = {"update_s": 0.02, "notes": LIMIT} | more
     return sensor(f"gpu_0_{kind}", kind) | about
 
 

@@ -421,12 +421,12 @@ def test_samples_tell_limits_and_whether_a_gpu_is_busy(nvml):
 # ------------------------------------------------------------------------------------------ sampler
 
 
-def simulated(read, kind="power", **facts):
-    return Sensor("s", "gpu", "0", kind, "simulated", read=read, **facts)
+def simulated(read, kind="power"):
+    return Sensor("s", "gpu", "0", kind, "simulated", read=read)
 
 
-def sample(path, *found, seconds=0.5, period_s=0.02):
-    sampler = sensors.Sampler(path, SensorInventory(list(found)), period_s)
+def sample(path, sensor, seconds=0.5):
+    sampler = sensors.Sampler(path, SensorInventory([sensor]), 0.02)
     sampler.start()
     time.sleep(seconds)
     sampler.stop()
