@@ -574,9 +574,6 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path):
     with pytest.raises(OSError, match="Not a directory"):
         prepared(tmp_path / "file" / "runs" / "local" / "run")
     refused("runs_dir: is empty", start.make_run, config.make(), "")
-    refused(
-        "data describe era6", start.prepare_intent, config.make(dataset="era6"), run_dir
-    )
     intent = prepared(run_dir) | {"started_at": "earlier"}
     run_dir.mkdir()
     start.begin_run(intent, run_dir)
