@@ -11,15 +11,10 @@ from energynn.measure.samples import Channel
 from tests.measure import worlds
 from tests.measure.worlds import found, sensor
 
-T = np.arange(0, 30.05, 0.1)
 
-
-def curve_of(kind, values, t_s=T, period_s=0.1, **more):
-    about = {"component": "cpu", "provenance": "simulated"} | more
-    name = about.pop("id", "s")
-    return energy.energy_curve(
-        Channel(**sensor(name, kind, **about)), t_s, np.asarray(values, float), period_s
-    )
+def curve_of(watts, t_s, period_s, name="s", **about):
+    power = Channel(**sensor(name, "power", **about))
+    return energy.energy_curve(power, t_s, watts, period_s)
 
 
 def test_a_reading_that_is_a_little_late_leaves_no_gap():
@@ -27,7 +22,7 @@ def test_a_reading_that_is_a_little_late_leaves_no_gap():
     t_s = np.arange(0, 100, 0.04)
     is_late = (t_s > 50) & (t_s < 50.1)
     watts = 100 + np.sin(t_s)
-    late = curve_of("power", watts[~is_late], t_s[~is_late], 0.04)
+    late = curve_of(watts[~is_late], t_s[~is_late], 0.04)
     assert found([late], 1.0, 99.0)[0].coverage == 1
 
 
@@ -56,8 +51,9 @@ def test_the_bound_holds_and_nothing_is_doubted(
 
 def test_two_sensors_of_one_uuid_are_one_device():
     """Two counters of the same readings, too: "twice" in machines.toml."""
-    watts, notes = 200 + np.sin(T), {"uuid": "GPU-1"}
-    gpus = [curve_of("power", watts + n, id=str(n), notes=notes) for n in range(2)]
+    t_s, notes = np.arange(0, 30.05, 0.1), {"uuid": "GPU-1"}
+    watts = 200 + np.sin(t_s)
+    gpus = [curve_of(watts + n, t_s, 0.1, str(n), notes=notes) for n in range(2)]
     assert energy.judge_sensors(found(gpus, 5.0, 25.0))[0].startswith("D: 0 and 1")
 
 
