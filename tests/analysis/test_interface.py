@@ -52,6 +52,18 @@ def test_a_measured_command_is_in_the_table_as_what_it_is(two_runs, tmp_path):
     assert measured.global_batch_size == 64
 
 
+def test_a_name_is_the_run_s_and_no_run_is_faster_than_itself(two_runs, tmp_path):
+    edit(two_runs[0] / "record.json", name="mine")
+    runs = energynn.load(tmp_path / "runs").sel(run=two_runs[0].name)
+    assert (runs.name, runs.label, runs.series) == ("mine", "no series", "")
+    assert np.isnan(runs.speed_up)
+    words = ["export", "--runs-dir", tmp_path / "runs", "--csv", tmp_path / "a.csv"]
+    assert "1 runs; each" in answer(*words, "--name", "mine")
+    (tmp_path / "a.csv").unlink()
+    assert "no run has the name min" in answer(*words, "--name", "min", status=2)
+    assert not (tmp_path / "a.csv").exists()
+
+
 def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):
     power = energynn.trace(two_runs[0], period_s=1.0)
     assert power.dims == ("sensor", "time") and power.attrs["units"] == "W"
