@@ -37,8 +37,8 @@ def test_the_version_and_the_list_of_commands():
         (["submit", "smoke", "--system", "local"], "`energynn study run"),
         (["cancel"], "or --all"),
         (["run", "--runs"], "--runs"),
-        (["doctor", "--devices", "0"], "--devices"),
-        (["doctor", "--devices", "two"], "--devices"),
+        (["measure", "--devices", "0", "--", "true"], "--devices"),
+        (["measure", "--devices", "two", "--", "true"], "--devices"),
         (["measure"], "COMMAND"),
     ],
 )

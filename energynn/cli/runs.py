@@ -191,7 +191,6 @@ def measure(
 
 
 def doctor(
-    devices: Annotated[int, Option(min=1, help="ranks of the MPI world to try")] = 2,
     system: Annotated[
         str,
         Option(metavar="NAME", help="instead: prove a cluster by a job of a minute"),
@@ -205,6 +204,6 @@ def doctor(
         return submit.check_system(system)
     from energynn.launch import doctor
 
-    findings = doctor.examine_machine(devices)
+    findings = doctor.examine_machine()
     print_json_or_text(as_json, {"findings": findings}, doctor.findings_text(findings))
     return doctor.exit_status(findings)

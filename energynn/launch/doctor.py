@@ -4,7 +4,6 @@ the rest.
 
 import importlib.metadata
 import os
-import subprocess
 import tempfile
 import time
 from contextlib import suppress
@@ -14,7 +13,6 @@ from msgspec import Struct
 
 from energynn.host import launchers
 from energynn.host.files import INSTALLATION
-from energynn.host.processes import OWN_PYTHON
 from energynn.host.progress import entry_text
 from energynn.measure import energy, machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION
@@ -26,11 +24,6 @@ from energynn.measure.stream import read_sensor_streams
 FINDING_STATES = GOOD, WEAK, BAD = "good", "weak", "bad"
 SAMPLING_TIME_S = 3.0  # how long all sensors are sampled
 SAMPLING_PERIOD_S = 0.04
-# One write per rank, so that the ranks' lines do not mix.
-MPI_TEST_PROGRAM = (
-    "import os; from mpi4py import MPI; "
-    "os.write(1, f'world of {MPI.COMM_WORLD.size}\\n'.encode())"
-)
 
 
 class Finding(Struct):
@@ -42,8 +35,8 @@ class Finding(Struct):
     remedy: str = ""
 
 
-def examine_machine(devices: int = 2) -> list[Finding]:
-    """Look at sensors, GPUs, packages, and an MPI world of so many ranks; takes a few seconds."""
+def examine_machine() -> list[Finding]:
+    """Look at sensors, GPUs, packages and MPI; takes a few seconds."""
     findings = _examine_sensors()
     if BAD not in [finding.state for finding in findings]:
         # a silent driver would not answer here
@@ -52,7 +45,7 @@ def examine_machine(devices: int = 2) -> list[Finding]:
         *findings,
         _examine_package("torch"),
         _examine_package("perun", PERUN_VERSION),
-        _examine_mpi(devices),
+        _examine_mpi(),
     ]
 
 
@@ -135,29 +128,8 @@ def _examine_package(package: str, needed: str = "") -> Finding:
     return Finding(package, BAD, version, f"to train, {INSTALLATION}")
 
 
-def _examine_mpi(devices: int) -> Finding:
-    """Try whether mpirun and mpi4py's library make one world.
-
-    A mismatch gives many worlds of one rank and no error.
-    """
+def _examine_mpi() -> Finding:
     try:
-        start = launchers.mpirun_command(devices)
-        command = [*start, *OWN_PYTHON, "-c", MPI_TEST_PROGRAM]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env=launchers.mpi_environment(),
-        )
-    except (ValueError, subprocess.TimeoutExpired) as error:
+        return Finding("MPI", GOOD, launchers.find_mpirun())
+    except ValueError as error:
         return Finding("MPI", BAD, *str(error).split("; ", 1))
-    said = " ".join([*start, *done.stdout.split()])
-    if done.stdout.count(f"world of {devices}\n") == devices:
-        return Finding("MPI", GOOD, said)
-    return Finding(
-        "MPI",
-        BAD,
-        said,
-        "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you use",
-    )

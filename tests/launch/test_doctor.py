@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from energynn.experiment import config
-from energynn.host import launchers
 from energynn.launch import doctor, start
 from energynn.measure import machine, sensors
 from tests.measure.test_sensors import no_gpu, nvml, powercap_tree  # noqa: F401
@@ -16,7 +15,7 @@ MPI = doctor.Finding("MPI", doctor.GOOD, "taken as given")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(doctor, "_examine_mpi", lambda devices: MPI)
+    monkeypatch.setattr(doctor, "_examine_mpi", lambda: MPI)
     monkeypatch.setattr(doctor, "SAMPLING_TIME_S", 1.0)
 
 
@@ -91,13 +90,3 @@ def test_perun_has_the_version_that_was_tried(monkeypatch):
         )
         perun = doctor._examine_package("perun", doctor.PERUN_VERSION)
         assert perun.state == state and bool(perun.remedy) == (state == doctor.BAD)
-
-
-@pytest.mark.slow
-def test_a_real_mpi_world_is_tried_and_a_wrong_one_is_refused(monkeypatch):
-    monkeypatch.undo()
-    assert doctor._examine_mpi(2).state == doctor.GOOD
-    # no pmi2
-    monkeypatch.setattr(launchers, "mpirun_command", lambda ranks: [])
-    finding = doctor._examine_mpi(2)
-    assert finding.state == doctor.BAD and "world of 1" in finding.found

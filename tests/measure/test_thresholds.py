@@ -21,7 +21,7 @@ print(w)
 COMMANDS = {
     "measure": [*ENERGYNN, "measure", "--period", "0.01", "--", "sleep", "1"],
     "window": [sys.executable, "-c", WINDOW],
-    "doctor": [*ENERGYNN, "doctor", "--devices", "1"],
+    "doctor": [*ENERGYNN, "doctor"],
 }
 MENDED = {"least_cpu_W": 0.1}
 
