@@ -609,7 +609,7 @@ def summary_text(record: Record) -> str:
         told = [one.get("epoch", math.nan) for one in record.history]
         is_each = all(after - before == 1 for before, after in pairwise(told))
         epochs = len(told) if is_each else 0
-        if record.status == "finished":
+        if record.status == "finished" and epochs < 2:
             epochs = record.config.get("epochs") or epochs
         if "command" in record.config and epochs > 1:
             parts.append(

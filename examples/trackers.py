@@ -14,15 +14,17 @@ def with_energy(epochs, log):
     """
     for number, epoch in enumerate(epochs):
         step = epoch if isinstance(epoch, int) else number
-        with energynn.window(f"epoch {epoch}") as measured:
-            yield epoch
-        # measured, or only estimated
-        provenance = measured.energies.get("energy_total_provenance", "unknown")
-        if measured.energies["doubts"]:
-            provenance = "not_valid"
-        log(f"energy_{provenance}_J", measured.energy_J, step)
-        log(f"mean_power_{provenance}_W", measured.energy_J / measured.time_s, step)
-        log("epoch_time_s", measured.time_s, step)
+        try:
+            with energynn.window(f"epoch {epoch}") as measured:
+                yield epoch
+        finally:  # also of an epoch at which the loop breaks
+            # measured, or only estimated
+            provenance = measured.energies.get("energy_total_provenance", "unknown")
+            if measured.energies["doubts"]:
+                provenance = "not_valid"
+            log(f"energy_{provenance}_J", measured.energy_J, step)
+            log(f"mean_power_{provenance}_W", measured.energy_J / measured.time_s, step)
+            log("epoch_time_s", measured.time_s, step)
 
 
 def to_tensorboard(writer):

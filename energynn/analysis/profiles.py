@@ -19,11 +19,12 @@ def times_of_segments(
 ) -> Iterator[tuple[Path, float, float]]:
     """Give for each segment of a run: its folder, the training time before it, and its own."""
     begin_s = 0.0
-    for folder, part in zip(
-        samples.segment_dirs(run_dir), record.segments or [record], strict=False
-    ):
+    folders = samples.segment_dirs(run_dir)
+    # a start may have died before it trained
+    trained = sorted({one.segment for one in record.sensors}) or [1]
+    for number, part in zip(trained, record.segments or [record], strict=False):
         length_s = part.training_time_s or 0.0
-        yield folder, begin_s, length_s
+        yield folders[number - 1], begin_s, length_s
         begin_s += length_s
 
 

@@ -29,8 +29,12 @@ KNOWN_NAMES = {
     *START_NAMES,
     *LATITUDE_NAMES,
     *LONGITUDE_NAMES,
+    # of which nothing depends: the range of the values tells their unit
+    "units",
+    "long_name",
     # of HDF5 and NetCDF themselves
     "dimension_list",
+    "dimension_labels",
     "_netcdf4dimid",
     "_netcdf4coordinates",
 }
@@ -95,16 +99,30 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
 
 
 def _require_known_names(file) -> None:
-    """Raise ValueError for a data set, a group or a number whose meaning is not known; single
-    texts, as a history, may say anything.
-    """
+    """Raise ValueError for what a file says that we do not understand."""
     for holder in (file["fields"].attrs, file.attrs, file):
         for name, said in holder.items():
-            if name.lower() not in KNOWN_NAMES and not isinstance(said, str | bytes):
+            if not _is_understood(name, said):
                 raise ValueError(
                     f"holds {name}, which is not understood; take it out, or name it time, "
                     "channel, latitude, longitude or start_time"
                 )
+
+
+def _is_understood(name: str, said) -> bool:
+    """Tell whether a name is known, or nothing follows from what it says: an attribute of one text,
+    as a history, a number that is 0, or makani's ``valid_data`` where all are.
+    """
+    import h5py
+
+    if name.lower() in KNOWN_NAMES:
+        return True
+    if getattr(said, "size", 1) > 1:
+        return name == "valid_data" and bool(np.all(said))
+    value = np.array(said)
+    if value.dtype.kind in "SUO":
+        return not isinstance(said, h5py.HLObject)
+    return not value.any()
 
 
 def _read_axis(file, names: tuple[str, ...], usual_deg: np.ndarray) -> np.ndarray:

@@ -457,7 +457,9 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     times = model.times_by_cause_s(fit.values, work)
     is_new = (work["nodes"] > 1) & (most == 1)
     hidden = np.log(1 - is_new * times["allreduce"] / sum(times.values()))
-    of_time2 = np.square([[beyond, unknown], [beyond, hidden - unknown]]).sum(axis=1)
+    if fit.runs.work["devices"].max() > 1:  # the value has a guess of it
+        hidden = hidden - unknown
+    of_time2 = np.square([[beyond, unknown], [beyond, hidden]]).sum(axis=1)
     steps = np.array([*steps_of_open_terms(fit), *fit.rivals])
     shifts = logs(fit.point + steps) - middle
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}

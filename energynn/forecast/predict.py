@@ -62,11 +62,11 @@ def forecast_quantities(
     time_h = of_device["time_s"] / SECOND_PER_HOUR
     energy_kWh = of_device["energy_J"] * devices / JOULE_PER_KWH
     home = fit.runs.where_made.site
-    if site.cpu_W and site.ram_W and fit.runs.scope == "total":
-        # of a node unlike those that the runs were made on
-        more_W = (site.cpu_W + site.ram_W - home.cpu_W - home.ram_W) / of_node
-        energy_kWh = energy_kWh * (1 + more_W / power_W)
-        power_W = power_W + more_W
+    for here_W, there_W in (site.cpu_W, home.cpu_W), (site.ram_W, home.ram_W):
+        if here_W and there_W:  # of a node unlike those that the runs were made on
+            more_W = (here_W - there_W) / of_node
+            energy_kWh = energy_kWh * (1 + more_W / power_W)
+            power_W = power_W + more_W
     result = {
         "time_h": time_h,
         "gpu_hours": time_h * devices,

@@ -5,6 +5,7 @@ host starts the sampler there, and rank 0 writes the record.
 """
 
 import contextlib
+import math
 import os
 import platform
 import shlex
@@ -291,7 +292,11 @@ def report_text(record: records.Record, run_dir: Path, details: bool = False) ->
         ]
         lines += _idle_power_lines(record)
         lines.append(f"  {samples} power samples")
-        lines += [f"  {name}: {value:.6g}" for name, value in record.metrics.items()]
+        # null stands for nan
+        lines += [
+            f"  {name}: {math.nan if value is None else value:.6g}"
+            for name, value in record.metrics.items()
+        ]
         lines += [f"  flag: {flag}" for flag in record.flags]
     about = record.name, record.note, f"record: {run_dir}"
     lines += [f"  {text}" for text in about if text]

@@ -168,17 +168,14 @@ def prepare_intent(config: RunConfig, run_dir: Path) -> dict:
 def list_warnings(intent: dict) -> list[str]:
     """Warn about a run that can work."""
     devices = intent["devices"]
-    warnings = []
-    if intent["launcher"] in launchers.LAUNCHERS_WITHOUT_PERUN:
-        warnings.append("perun or MPI is missing: perun's number will be absent")
-    if intent["device_kind"] != "gpu":
-        cores = launchers.count_slurm_nodes() * intent["machine"]["cores"]
-        if devices * intent["config"]["threads_per_device"] > cores:
-            warnings.append(
-                f"{devices} devices on {cores} cores: "
-                "they share cores, so time and energy mean little"
-            )
-    return warnings
+    cores = launchers.count_slurm_nodes() * intent["machine"]["cores"]
+    threads = devices * intent["config"]["threads_per_device"]
+    if intent["device_kind"] == "gpu" or threads <= cores:
+        return []
+    return [
+        f"{devices} devices on {cores} cores: "
+        "they share cores, so time and energy mean little"
+    ]
 
 
 def require_initial_run(config: RunConfig, folder: Path) -> None:

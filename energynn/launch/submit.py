@@ -82,8 +82,7 @@ def submit_runs(
     if left_out:
         print_lines(left_out)
     system_dir = runs_dir.absolute() / site.name
-    queued = _queued_folders(system_dir)
-    jobs = plan_jobs(runs, site, system_dir, queued)
+    jobs = plan_jobs(runs, site, system_dir, _queued_folders(system_dir))
     missing = [run for job in jobs for run in job.runs.values()]
     print_lines(
         f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued; "
@@ -114,12 +113,10 @@ def submit_runs(
     if faults:
         raise ValueError("; ".join(faults))
     system_dir.mkdir(parents=True, exist_ok=True)
-    file = lock(system_dir / ".submit.lock")
-    with file or contextlib.nullcontext():
-        if file is None or _queued_folders(system_dir) != queued:
-            raise ValueError(
-                f"submit: other jobs of {site.name} came or ended meanwhile; submit again"
-            )
+    with lock(system_dir / ".submit.lock") or contextlib.nullcontext() as file:
+        queued = _queued_folders(system_dir)
+        if file is None or any(queued & job.runs.keys() for job in jobs):
+            raise ValueError("submit: another one queues these runs; submit again")
         for job in jobs:
             submit_job_array(job, site, name, labels)
 

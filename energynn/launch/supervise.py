@@ -185,13 +185,14 @@ def make_segment_folder(run_dir: Path) -> Path:
 def forward_signals(children: list[subprocess.Popen] = ()) -> list[int]:
     """Note the numbers of signals in the list that is returned, and pass them on to children.
 
-    They hear a Ctrl-C from the terminal. What was ignored before, as SIGHUP under nohup, still is.
+    They hear a Ctrl-C from the terminal; a second one may be meant for this process alone. What was
+    ignored before, as SIGHUP under nohup, still is.
     """
     stopped = []
 
     def note_signal(number: int, _frame) -> None:
         stopped.append(number)
-        if number != signal.SIGINT:
+        if number != signal.SIGINT or stopped.count(number) > 1:
             for child in children:
                 child.send_signal(number)
 

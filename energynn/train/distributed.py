@@ -77,8 +77,8 @@ def join_ranks(config: RunConfig) -> World:
     if size != config.devices:
         raise ValueError(
             f"devices: {config.devices} asked for, but the launcher made a world of {size}; "
-            f"start {config.devices} ranks (mpirun -n, torchrun --nproc-per-node), "
-            "and give srun --mpi=pmi2, or --mpi=pmix for Open MPI"
+            f"start {config.devices} ranks (mpirun -n of the MPI that mpi4py was built for, or "
+            "torchrun --nproc-per-node), and give srun --mpi=pmi2, or --mpi=pmix for Open MPI"
         )
     device = _device_of_rank(config, local_rank)
     torch.set_num_threads(config.threads_per_device)

@@ -42,6 +42,11 @@ def test_papermill_executes_a_notebook(tmp_path):
         assert (tmp_path / made).read_bytes() == (tmp_path / "here" / made).read_bytes()
 
 
+def test_the_first_notebook_shows_what_is_there(built):
+    folder = built[0]
+    execute("00_start_here", folder, runs_dir=str(folder / "runs"), train=False)
+
+
 def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     folder, merged = built
     figures = {path.name for path in (folder / "figures").iterdir()}

@@ -237,7 +237,13 @@ CASES = {
     "a step of an hour": (hdf5(a_dt=1), "2019.h5: holds dt, which is not understood"),
     "a clock of its own": (hdf5(date=HOURS), "2019.h5: holds date, which is not"),
     "a group": (hdf5(**{"coords/lat": HOURS}), "2019.h5: holds coords, which is not"),
-    "a history": (hdf5(a_history="made by hand"), ""),
+    "a history": (hdf5(a_history="made by hand", a_source=["era5"], number=0), ""),
+    "of makani": (hdf5(valid_data=np.ones((4, 21)), a_units=["K"] * 21), ""),
+    "gaps of makani": (
+        hdf5(valid_data=np.eye(4, 21)),
+        "2019.h5: holds valid_data, which",
+    ),
+    "a year of its own": (hdf5(date="2018"), "2019.h5: holds date, which is not"),
     "no fields": (lambda folder: h5py.File(folder / FILE, "w").close(), "no data set"),
     "rows of others": (
         hdf5(latitude=np.linspace(90, -90, 3)),

@@ -317,7 +317,7 @@ def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_left_alone(fake
     assert sorted(row["state"] for row in rows) == ["not submitted", "queued"]
     fake_slurm.room = 99
     with files.lock(fake_slurm.runs_dir / "two-nodes" / ".submit.lock"):
-        assert "came or ended meanwhile" in fake_slurm.submit(*TWO, status=2)
+        assert "another one queues" in fake_slurm.submit(*TWO, status=2)
     for told in ("1 of 2 runs are made or queued; 1 to make", "0 to make"):
         assert told in fake_slurm.submit(*TWO)
     assert len(fake_slurm.queue) == 2
