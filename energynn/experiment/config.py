@@ -749,7 +749,7 @@ def _assigned_in_cells(namespace: dict) -> tuple[dict, dict]:
         if cell.startswith(PAPERMILL_CELL_START):
             # its paths are no parameters
             injected |= {name: None for name in names if "PAPERMILL_" not in name}
-        elif {"workload", "devices"} <= names.keys():
+        elif "workload" in names:
             return names, injected
     raise ValueError(
         "the cell of parameters is not found; run the notebook's cells, without a magic (%%time) "
