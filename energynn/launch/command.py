@@ -5,7 +5,6 @@ host starts the sampler there, and rank 0 writes the record.
 """
 
 import contextlib
-import math
 import os
 import platform
 import shlex
@@ -294,7 +293,7 @@ def report_text(record: records.Record, run_dir: Path, details: bool = False) ->
         lines.append(f"  {samples} power samples")
         # null stands for nan
         lines += [
-            f"  {name}: {math.nan if value is None else value:.6g}"
+            f"  {name}: {float('nan') if value is None else value:.6g}"
             for name, value in record.metrics.items()
         ]
         lines += [f"  flag: {flag}" for flag in record.flags]

@@ -22,11 +22,7 @@ SLURM_OPTION_PREFIXES = (
 # of these, who pays and where it runs: our script does not say it
 KEPT_VARS = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
 # a whole line; a site's own lines may stand before and after
-SBATCH_ANSWER_PATTERN = re.compile(
-    r"^[^\S\n]*(?:Submitted batch job )?([1-9]\d{0,9})"
-    r"(?:;[\w.-]+| on cluster [\w.-]+)?[^\S\n]*$",
-    re.MULTILINE,
-)
+NUMBER_LINE_PATTERN = re.compile(r"(?m)^[^\S\n]*([1-9]\d{0,9})(?:;[\w.-]+)?[^\S\n]*$")
 # as SQUEUE_FORMAT asks for
 SQUEUE_LINE_PATTERN = re.compile(r"(\d+_(?:\d+|N/A))\|([A-Z_]+)\|(.*)")
 SQUEUE_FORMAT = "%F_%K|%T|%r"
@@ -48,7 +44,9 @@ def submit_script(script: Path, *options: str) -> str:
     comments = re.findall("^#SBATCH (.*)", script.read_text(), re.MULTILINE)
     asked = shlex.split("\n".join(comments))
     answer = call_slurm("sbatch", "--parsable", *asked, *options, str(script))
-    numbers = SBATCH_ANSWER_PATTERN.findall(answer)
+    # what sbatch says goes before what a site's wrapper adds
+    said = re.findall(r"Submitted batch job (\d+)", answer)
+    numbers = said or NUMBER_LINE_PATTERN.findall(answer)
     if len(set(numbers)) != 1:
         raise ValueError(
             f"sbatch: its answer has no job number that is sure: {_one_line(answer)!r}; where "

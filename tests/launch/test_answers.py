@@ -16,6 +16,7 @@ from energynn.launch import slurm
         "\n  Welcome to Lonestar6!\n----\n--> Verifying quota (/home1)...OK\n41\n",
         "41\nYou have 12 of 40 node hours left\n",
         "Submitted batch job 41 on cluster second\r\n",
+        "Submitted batch job 41\nBalance (SU):\n 45000\n",
         "maintenance on 2026-12-01\n41;second\n*** 3 jobs ***\n",
     ],
 )
@@ -37,7 +38,7 @@ def test_a_job_s_number_is_found_among_what_a_site_says(fake_slurm, answer):
         "41_0\n",
         "041\n",
         "12345678901\n",
-        "Submitted batch job 9\n 45\n",
+        "9\n 45\n",
     ],
 )
 def test_an_answer_without_a_number_is_sbatch_s_and_is_not_kept(fake_slurm, answer):
