@@ -50,6 +50,7 @@ TABLE_HEADER = [
     "notes",
 ]
 POLL_PERIOD_S = 2.0  # between two looks at a run
+SETUP_FAULT_TEXT = "energynn: failed: "  # in a job's log, before a line of its set-up
 MIN_TABLE_WIDTH = 100  # of the table, where the terminal has no more
 # what a run without a record has of it
 UNKNOWN_RUN_FACTS = {
@@ -215,7 +216,7 @@ def _state_of_run(
         return "failed", last.outcome.removeprefix("failed: ") or reason
     if job_id := submission.job_id:
         log = kernel.read_text(folder / "job" / "log.txt")
-        _, failed, line = log.rpartition("energynn: failed: ")
+        _, failed, line = log.rpartition(SETUP_FAULT_TEXT)
         if failed and "\n" not in line:  # of the set-up, before the job could start
             return "failed", f"its set-up, {line}; job/log.txt says more"
         said = f"its job is gone; `sacct -j {job_id}` and job/log.txt say more"

@@ -263,7 +263,7 @@ def _setup_lines(site: Site) -> Iterator[str]:
     for line in site.setup:  # last, so that it can say where it has brought the data
         yield line
         # in a line of its own, as a comment may end the line
-        yield f"[ $? = 0 ] || {{ echo {quote_for_shell('energynn: failed: ' + line)}; exit 1; }}"
+        yield f"[ $? = 0 ] || {{ echo {quote_for_shell(status.SETUP_FAULT_TEXT + line)}; exit 1; }}"
 
 
 def quote_for_shell(value: str | Path) -> str:
