@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -76,7 +76,8 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
     ):
         raise ValueError(
             f"`fields` must be float32 of shape (times, {len(channels)}, rows, "
-            f"2 (rows - 1)), as (1460, 21, 721, 1440); it is {fields.dtype} {shape}"
+            f"2 (rows - 1)), as (1460, 21, 721, 1440); it is {fields.dtype} {shape}; other "
+            "channels are named in a data set `channel`"
         )
     times, remark = _read_times(file, year)
     latitude_deg = _read_axis(file, LATITUDE_NAMES, np.linspace(90, -90, shape[2]))
@@ -171,9 +172,10 @@ def _read_times(file, year: int) -> tuple[np.ndarray, str]:
         )
     starts = _find_texts(file, *START_NAMES)
     start = "".join(next(starts, np.empty(0)).astype(str))
-    # in UTC, as ISO 8601 has it
-    begin = start and datetime.fromisoformat(start.removesuffix("Z"))
-    if start and begin != datetime(year, 1, 1):
+    begin = datetime.fromisoformat(start or f"{year}-01-01")
+    # in UTC, where it names no other zone
+    begin = begin.replace(tzinfo=begin.tzinfo or UTC)
+    if begin != datetime(year, 1, 1, tzinfo=UTC):
         raise ValueError(
             f"it starts at {start}, not at 1 January 00 UTC; {MISSING_TIMES_REMEDY}"
         )

@@ -173,8 +173,9 @@ def _rename_variables(dataset):
                 f"{name} has a dimension {dim} of {dataset.sizes[dim]}; keep one of them, or "
                 "name it as CF does: time, latitude, longitude, level"
             )
-        methods = variable.attrs.get("cell_methods", "")
-        if re.search(r"\btime: (?!point)", methods):
+        step_type = variable.attrs.get("GRIB_stepType", "instant")
+        methods = variable.attrs.get("cell_methods", f"time: {step_type}")
+        if re.search(r"\btime: (?!point|instant)", methods):
             raise ValueError(f"{name} is no state but of times between: {methods}")
         unit = variable.attrs.get("units")
         # WeatherBench2 derives a fraction over water alone; ERA5's own, in %, is over ice in the
@@ -194,8 +195,8 @@ def _part_of_dataset(file: str, dataset) -> Era5Part:
     for name in GRID_COORDINATES:
         if name not in dataset.indexes:
             raise ValueError(f"no coordinate {name} of one dimension")
-    if "time" not in dataset.coords:
-        raise ValueError("no coordinate time")
+    if not dataset.coords.get("time", np.empty(0)).size:
+        raise ValueError("no coordinate time, or no time in it")
     require_calendar_dates(dataset.time)
     levels_hPa = np.empty(0)
     if "level" in dataset.coords:

@@ -69,13 +69,17 @@ def write_store(source: str, out: Path, years: list[int]) -> list[str]:
             _write_year(opened, out / f"{year}.npy", source, advance)
     remarks = {opened.remark for opened in sources.values()} - {""}
     for year in years:
-        count = len(_read_year_note(out, year).hours_since_1970)
+        note = _read_year_note(out, year)
+        count = len(note.hours_since_1970)
         whole = len(hours_of_year(year))
+        said = []
         if count < whole:
-            remarks.add(
-                f"{year}: {count} of {whole} times; no sample crosses a gap; "
-                f"after `rm {shlex.quote(f'{out}/{year}.npy')}` it is made anew"
-            )
+            said.append(f"{count} of {whole} times; no sample crosses a gap")
+        if note.source != source:
+            said.append(f"it was there, of {note.source}")
+        if said:
+            anew = f"after `rm {shlex.quote(f'{out}/{year}.npy')}` it is made anew"
+            remarks.add(f"{year}: {'; '.join([*said, anew])}")
     return sorted(remarks)
 
 
@@ -268,5 +272,10 @@ def _read_year_note(root: Path, year: int) -> YearNote:
     damaged.
     """
     path = root / f"{year}.json"
+    if not path.is_file():
+        raise ValueError(
+            f"{root}: has no year {year}; `energynn data era5 --years {year}` makes it, or choose "
+            "others (training_years, validation_years, test_years)"
+        )
     with join_faults(path):
         return msgspec.json.decode(path.read_bytes(), type=YearNote)

@@ -115,13 +115,15 @@ def our_name(name: str, others: Collection[str]) -> str:
     """Make ours of the name of a variable or channel, in whatever form: VAR_2T, z_500, z-500hPa.
 
     A name that is none of ours stays, in small letters; so does the wind at 10 hPa: u_10, or u10
-    where u10m is among the ``others``.
+    where u10m or 10u is among the ``others``.
     """
     name = name.lower().removeprefix("var_")
     variable, level = re.fullmatch(r"(.*?)[_@-]?(\d*)(?:_?hpa)?", name).groups()
     at_level = CHANNEL_BY_ALIAS.get(variable, variable) + level
     ours = CHANNEL_BY_ALIAS.get(name)
-    if f"{name}m" in others or (not ours and at_level in CHANNEL_BY_ALIAS and level):
+    is_beside_surface = not {f"{name}m", f"{level}{variable}"}.isdisjoint(others)
+    is_like_surface = not ours and at_level in CHANNEL_BY_ALIAS
+    if level and (is_beside_surface or is_like_surface):
         return f"{name} hPa"
     return ours or at_level
 

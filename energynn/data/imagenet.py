@@ -42,6 +42,7 @@ ARCHIVE_MD5_DIGESTS = {
 TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVE_MD5_DIGESTS
 DEVELOPMENT_KIT_FOLDER = "ILSVRC2012_devkit_t12/data"
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # PPM is our own store's, too
+BITS_OF_TIFF_TAG = 258  # of each colour
 # what our store has; an older one tells the original's size in a comment
 PPM_HEADER_PATTERN = re.compile(rb"P6\n(?:#.*\n)?(\d+) (\d+)\n255\n")
 IMAGES_IN_MEMORY = 256  # images in memory at once while a store is written
@@ -394,7 +395,9 @@ def open_image(data: bytes):
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:  # whose text has an address in memory
         raise ValueError(f"cannot be read as {', '.join(FORMATS)}") from None
-    if image.mode[0] in "IF" or ";16" in str(image.tile):  # of grey, of colours
+    bits = getattr(image, "tag_v2", {}).get(BITS_OF_TIFF_TAG, (8,))
+    is_deep = ";16" in str(image.tile) or max(bits) > 8
+    if image.mode[0] in "IF" or is_deep:  # of grey, of colours
         raise ValueError("the number of white is not known; save it with 8 bits")
     return image
 

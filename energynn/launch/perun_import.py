@@ -54,7 +54,10 @@ def import_perun_file(path: Path, runs_dir: Path) -> tuple[list[Path], list[str]
 
 def _import_perun_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
     """Write the folder of one run, unless it is there already; return it."""
-    suffix = hashlib.sha256(f"{digest} {run.name}".encode()).hexdigest()[:8]
+    # perun adds later runs to the same file
+    content = f"{run.whole_name} {run.started}".encode()
+    content += b"".join(each.readings.tobytes() for each in run.sensors)
+    suffix = hashlib.sha256(content).hexdigest()[:8]
     # Not every file system takes the colons of a time, and hidden folders are no runs.
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{run.application}-{run.name}-{suffix}")
     folder = runs_dir / "imported" / name.lstrip(".")

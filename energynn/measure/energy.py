@@ -33,7 +33,7 @@ PROVENANCES = tuple(SENSOR_BIAS)
 AVERAGING_S = 1.0  # NVML's mean power
 # times the least power of a device that is used: no load is below that
 MIN_LOAD_FACTOR = 5.0
-SUGGESTED_PERIODS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # that a remedy names
+SHOWN_BY_DETAILS_TEXT = "`energynn show --details` has its line"
 # a power that shows the same for longer is not slow but constant
 MAX_UPDATE_PERIOD_S = 1.5
 # a power that is this late may miss half of a changing load: it checks no counter
@@ -294,28 +294,19 @@ def _test_gaps(one: SensorEvidence, limits: dict) -> Iterator[str]:
     else:
         is_lost = share > limits["gap_share"] or longest_s > most_s
     if is_lost:
-        yield refusal(
-            "G",
+        text = (
             f"{one.sensor.id} has no readings for {share:.1%} of the time, for "
-            f"{longest_s:.2g} s at most; {_gap_remedy(one)}",
-            "gap_s",
-            "gap_share",
+            f"{longest_s:.2g} s at most"
         )
-
-
-def _gap_remedy(one: SensorEvidence) -> str:
-    """Name the period that slow sensors can keep, else what holds a sampler up."""
-    apart_s = one.length_s / max(one.readings, 1)
-    kept_s = [period_s for period_s in SUGGESTED_PERIODS_S if period_s > 2 * apart_s]
-    # one long gap is of a sampler that stood still
-    is_slow = apart_s > 2 * one.period_s and one.longest_gap_s < 3 * apart_s
-    if is_slow and kept_s:
-        return (
-            f"a reading takes {apart_s:.2g} s here, measure with --period {kept_s[0]}"
-        )
-    return (
-        "a busy host or a container's quota of CPUs (cpu.max) held them up; give more"
-    )
+        if np.isinf(one.edge_gap_s):  # there is no later one
+            ended = "it failed, or its sampler was killed"
+            yield refusal("G", f"{text}: {ended}; {SHOWN_BY_DETAILS_TEXT}")
+        else:
+            held_up = (
+                "a busy host or a container's quota of CPUs (cpu.max) held them up: give more; "
+                f"or it failed now and then: {SHOWN_BY_DETAILS_TEXT}"
+            )
+            yield refusal("G", f"{text}; {held_up}", "gap_s", "gap_share")
 
 
 def _powers_that_check(

@@ -88,9 +88,17 @@ def list_training_devices() -> dict[str, str]:
 
 
 def list_own_graphics() -> list[str]:
-    """List the PCI addresses of a CPU's own graphics, whose energy is in the package's."""
+    """List the PCI addresses of a CPU's own graphics, whose energy is in the package's.
+
+    What Intel makes of the class of accelerators is an NPU, a part of its CPU as well.
+    """
     gpus = _list_gpus()
-    intels = [path for path in gpus if gpus[path] == "Intel" and ":00:02." in path.name]
+    intels = [
+        path
+        for path, vendor in gpus.items()
+        if vendor == "Intel"
+        and (":00:02." in path.name or _pci_class(path) == ACCELERATOR_PCI_CLASS)
+    ]
     radeons = [path for path in gpus if gpus[path] == "AMD"]
     # those of AMD's that are part of the processor, as an APU has one
     displays = [path for path in radeons if _pci_class(path) != ACCELERATOR_PCI_CLASS]

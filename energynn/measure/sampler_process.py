@@ -4,6 +4,7 @@ import contextlib
 import os
 import platform
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from energynn.measure.amd import add_amd_sensors
 from energynn.measure.samples import has_samples, run_dir_of
 
 STOP_TIMEOUT_S = 30.0
+WINDOW_FOLDER_PREFIX = "energynn-window-"
 PARENT_POLL_PERIOD_S = 1.0  # whether the parent lives
 # For a sampler process, and for ranks that wait for each other's files on a slow file system.
 READY_LIMIT_S = 60.0
@@ -90,9 +92,12 @@ def sample_for_parent(folder: str, ranks: int) -> None:
             return
         if select.select([sys.stdin], [], [], PARENT_POLL_PERIOD_S)[0]:
             break
-    if os.getppid() != parent or not sys.stdin.readline():
+    is_orphan = os.getppid() != parent
+    if is_orphan or not sys.stdin.readline():
         end_marked(Path(folder))
     sampler.stop()
+    if is_orphan and WINDOW_FOLDER_PREFIX in folder:  # nobody else removes it
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def begin_sampling(folder: Path, ranks: int) -> sensors.Sampler:

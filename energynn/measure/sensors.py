@@ -29,7 +29,8 @@ STATE_POLL_PERIOD_S = 1.0  # between looks at what devices tell
 # on one module with a CPU: NVIDIA GH200, GB200, AMD MI300A
 MODULE_GPU_PATTERN = re.compile(r"\bG[BH]\d|MI300A")
 MODULE_RATIO = 1.1  # of a GPU's power, that a counter of more than the GPU shows
-SENSOR_WATCH_TIME_S = 1.0  # before the first sample, to see which sensors work
+# before the first sample, to see which sensors work; the second where a counter may be slower
+SENSOR_WATCH_TIMES_S = 1.0, 4.0
 
 
 class Sensor(Channel, kw_only=True):
@@ -171,8 +172,7 @@ def _rapl_sensor(zone: Path, provenance: str) -> Sensor | None:
     component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
     if component is None:
         return None
-    limits_uW = map(kernel.read_text, zone.glob("constraint_[01]_*limit_uw"))
-    limits_W = [int(text) / 1e6 for text in limits_uW if text.isdecimal()]
+    limit_W = _read_zone_state(zone).limit_W
     package = zone.name.split(":")[1]
     return Sensor(
         f"{component}_{package}_{name}",
@@ -182,9 +182,17 @@ def _rapl_sensor(zone: Path, provenance: str) -> Sensor | None:
         provenance,
         1e-6,
         float((zone / "max_energy_range_uj").read_text()),
-        notes={"limit_W": max(limits_W)} if any(limits_W) else {},
+        notes={"limit_W": limit_W} if limit_W else {},
         read=partial(_read_number_file, zone / "energy_uj"),
+        tell=partial(_read_zone_state, zone),
     )
+
+
+def _read_zone_state(zone: Path) -> DeviceState:
+    """Read the higher of a zone's limits; a laptop has others on mains."""
+    limits_uW = map(kernel.read_text, zone.glob("constraint_[01]_*limit_uw"))
+    limits_W = [int(text) / 1e6 for text in limits_uW if text.isdecimal()]
+    return DeviceState(limit_W=max(limits_W, default=None))
 
 
 def _fail_reading(error: Exception):
@@ -325,7 +333,7 @@ def list_nvml_gpus() -> list[dict]:
             notes["uuid"] = _read_nvml_value(index, "nvmlDeviceGetUUID")
             notes["name"] = _read_nvml_value(index, "nvmlDeviceGetName")
             notes["power"] = nvml_power_semantics(notes["name"])
-            notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
+            notes["driver"] = _as_text(pynvml.nvmlSystemGetDriverVersion())
             notes["limit_W"] = _read_nvml_limit_W(index)
         with suppress(Exception):
             pci = _read_nvml_value(index, "nvmlDeviceGetPciInfo")
@@ -342,7 +350,12 @@ def _read_nvml_value(index: int, function: str):
     import pynvml
 
     gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-    return getattr(pynvml, function)(gpu)  # an old binding lacks some
+    return _as_text(getattr(pynvml, function)(gpu))  # an old binding lacks some
+
+
+def _as_text(value):
+    """Decode what bindings of before 2023 give in bytes."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _read_nvml_limit_W(index: int) -> float:
@@ -494,29 +507,47 @@ class Sampler:
             self._write_line({"t": time.monotonic_ns(), "states": states})
 
     def _watch_sensors(self) -> None:
-        """Note how often each sensor changes, and the faults of those that tell nothing."""
+        """Note how often each sensor changes, and the faults of those that tell nothing.
+
+        Nothing is sampled more often than all sensors can be read.
+        """
         times_s = []
         rows = []
         watts = {}
-        end_s = time.monotonic() + SENSOR_WATCH_TIME_S
-        while time.monotonic() < end_s:
-            rows.append(self._read_all_sensors())
-            times_s.append(time.monotonic())
-            time.sleep(0.001)
-        for sensor, column in zip(
-            self.inventory.sensors, np.array(rows, float).T, strict=True
-        ):
+        for watch_s in SENSOR_WATCH_TIMES_S:
+            end_s = time.monotonic() + watch_s
+            while time.monotonic() < end_s:
+                rows.append(self._read_all_sensors())
+                times_s.append(time.monotonic())
+                time.sleep(0.001)
+            readings = np.array(rows, float)
+            watts = self._note_behaviour(np.array(times_s), readings)
+            is_slow = [
+                one.kind == "energy" and not one.update_s
+                for one in self.inventory.sensors
+            ]
+            if not (is_slow & np.isfinite(readings).any(axis=0)).any():
+                break
+        self.period_s = max(self.period_s, float(np.median(np.diff(times_s))))
+        count_modules_once(self.inventory, watts)
+
+    def _note_behaviour(
+        self, times_s: np.ndarray, readings: np.ndarray
+    ) -> dict[str, float]:
+        """Note what readings, (times, sensors), tell; return mean powers in W of GPUs' sensors."""
+        watts = {}
+        for sensor, column in zip(self.inventory.sensors, readings.T, strict=True):
             good = column[np.isfinite(column)]
             if not len(good):
                 continue
             self.faults.pop(sensor.id, None)
-            one = energy.energy_curve(sensor, np.array(times_s), column, self.period_s)
+            one = energy.energy_curve(sensor, times_s, column, self.period_s)
             sensor.update_s = one.sensor.update_s
             if sensor.kind == "energy" and not np.ptp(good):
                 self.faults[sensor.id] = f"does not move: it shows {good[0]:.0f}"
             elif sensor.component == "gpu":
                 watts[sensor.id] = np.ptp(one.energy_J) / np.ptp(one.t_s)
-        count_modules_once(self.inventory, watts)
+        return watts
 
     def _sample_once(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""

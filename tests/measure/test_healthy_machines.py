@@ -68,7 +68,7 @@ def test_a_device_on_the_bus_is_missed_only_if_it_could_train(
     monkeypatch.setattr(kernel, "CPU_INFO_FILE", tmp_path / "cpuinfo")
     monkeypatch.setattr(doctor, "_examine_mpi", lambda: MPI)
     monkeypatch.setattr(doctor, "SAMPLING_TIME_S", 0.3)
-    monkeypatch.setattr(sensors, "SENSOR_WATCH_TIME_S", 0.1)
+    monkeypatch.setattr(sensors, "SENSOR_WATCH_TIMES_S", (0.1,))
     findings = doctor.examine_machine()
     said = of(findings, "sensor")
     addresses = [address for address, _, _ in bus["devices"]]

@@ -33,7 +33,7 @@ def no_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel, "PCI_DEVICES_FOLDER", tmp_path / "pci")
     monkeypatch.setattr(sensors, "HWMON_FOLDER", tmp_path / "hwmon")
     monkeypatch.setattr(amd, "AMD_DRIVER_FOLDER", tmp_path / "amdgpu")
-    monkeypatch.setattr(sensors, "SENSOR_WATCH_TIME_S", 0.3)
+    monkeypatch.setattr(sensors, "SENSOR_WATCH_TIMES_S", (0.3,))
     monkeypatch.setattr(kernel, "POWERCAP_FOLDER", tmp_path / "powercap")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pynvml", None)
