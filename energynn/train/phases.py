@@ -1,18 +1,12 @@
-"""What a trainer tells while it runs: the time of each phase, and lines for the person who
-waits.
-"""
+"""When each phase of a training began and ended."""
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-
-from energynn.experiment.config import RunConfig
-from energynn.host.progress import progress_meter
-from energynn.measure.samples import Events
 
 PHASE_NAMES = (
     "data_loading",
@@ -125,29 +119,3 @@ def _record_cuda_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
-
-
-def training_meter(
-    config: RunConfig, steps: int, first_step: int, events: Events | None
-) -> Callable[[int, int, torch.Tensor], None]:
-    """Make a function that tells the person who waits, and who watches, how far the training is:
-    rank 0, which has ``events``, every two seconds.
-
-    ``steps`` are those of an epoch; ``first_step`` is the first of this segment of the run.
-    """
-    batch = config.global_batch_size
-    total = config.epochs * steps * batch
-    advance = progress_meter(config.workload, total, "samples", first_step * batch)
-
-    def tell_step(epoch: int, step: int, loss: torch.Tensor) -> None:
-        """Tell of a step, both counted from 0; the loss is read, which waits for the GPU, only
-        if a line is due.
-        """
-        if not events:
-            return
-        place = f", epoch {epoch + 1}/{config.epochs}, step {step + 1}, loss "
-        told = advance(batch, lambda: f"{place}{loss.item():.4g}")
-        if told:
-            events.mark("progress", told=told)
-
-    return tell_step

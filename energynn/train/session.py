@@ -16,11 +16,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from energynn.experiment.config import RunConfig
+from energynn.host.progress import progress_meter
 from energynn.measure.samples import Events
 from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights
 from energynn.train.distributed import Interrupted, RankAgreement, RankRequest
-from energynn.train.phases import PhaseTimer, training_meter
+from energynn.train.phases import PhaseTimer
 
 
 class Session:
@@ -83,15 +84,15 @@ class Session:
         self.events.be_idle("ready", self.config.idle_ready_s)
         distributed.barrier(self.world)
         distributed.limit_waiting_time(self.config.collective_timeout_s)
+        batch = self.config.global_batch_size
+        before = self.optimizer_steps * batch
         self.events.mark(
-            "training_start",
-            dataset_samples=dataset_samples,
-            samples_done=self._training_counts()["samples_trained"],
+            "training_start", dataset_samples=dataset_samples, samples_done=before
         )
         # its rate does not count the set-up, nor what was idle
-        teller = self.events if self.world.rank == 0 else None
-        self.tell_step = training_meter(
-            self.config, self.steps_per_epoch, self.optimizer_steps, teller
+        total = self.config.epochs * self.steps_per_epoch * batch
+        self.advance_progress = progress_meter(
+            self.config.workload, total, "samples", before
         )
         yield
         distributed.barrier(self.world)
@@ -150,7 +151,8 @@ class Session:
         epoch, step = divmod(self.optimizer_steps, self.steps_per_epoch)
         self.optimizer_steps += 1
         self._unread.append(loss)
-        self.tell_step(epoch, step, loss)
+        if self.world.rank == 0:
+            self._tell_step(epoch, step, loss)
         if self.stop.is_due() or step == self.steps_per_epoch - 1:
             request = self.stop(self.checkpoints.is_due())
             losses = torch.stack(self._unread).tolist()
@@ -159,6 +161,19 @@ class Session:
             self._unread.clear()
             if request:
                 self._save_checkpoint(request)
+
+    def _tell_step(self, epoch: int, step: int, loss: torch.Tensor) -> None:
+        """Tell the person who waits, and who watches, how far the training is, every two seconds.
+
+        The loss is read, which waits for the GPU, only if a line is due.
+        """
+        config = self.config
+        place = f", epoch {epoch + 1}/{config.epochs}, step {step + 1}, loss "
+        told = self.advance_progress(
+            config.global_batch_size, lambda: f"{place}{loss.item():.4g}"
+        )
+        if told:
+            self.events.mark("progress", told=told)
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:

@@ -3,11 +3,9 @@ import time
 import pytest
 import torch
 
-from energynn.experiment import config
-from energynn.measure.samples import Events, read_phases
+from energynn.measure.samples import read_phases
 from energynn.train import phases
-from energynn.train.phases import PhaseTimer, training_meter
-from tests.run_files import read_lines
+from energynn.train.phases import PhaseTimer
 from tests.train.conftest import phase_times
 
 
@@ -101,22 +99,3 @@ def test_every_phase_is_on_disk_with_its_instants(tmp_path):
         assert earliest <= begin < end <= latest
         assert latest - earliest - (end - begin) < 5e6
     assert (begin_ns[1:] >= end_ns[:-1]).all()
-
-
-def test_progress_prints_at_most_every_two_seconds(monkeypatch, capsys, tmp_path):
-    now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    made = config.make("resnet50", epochs=3, local_batch_size=8)
-    # The second of three epochs, and on; the first was in an earlier segment and does not count.
-    tell_step = training_meter(
-        made, steps=50, first_step=50, events=Events(tmp_path, 0)
-    )
-    for step in range(50, 150):
-        now = (step - 49) * 0.1
-        tell_step(step // 50, step % 50, torch.tensor(0.5))
-    lines = capsys.readouterr().out.splitlines()
-    first = "resnet50: 560 of 1200 samples, 80 samples/s, 8 s left"
-    assert len(lines) == 5 and lines[0] == f"{first}, epoch 2/3, step 20, loss 0.5"
-    assert (
-        f"resnet50: {read_lines(tmp_path / 'events-rank0.jsonl')[0]['told']}" == first
-    )
