@@ -736,9 +736,7 @@ def check_record(run_dir: Path) -> list[str]:
         old = told.get(name)
         new = derived.get(name)
         if not are_equal_values(old, new):
-            faults.append(
-                f"{name}: is {texts.short_repr(old)}, the raw files give {texts.short_repr(new)}"
-            )
+            faults.append(f"{name}: is {old!r:.80}, the raw files give {new!r:.80}")
     return faults
 
 

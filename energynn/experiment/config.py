@@ -20,7 +20,6 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict, fields, replace
 
-from energynn.host import texts
 from energynn.host.files import DATA_MANIFESTS, hash_file
 from energynn.host.reading import read_toml
 
@@ -574,7 +573,7 @@ def _validate_parameters(config_class: type[RunConfig], given: dict) -> dict:
             )
         except msgspec.ValidationError as error:
             raise ValueError(
-                f"{name}: must have {limits_of_type(known[name])}, got {texts.short_repr(value)}"
+                f"{name}: must have {limits_of_type(known[name])}, got {value!r:.80}"
             ) from error
     return values
 
@@ -609,7 +608,7 @@ def _config_class(workload: str, is_named: bool = True) -> type[RunConfig]:
         return CONFIGS[workload]
     if not is_named and workload not in sys.modules:
         raise ValueError(
-            f"workload: {texts.short_repr(workload)} is a module that only a file names; where you "
+            f"workload: {workload!r:.80} is a module that only a file names; where you "
             "trust it, give it with --workload"
         )
     try:
@@ -619,7 +618,7 @@ def _config_class(workload: str, is_named: bool = True) -> type[RunConfig]:
         return config_class
     except (Exception, SystemExit) as error:
         raise ValueError(
-            f"workload: {texts.short_repr(workload)} is not known ({error})"
+            f"workload: {workload!r:.80} is not known ({error})"
             f"{suggestion(workload, CONFIGS)}; choose one of {', '.join(CONFIGS)}, or a module on "
             "PYTHONPATH with a class Config(RunConfig) and a main"
         ) from error
@@ -731,7 +730,7 @@ def notebook_parameters(namespace: dict) -> dict:
             isinstance(value, str | os.PathLike) or is_default or is_year
         ):
             raise ValueError(
-                f"{name}: papermill made {texts.short_repr(value)} of it; give it with -r {name} "
+                f"{name}: papermill made {value!r:.80} of it; give it with -r {name} "
                 "WORD, or in quotes"
             )
     return given

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from energynn.experiment import config, published_values
 from energynn.experiment.config import RunConfig, suggestion
-from energynn.host import texts
 from energynn.host.reading import MAX_FILE_SIZE_B, require_file
 from energynn.measure import machine
 
@@ -525,7 +524,7 @@ def _runs_of_own_file(path: str, system: str) -> RunConfigs:
         require_file(Path(path), MAX_FILE_SIZE_B)
         runs = list(runpy.run_path(path)["study"](system))
         if not runs or not all(isinstance(run, RunConfig) for run in runs):
-            raise ValueError(f"got {texts.short_repr(runs)}")
+            raise ValueError(f"got {runs!r:.80}")
         return runs
     except (Exception, SystemExit) as error:
         kind = type(error).__name__

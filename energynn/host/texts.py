@@ -2,7 +2,6 @@
 
 import json
 import re
-import reprlib
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -75,9 +74,3 @@ def group_by_reason(reasons: dict[str, str], shown: int = 1) -> list[str]:
         f"{len(these)} {reason}: {', '.join(these[:shown])}"
         for reason, these in names.items()
     ]
-
-
-def short_repr(value) -> str:
-    """Write any value in at most 80 characters, for a message."""
-    text = reprlib.repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
