@@ -6,7 +6,6 @@ host starts the sampler there, and rank 0 writes the record.
 
 import contextlib
 import os
-import platform
 import shlex
 import shutil
 import signal
@@ -27,7 +26,7 @@ from energynn.host.files import (
 )
 from energynn.host.launchers import own_launcher, rank_and_size
 from energynn.launch import supervise
-from energynn.measure import devices, energy, kernel, machine
+from energynn.measure import devices, energy, machine
 from energynn.measure.account import IDLE_WINDOWS
 from energynn.measure.sampler_process import READY_LIMIT_S, start_sampler, wait_until
 from energynn.measure.samples import (
@@ -93,14 +92,8 @@ def measure_command(
     stop_sampler, sampler = _start_sampler(folder, size, stopped)
     try:
         events = Events(folder, rank)
-        events.mark(
-            "rank_start",
-            rank=rank,
-            host=platform.node(),
-            boot_id=kernel.boot_id(),
-            pid=os.getpid(),
-            **devices.visible_gpus(records.read_intent(run_dir)),
-        )
+        visible = devices.visible_gpus(records.read_intent(run_dir))
+        events.mark("rank_start", **visible)
         exit_status, word, reason = _run_command(
             command, folder, events, children, stopped, sys.stderr if quiet else None
         )

@@ -1,6 +1,8 @@
 """Write and read the files that a run appends to: samples of hosts, events and phases of ranks."""
 
 import json
+import os
+import platform
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -14,6 +16,7 @@ import numpy as np
 
 from energynn.host.processes import cpu_times
 from energynn.host.reading import require_file
+from energynn.measure import kernel
 
 PIECE_SAMPLES = 2**14  # samples that are read at once
 MAX_LINE_LENGTH_B = 2**24
@@ -235,8 +238,13 @@ class Events:
     def mark(self, event: str, **fields) -> None:
         """Write an event, so that it is in the file even if the process is killed.
 
-        Those of the training have CPU times, which are looked up outside of it, and the last one.
+        The first tells of the process. Those of the training have CPU times, which are looked up
+        outside of it, and the last one.
         """
+        if event == "rank_start":
+            boot_id = kernel.boot_id()
+            process = {"host": platform.node(), "boot_id": boot_id, "pid": os.getpid()}
+            fields = process | fields
         if event == "training_start":
             fields |= cpu_times()
         clocks = {"t_mono_ns": time.monotonic_ns(), "t_wall_ns": time.time_ns()}

@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from energynn.experiment.config import RunConfig
 from energynn.host import launchers
-from energynn.measure import kernel
 
 
 @dataclass(frozen=True)
@@ -35,19 +34,13 @@ class World:
     host: str
 
     def describe(self) -> dict:
-        """Return the fields of the event ``rank_start``."""
-        facts = {
-            "rank": self.rank,
-            "world_size": self.size,
-            "host": self.host,
-            "boot_id": kernel.boot_id(),
-            "pid": os.getpid(),
-        }
-        if self.device.type == "cpu":
-            return facts | {"device": "cpu"}
-        # its sensors are known by its UUID
-        gpu = torch.cuda.get_device_properties(self.device)
-        return facts | {"device": gpu.name, "gpu_uuid": str(gpu.uuid)}
+        """Return what the event ``rank_start`` tells of this rank, beside its process."""
+        facts = {"world_size": self.size, "device": "cpu"}
+        if self.device.type == "cuda":
+            gpu = torch.cuda.get_device_properties(self.device)
+            # its sensors are known by its UUID
+            facts |= {"device": gpu.name, "gpu_uuid": str(gpu.uuid)}
+        return facts
 
     def memory(self) -> dict[str, int]:
         """Return the most memory that tensors have taken on this process's GPU; nothing without
