@@ -200,19 +200,13 @@ class FourierFilter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # N, h, w, E
         n, h, w, channels = x.shape
         blocks = self.w1.shape[1]
-        # The transforms are ones of float32, whatever surrounds them; the two layers are in the
-        # precision that does.
         first, rows, columns = self.passing_modes(h, w)
         zonal, inverse_zonal, meridional = _transforms(
             h, w, first, rows, columns, x.device
         )
-        with torch.autocast(x.device.type, enabled=False):
-            z = torch.bmm(
-                zonal.expand(n * h, -1, -1), x.float().reshape(n * h, w, channels)
-            )
-            z = torch.bmm(
-                meridional.expand(n, -1, -1), z.reshape(n, 2 * h, columns * channels)
-            )
+        z = _multiply_each(zonal, x.float().reshape(n * h, w, channels))
+        z = _multiply_each(meridional, z.reshape(n, 2 * h, columns * channels))
+        # The two layers are in the precision that surrounds them.
         # For each block and mode the real parts, then the imaginary ones: (B, m, 2 S).
         z = z.reshape(n, rows, 2, columns, blocks, channels // blocks)
         z = z.permute(4, 0, 1, 3, 2, 5).reshape(
@@ -225,15 +219,9 @@ class FourierFilter(nn.Module):
         z = z.reshape(blocks, n, rows, columns, 2, channels // blocks).permute(
             1, 2, 4, 3, 0, 5
         )
-        with torch.autocast(x.device.type, enabled=False):
-            z = torch.bmm(
-                meridional.t().expand(n, -1, -1),
-                z.reshape(n, 2 * rows, columns * channels),
-            )
-            z = torch.bmm(
-                inverse_zonal.expand(n * h, -1, -1),
-                z.reshape(n * h, 2 * columns, channels),
-            )
+        z = z.reshape(n, 2 * rows, columns * channels)
+        z = _multiply_each(meridional.t(), z)
+        z = _multiply_each(inverse_zonal, z.reshape(n * h, 2 * columns, channels))
         return z.reshape(x.shape).to(x.dtype) + x
 
     def passing_modes(self, h: int, w: int) -> tuple[int, int, int]:
@@ -294,6 +282,14 @@ def _dft_angles(frequencies: Tensor, points: int) -> Tensor:
     """Return the phase of each frequency at each of the points of a circle."""
     product = torch.outer(frequencies, torch.arange(points))
     return 2 * math.pi / points * product.double()
+
+
+def _multiply_each(matrix: Tensor, z: Tensor) -> Tensor:
+    """Multiply each matrix of a batch from the left by the same one, in float32 whatever surrounds
+    that.
+    """
+    with torch.autocast(z.device.type, enabled=False):
+        return torch.bmm(matrix.expand(len(z), -1, -1), z)
 
 
 def _complex_layer(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
