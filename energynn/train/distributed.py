@@ -31,7 +31,6 @@ class World:
     size: int
     local_rank: int  # among the ranks of this host
     device: torch.device
-    host: str
 
     def describe(self) -> dict:
         """Return what the event ``rank_start`` tells of this rank, beside its process."""
@@ -77,7 +76,7 @@ def join_ranks(config: RunConfig) -> World:
     torch.set_num_threads(config.threads_per_device)
     seed_generators(config.seed, config.deterministic)
     launchers.use_loopback_on_one_host(size)
-    world = World(rank, size, local_rank, device, socket.gethostname())
+    world = World(rank, size, local_rank, device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=timeout
@@ -352,9 +351,9 @@ def pin_rank_to_cores(world: World, config: RunConfig) -> None:
     """Give each rank cores of its own, if this process may use enough of them; loader workers
     stay with their rank.
     """
-    hosts = all_gather(world.host, world)
+    hosts = all_gather(socket.gethostname(), world)
     cores_per_rank = config.threads_per_device + config.working_loader_workers
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) >= cores_per_rank * hosts.count(world.host):
+    if len(cores) >= cores_per_rank * hosts.count(hosts[world.rank]):
         first = cores_per_rank * world.local_rank
         os.sched_setaffinity(0, cores[first : first + cores_per_rank])
