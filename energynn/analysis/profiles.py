@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 
 from energynn.measure import account, samples
-from energynn.measure.samples import EVENT_FIELDS
 from energynn.records import Record, read_record
 
 PROFILE_COLUMNS = ["time_s", "device", "power_W"]
@@ -83,15 +82,11 @@ def tabulate_epochs(run_dir: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     record = read_record(run_dir)
     step_s = (record.training_time_s or 0.0) / MAX_TIME_STEPS
     step_s = max(step_s, record.sampling_period_s or 0.0)
-    epochs: dict[int, dict] = {}
-    for folder, begin_s, _ in times_of_segments(run_dir, record):
-        events, zero_ns = read_events_of_rank_0(folder, begin_s)
-        for event in samples.events_of_kind(events, "epoch"):
-            time_s = (event["t_mono_ns"] - zero_ns) / 1e9
-            about = {"epoch": event["epoch"], "elapsed_s": time_s}
-            before = epochs.get(event["epoch"], about | {"energy_so_far_J": np.nan})
-            epochs[event["epoch"]] = before | event | about
-    table = pd.DataFrame(epochs.values()).drop(columns=[*EVENT_FIELDS], errors="ignore")
+    table = pd.DataFrame(record.history)
+    if len(table):
+        first = ["epoch", "elapsed_s", "energy_so_far_J"]
+        table = table.reindex(columns=dict.fromkeys([*first, *table]))
+        table["elapsed_s"] = table["epoch"].map(_ends_of_epochs_s(run_dir, record))
     power = load_power_profile(run_dir, step_s) if step_s else pd.DataFrame()
     if len(table) and len(power):
         energy_J = cumulate_energy_J(power)
@@ -110,11 +105,17 @@ def cumulate_energy_J(power: pd.DataFrame) -> pd.Series:
     return step_s * total_W.cumsum()
 
 
-def read_events_of_rank_0(folder: Path, begin_s: float) -> tuple[list[dict], float]:
-    """Read the events of rank 0 of a segment, and the instant, in ns, from which times count."""
-    events = [each for each in samples.read_events(folder) if each["rank"] == 0]
-    start_ns = samples.event_ns(events, "training_start", "host")
-    return events, min(start_ns.values(), default=0) - 1e9 * begin_s
+def _ends_of_epochs_s(run_dir: Path, record: Record) -> dict[float, float]:
+    """Tell when each epoch ended, from the start of the training; the last time of those that were
+    trained twice.
+    """
+    ends_s = {}
+    for folder, begin_s, _ in times_of_segments(run_dir, record):
+        events = [each for each in samples.read_events(folder) if each["rank"] == 0]
+        start_ns = samples.event_ns(events, "training_start").get(0, 0)
+        for event in samples.events_of_kind(events, "epoch"):
+            ends_s[event["epoch"]] = begin_s + (event["t_mono_ns"] - start_ns) / 1e9
+    return ends_s
 
 
 def phases_and_epochs_text(run_dir: Path, record: Record) -> str:
