@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -73,11 +74,13 @@ def write_program(path, lines):
     path.chmod(0o755)
 
 
-def said(*words) -> tuple[int, str, str]:
-    """Return exit status, output and errors of a command, within this process."""
+def said(command="", *words) -> tuple[int, str, str]:
+    """Return exit status, output and errors of a command as it is typed, and of further words that
+    stand as they are, within this process.
+    """
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        status = cli.main([str(word) for word in words])
+        status = cli.main([*shlex.split(command), *map(str, words)])
     return status, out.getvalue(), errors.getvalue()
 
 

@@ -32,10 +32,10 @@ def content(folder: Path) -> dict:
     return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
-def refused(here: Path, *words, says: str = "") -> None:
+def refused(here: Path, command: str, says: str = "") -> None:
     """Expect status 2 and one line that holds ``says``; nothing was executed, nothing is lost."""
     before = content(here)
-    errors = refusal(*words)
+    errors = refusal(command)
     assert errors.startswith("energynn") and len(errors) < 1000, errors
     assert says in errors, errors
     assert not (here / "canary").exists(), "something was executed"
@@ -83,7 +83,7 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, name, what):
     faults = [line for line in out.splitlines() if line.startswith("FAULT")]
     assert status == 1 and faults and not errors, (out, errors)
     assert all(bad.name in line and good.name not in line for line in faults), faults
-    assert "finished" in answer("status", "--runs-dir", here / "runs")
+    assert "finished" in answer("status --runs-dir", here / "runs")
     loaded = results.load_records(here / "runs")
     assert good.name in loaded["run_id"].values
     assert len(loaded) + len(loaded.attrs["excluded"]) == 2
@@ -92,24 +92,24 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, name, what):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["run", "-p", "training_samples=9999"], "the data set has 1000"),
-        (["measure", "--", "no-such-command"], "'no-such-command' is no command"),
-        (["measure", "--period", "0", "true"], "is not in the range 0.01<=x<=60"),
-        (["measure", "--period", "nan", "true"], "nan is no number."),
-        (["status", "--watch", "last", "--json"], "asks --json again"),
-        (["measure", "--out", "/proc/nothing", "true"], "No such file or directory"),
+        ("run -p training_samples=9999", "the data set has 1000"),
+        ("measure -- no-such-command", "'no-such-command' is no command"),
+        ("measure --period 0 true", "is not in the range 0.01<=x<=60"),
+        ("measure --period nan true", "nan is no number."),
+        ("status --watch last --json", "asks --json again"),
+        ("measure --out /proc/nothing true", "No such file or directory"),
     ],
 )
 def test_what_cannot_work_leaves_nothing(here, monkeypatch, words, says):
     monkeypatch.delenv("ENERGYNN_RUNS", raising=False)
-    refused(here, *words, says=says)
+    refused(here, words, says=says)
     assert not (here / "runs").exists()
 
 
 def test_a_machine_that_leaves_all_sensors_out_is_not_measured(here):
     (here / "runs/local").mkdir(parents=True)
     (here / "runs/local/system.toml").write_text('left_out = ["cpu"]')
-    refused(here, "measure", "true", says="leaves no sensor; leave one in")
+    refused(here, "measure true", says="leaves no sensor; leave one in")
     assert not (here / "runs/measured").exists()
 
 
@@ -127,7 +127,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(here, name, text):
     folder = here / "full"
     folder.mkdir()
     (folder / name).write_text(text)
-    refused(here, "measure", "--out", folder, "--", "true")
+    refused(here, f"measure --out {folder} -- true")
     assert len(content(folder)) == 1
 
 
@@ -135,9 +135,9 @@ def test_what_cannot_be_written_is_refused_before_it_is_computed(here, monkeypat
     monkeypatch.setattr("energynn.analysis.interface.load", None)
     (here / "runs").mkdir()
     (here / "file").touch()
-    refused(here, "export", "--csv", here, says="is a directory")
+    refused(here, f"export --csv {here}", says="is a directory")
     place = here / "file" / "out"
-    refused(here, "export", "--csv", place, says="no folder that you may write")
+    refused(here, f"export --csv {place}", says="no folder that you may write")
 
 
 # ---------------------------------------------------------------------------------- foreign files
@@ -205,7 +205,7 @@ def test_foreign_perun_files(here, monkeypatch, says, change):
     monkeypatch.setattr(processes, "READ_TIMEOUT_S", 6)
     path = write_run(here / "x.hdf5", layout_0_8())
     change(path)
-    refused(here, "import-perun", path, "--runs-dir", here / "runs", says=says)
+    refused(here, f"import-perun {path} --runs-dir {here}/runs", says=says)
     assert not list((here / "runs").rglob("run.json")), "nothing half imported"
 
 

@@ -150,12 +150,12 @@ def test_valid_records_are_counted_and_the_exit_status_tells_of_failures(
         return int(run == second), ""
 
     monkeypatch.setattr(local, "execute", execute)
-    words = ["study", "run", "kick-the-tires", "--runs-dir", tmp_path / "runs"]
-    said = answer(*words, status=1)
+    words = f"study run kick-the-tires --runs-dir {tmp_path}/runs"
+    said = answer(words, status=1)
     assert "1 of 2 runs have a valid record" in said and "no network" in said
     outcomes[second] = dict(status="finished", valid=True)
     monkeypatch.setattr(local, "execute", lambda *words: (execute(*words), (0, ""))[1])
-    assert "2 of 2 runs" in answer(*words)
+    assert "2 of 2 runs" in answer(words)
 
 
 def test_two_kinds_of_gpu_never_have_one_name(monkeypatch):

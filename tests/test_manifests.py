@@ -94,7 +94,7 @@ def test_manifests_say_what_is_needed():
 def test_a_path_is_no_name_and_nothing_is_written_there(tmp_path, path):
     (tmp_path / "pets").mkdir()
     (tmp_path / "pets" / "1.jpg").touch()
-    said = answer("data", "describe", path.format(folder=tmp_path), status=2)
+    said = answer("data describe", path.format(folder=tmp_path), status=2)
     assert "is no name; link" in said
     assert [each.name for each in tmp_path.rglob("*")] == ["pets", "1.jpg"]
 
@@ -123,7 +123,7 @@ def imagenet_tree(copies):
 
 
 def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch):
-    answer("data", "describe", "imagenet", "--root", imagenet_tree)
+    answer("data describe imagenet --root", imagenet_tree)
     sums = copies / "data_manifests" / "imagenet" / "SHA256SUMS"
     printed("sha256sum", "-c", sums, cwd=imagenet_tree)
     manifest = read_json(sums.with_name("manifest.json"))
@@ -134,7 +134,7 @@ def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch):
     victim = imagenet_tree / "train" / "n2" / "n2_3.JPEG"
     victim.write_bytes(b"TRAIN 2 3")
     assert manifests.verify("imagenet") == imagenet_tree  # names only
-    said = answer("data", "verify", "imagenet", "--root", imagenet_tree, status=2)
+    said = answer("data verify imagenet --root", imagenet_tree, status=2)
     assert "train/n2/n2_3.JPEG differs from its sha256" in said
     victim.unlink()
     refused("1 images are only .* train/n2/n2_3.JPEG", manifests.verify, "imagenet")

@@ -49,21 +49,20 @@ def test_a_run_is_found_by_folder_run_id_name_part_of_either_and_as_the_last(run
 
 def test_a_word_that_means_two_runs_or_none_is_one_line_with_their_dates(runs):
     before = sorted(Path("runs").rglob("*"))
-    commands = (["show"], ["compare", "last"], ["status", "--watch"], ["check"])
-    for words in (*commands, ["cancel"]):
-        err = refusal(*words, "mine")
+    for words in ("show", "compare last", "status --watch", "check", "cancel"):
+        err = refusal(words, "mine")
         for folder, day in zip(runs, ("2026-01-01", "2026-01-02"), strict=True):
             assert f"{day}T00:00:00Z {folder.relative_to('runs')} mine." in err
-        assert "yours" in refusal(*words, "yours")
+        assert "yours" in refusal(words, "yours")
     refused("means 2 runs", energynn.trace, "mine")
     assert sorted(Path("runs").rglob("*")) == before
 
 
 def test_what_takes_a_run_takes_its_name(runs):
-    for words in (["show"], ["show", "mine.2"], ["show", "last"]):
-        assert str(runs[1]) in answer(*words)
-    answer("compare", "mine.1", "last")
-    assert "runs/local" in answer("check", "mine.1")
+    for words in ("show", "show mine.2", "show last"):
+        assert str(runs[1]) in answer(words)
+    answer("compare mine.1 last")
+    assert "runs/local" in answer("check mine.1")
     assert energynn.trace("mine.1").sizes["sensor"] == 1
     assert energynn.compare("mine.1", "last").loc["system"].iloc[0] == "local"
 
@@ -73,22 +72,22 @@ def test_a_name_that_is_none_is_refused_before_anything_is_made(
     tmp_path, monkeypatch, name
 ):
     monkeypatch.chdir(tmp_path)
-    for words in (["run", f"--name={name}"], ["measure", f"--name={name}", "true"]):
-        line = answer(*words, status=2)
+    for words in (f"run --name='{name}'", f"measure --name='{name}' true"):
+        line = answer(words, status=2)
         assert line.startswith("energynn: name: ") and "letters" in line
     assert not list(tmp_path.iterdir())
 
 
 def test_a_name_is_in_the_record_and_not_in_the_digest(tmp_path):
     folder = tmp_path / "run"
-    words = ["--out", folder, "--name", "mine", "--note", "a/b: ä", "--", "true"]
-    answer("measure", *words)
+    words = f"--out {folder} --name mine --note 'a/b: ä' -- true"
+    answer(f"measure {words}")
     record = records.read_record_if_any(folder)
     assert (record.name, record.note) == ("mine", "a/b: ä")
     assert records.check(tmp_path) == []
     # a start with other options is no start of this run
     for option in ("--period", "--epochs"):
-        said = answer("measure", f"{option}=2", *words, status=2)
+        said = answer(f"measure {option}=2 {words}", status=2)
         assert "other files, or a run of other " in said
     assert "of other epochs; choose a new or an empty folder" in said
 
@@ -128,16 +127,16 @@ def test_status_is_a_line_for_each_run_the_newest_first(runs, monkeypatch):
     wide = answer("status")
     assert " 2 starts" in wide
     assert "system other; seed 7" in wide and "epochs" not in wide
-    assert "mine.1" not in answer("status", "other")
+    assert "mine.1" not in answer("status other")
     change(runs[0], name="R1")
-    assert "mine.2" not in answer("status", "R1"), "which is a study, too"
-    assert "runs: 1; " in answer("status", "R1")
+    assert "mine.2" not in answer("status R1"), "which is a study, too"
+    assert "runs: 1; " in answer("status R1")
 
 
 def test_failed_shows_what_failed_or_is_not_valid_with_the_whole_reason(runs):
     why = "; ".join(["the disk is full"] * 20)
     change(runs[0], valid=False, status="failed", status_reason=why)
-    out = answer("status", "--failed")
+    out = answer("status --failed")
     assert why in out and "mine.2" not in out and "runs: 1; 1 failed" in out
 
 
@@ -155,7 +154,7 @@ def test_a_comparison_of_commands_shows_the_arguments_that_differ(runs):
         "--images-of-each-local-batch 64",
         "--images-of-each-local-batch 512",
     ]
-    out = answer("compare", "mine.1", "mine.2")
+    out = answer("compare mine.1 mine.2")
     assert "--images-of-each-local-batch 512" in out and "/long/" not in out
 
 

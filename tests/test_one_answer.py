@@ -36,12 +36,12 @@ def answers(runs_dir, names, tmp_path):
     place = "--runs-dir", runs_dir
     rows = told("status", *place)["runs"]
     beside = pd.DataFrame(told("compare", *names, *place)["rows"])
-    answer("export", "--csv", tmp_path / "all.csv", *place)
-    answer("export", "--csv", tmp_path / "own.csv", "--own", *place)
+    answer(f"export --csv {tmp_path}/all.csv", *place)
+    answer(f"export --csv {tmp_path}/own.csv --own", *place)
     exported = pd.read_csv(tmp_path / "all.csv").set_index("run").loc[names]
     own = pd.read_csv(tmp_path / "own.csv").set_index("run_id")
     return {
-        "show": {run: told("show", run, *place) for run in names},
+        "show": {run: told(f"show {run}", *place) for run in names},
         "status": {row["run_id"]: row for row in rows},
         "compare": beside.set_index("quantity")[names].to_dict(),
         "export": exported.to_dict("index"),

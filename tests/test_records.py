@@ -210,7 +210,7 @@ def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir):
         assert "is running" in records.recover_record(run_dir)
     assert not (run_dir / "record.json").exists()
     assert "no record.json" in answer("check", runs, status=1)
-    answer("check", "--recover", runs)
+    answer("check --recover", runs)
     record = records.read_record_if_any(run_dir)
     assert record.status == "killed" and record.energy_cpu_J > 2400
     assert "1 of 1 epochs done" in record.status_reason and not record.valid

@@ -51,15 +51,15 @@ def test_only_the_caller_names_a_module(run_dir, module, what, named):
     machine = {"sockets": 1, "cores": 2}
     edit(run_dir / "run.json", workload="theirs", config=config, machine=machine)
     built(run_dir)
-    of_runs = ["--system", "local", "--runs-dir", run_dir.parent.parent]
+    of_runs = f"--system local --runs-dir {run_dir.parent.parent}"
     words = {
-        "fit": ["fit", "--out", module.with_name("out.json"), *of_runs],
-        "held-out": ["predict", "--held-out", *of_runs],
-        "read": ["predict", "-p", "devices=2", "--fit", fit_of(module)],
+        "fit": f"fit --out {module.with_name('out.json')} {of_runs}",
+        "held-out": f"predict --held-out {of_runs}",
+        "read": f"predict -p devices=2 --fit {fit_of(module)}",
     }[what]
     name = {"fit": "theirs" if named else "resnet50"}.get(what, "theirs")
-    words += ["--workload", name] if named or what == "fit" else []
-    said = refusal("forecast", *words)
+    words += f" --workload {name}" if named or what == "fit" else ""
+    said = refusal(f"forecast {words}")
     assert module.exists() == named
     assert named or what == "fit" or "give it with --workload" in said
 
@@ -70,9 +70,8 @@ def test_a_record_with_two_workloads_is_a_fault(run_dir, module):
     built(run_dir)
     folder = run_dir.parent.parent
     assert "config.workload: is another" in answer("check", folder, status=1)
-    words = ["--workload", "resnet50", "--system", "local", "--runs-dir", folder]
-    words += ["--out", module.with_name("x")]
-    answer("forecast", "fit", *words, status=2)
+    words = f"forecast fit --workload resnet50 --system local --runs-dir {folder} --out"
+    answer(words, module.with_name("x"), status=2)
     assert not module.exists()
 
 
@@ -96,10 +95,10 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir):
     files.write_json(dead / "run.json", {"note": HOSTILE})
     page, table = folder / "x.html", folder / "x.csv"
     for said in (
-        answer("show", run_dir, "--details", "--plot", page),
-        answer("status", "--runs-dir", folder),
+        answer(f"show {run_dir} --details --plot", page),
+        answer("status --runs-dir", folder),
         answer("check", folder, status=1),
-        answer("export", "--own", "--csv", table, "--runs-dir", folder),
+        answer(f"export --own --csv {table} --runs-dir", folder),
         answer("show", run_dir, "--json"),
     ):
         assert said and all(one.isprintable() or one == "\n" for one in said), said
@@ -109,7 +108,7 @@ def test_nothing_of_a_record_is_markup_an_escape_or_a_formula(run_dir):
     assert row["command"].startswith("'@x")
     assert row["energy_J"] > 0, "numbers stay numbers"
     forge(run_dir / "record.json", config={"command": 5})
-    assert "its files cannot be read" in answer("status", "--runs-dir", folder)
+    assert "its files cannot be read" in answer("status --runs-dir", folder)
 
 
 @pytest.mark.parametrize("sensors", [[{}], [{"primary": True}], [{"notes": None}]])
@@ -143,7 +142,7 @@ def test_a_copy_is_a_fault_and_counts_once(run_dir, place, repeat):
     said = answer("check", folder, status=1)
     assert "has the samples of" in said and "valid: 1" in said
     table = folder / "x.csv"
-    answer("export", "--own", "--csv", table, "--runs-dir", folder)
+    answer(f"export --own --csv {table} --runs-dir", folder)
     assert len(pd.read_csv(table)) == 1
     found = runs.valid_records(folder, systems.read_site("local"))
     assert len(found) <= 1 and len(records.read_all(folder)) == 1

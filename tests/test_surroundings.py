@@ -132,7 +132,7 @@ def test_measure_names_a_launcher_s_variables_and_the_remedy_helps(
     around, monkeypatch, text
 ):
     around(text)
-    line = answer("measure", "--", "true", status=2)
+    line = answer("measure -- true", status=2)
     said = re.search(r"out: (\w+)=\d, (\w+)=\d: give --out.*`unset \1 \2` .*\n$", line)
     for name in said.groups():
         monkeypatch.delenv(name)

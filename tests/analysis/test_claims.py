@@ -265,11 +265,11 @@ def test_small_runs_on_a_cpu_are_no_evidence(tmp_path):
 
 
 def test_the_command_prints_the_ledger(tmp_path):
-    words = ["claims", "--runs-dir", write_replica(tmp_path, "R1")]
-    one = told(*words)["claims"][0]
+    words = f"claims --runs-dir {write_replica(tmp_path, 'R1')}"
+    one = told(words)["claims"][0]
     assert {"id", "says", "published", "own"} <= set(one)
     assert {"verdict", "value", "low", "high", "units", "at"} <= set(one["published"])
-    text = answer(*words)
+    text = answer(words)
     assert "lbs-speed-up-near-optimal (Section 3.2.2, second paragraph)" in text
 
 

@@ -57,10 +57,10 @@ def test_a_name_is_the_run_s_and_no_run_is_faster_than_itself(two_runs, tmp_path
     runs = energynn.load(tmp_path / "runs").sel(run=two_runs[0].name)
     assert (runs.name, runs.label, runs.series) == ("mine", "no series", "")
     assert np.isnan(runs.speed_up)
-    words = ["export", "--runs-dir", tmp_path / "runs", "--csv", tmp_path / "a.csv"]
-    assert "1 runs; each" in answer(*words, "--name", "mine")
+    words = f"export --runs-dir {tmp_path}/runs --csv {tmp_path}/a.csv --name"
+    assert "1 runs; each" in answer(words, "mine")
     (tmp_path / "a.csv").unlink()
-    assert "no run has the name min" in answer(*words, "--name", "min", status=2)
+    assert "no run has the name min" in answer(words, "min", status=2)
     assert not (tmp_path / "a.csv").exists()
 
 
@@ -141,8 +141,8 @@ def test_the_commands_show_and_export(two_runs, tmp_path):
     record, hers = records.read_record(two_runs[0]), tmp_path / "her" / "run"
     assert "begun anew" not in str(records.remarks_on_record(record, hers))
     shutil.rmtree(aside)
-    factors = "--gco2-per-kwh 400 --price-per-kwh 0.3 --pue 1.5".split()
-    said = answer("export", "--csv", tmp_path / "runs.csv", *factors, *runs)
+    factors = "--gco2-per-kwh 400 --price-per-kwh 0.3 --pue 1.5"
+    said = answer(f"export --csv {tmp_path}/runs.csv {factors}", *runs)
     table = pd.read_csv(tmp_path / "runs.csv")
     assert {"published", "own"} <= set(table["origin"])
     assert table["CO2_g"].sum() == pytest.approx(600 * table["energy_total_kWh"].sum())
@@ -158,7 +158,7 @@ def test_own_runs_are_a_table_a_row_each_also_those_that_failed(two_runs, tmp_pa
     path = tmp_path / "own.csv"
     words = f"export --own --csv {path} --runs-dir {tmp_path}/runs"
     words += " --gco2-per-kwh 400 --price-per-kwh 0.3"
-    answer(*words.split())
+    answer(words)
     table = pd.read_csv(path).set_index("run_id")
     assert len(table) == 3 and table.loc[bad.name, "why"] == "rank 1: the disk is full"
     assert table["valid"].sum() == 1 and "no record" in table.loc["dead", "why"]

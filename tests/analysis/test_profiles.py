@@ -79,11 +79,11 @@ def test_a_picture_is_one_command(tmp_path):
     said = ""
     for run_dir, name in ((run, "a.gif"), (without, "a.svg")):
         (run_dir / "run.json").write_text("{}")
-        said += answer("show", run_dir, "--plot", tmp_path / name, status=2)
+        said += answer(f"show {run_dir} --plot", tmp_path / name, status=2)
     assert "must end with one of .svg" in said
     assert not list(tmp_path.glob("a.*"))
     for name in ("a.svg", "a.html"):
-        answer("show", run, "--plot", tmp_path / name)
+        answer(f"show {run} --plot", tmp_path / name)
         text = (tmp_path / name).read_text()
         assert (
             "power (W)" in text and "energy (Wh)" in text and "cpu, simulated" in text

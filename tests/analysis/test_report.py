@@ -236,7 +236,7 @@ def test_picture_table_and_terminal_choose_the_same_runs(planned, plan_spec, whe
     answers = []
     for words, typed in LIMITS.items():
         command = f"forecast plan --workload {workload} --system {system}"
-        said = told(*command.split(), *words.split())
+        said = told(f"{command} {words}")
         choices = said["choices"]
         names = ("devices", "local_batch_size", "global_batch_size")
         answers.append({name: sizes_of(row, *names) for name, row in choices.items()})
@@ -270,7 +270,7 @@ def test_picture_and_terminal_name_the_same_limits_that_can_be_kept(
 ):
     workload, _, system = where.split()
     command = f"forecast plan --workload {workload} --system {system} --deadline-h"
-    refusal = answer(*command.split(), *limits.split(), status=2)
+    refusal = answer(f"{command} {limits}", status=2)
     deadline_h = limits.split()[0]
     picture = drawn(plan_spec, workload=where, deadline_h=deadline_h, **typed)
     shown = re.search(r">Nothing keeps[^<]*kept: ([^<]*)<", picture)[1]

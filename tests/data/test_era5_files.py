@@ -363,13 +363,13 @@ def test_what_a_file_says_of_itself(tmp_path, case):
     folder, out = tmp_path / "source", tmp_path / "out"
     folder.mkdir()
     write(folder)
-    words = f"data era5 --source {folder} --out {out} --years 2019".split()
+    words = f"data era5 --source {folder} --out {out} --years 2019"
     if says:
-        error = refusal(*words)
+        error = refusal(words)
         assert re.search(says, error), error
         assert not list(out.glob("*.npy"))
         return
-    told = answer(*words)
+    told = answer(words)
     stored = np.load(out / "2019.npy")
     states = [state(hour) for hour in HOURS]
     assert np.allclose(stored, states, rtol=1e-5 if case in CONVERTED else 0, atol=0)
@@ -384,10 +384,10 @@ def test_times_written_into_a_file_of_too_many_states_help(tmp_path):
     with h5py.File(tmp_path / FILE, "w") as file:
         file["fields"] = values.astype("f4")
     words = f"data era5 --source {tmp_path} --out {tmp_path / 'out'} --years 2019"
-    error = refusal(*words.split())
+    error = refusal(words)
     assert "data set `time`, with units as `hours since" in error
     write_times(tmp_path / FILE, hours_of_year(2019)[0] + 3 * np.arange(366))
-    answer(*words.split())
+    answer(words)
     stored = np.load(tmp_path / "out" / "2019.npy")
     assert np.array_equal(stored, values.astype("f4")[::2, :20, :8])
 
@@ -398,12 +398,12 @@ def test_a_whole_year_is_complete_and_a_gap_is_said(tmp_path):
     write_hdf5(source, 2019)
     write_hdf5(source, 2018, 25)
     write_times(source / "2018.h5", np.delete(hours_of_year(2018)[:40], slice(10, 25)))
-    words = ["data", "era5", "--source", source, "--out", tmp_path / "out", "--years"]
-    assert ": complete" in answer(*words, "2019")
+    words = f"data era5 --source {source} --out {tmp_path}/out --years"
+    assert ": complete" in answer(words, "2019")
     for _ in range(2):  # said again of what is there
-        told = answer(*words, "2018-2019")
+        told = answer(words, "2018-2019")
         assert "2018: 25 of 1460 times" in told and ": complete" not in told
     (remedy,) = re.findall("`(rm .*)`", told)
     printed(*shlex.split(remedy))
     write_hdf5(source, 2018)
-    assert ": complete" in answer(*words, "2018")
+    assert ": complete" in answer(words, "2018")

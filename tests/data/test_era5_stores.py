@@ -261,19 +261,19 @@ def described(tmp_path, monkeypatch):
     store = prepared(tmp_path, y2015=9, y2016=8, y2019=39)
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", tmp_path / "data_manifests")
     monkeypatch.setenv("ENERGYNN_ERA5", str(store))
-    answer("data", "describe", "era5", "--root", store)
+    answer("data describe era5 --root", store)
     return store
 
 
 def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch):
     manifest = read_json(tmp_path / "data_manifests/era5/manifest.json")
     assert manifest["energynn:files"] == 3 * 3
-    verify = ["data", "verify", "era5", "--root", described]
-    answer(*verify)
+    verify = f"data verify era5 --root {described}"
+    answer(verify)
     content = bytearray((described / "2016.npy").read_bytes())
     content[1000] ^= 1
     (described / "2016.npy").write_bytes(content)
-    assert "2016.npy differs from its sha256" in answer(*verify, status=2)
+    assert "2016.npy differs from its sha256" in answer(verify, status=2)
     # a run's start compares what takes seconds
     assert manifests.verify("era5") == described
     (described / "2017.json").touch()
@@ -287,9 +287,9 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch):
         tmp_path / "runs" / "local" / "run",
     )
     (described / "2016.npy").unlink()
-    assert "2016.npy is missing" in answer(*verify, status=2)
+    assert "2016.npy is missing" in answer(verify, status=2)
     (described / "2016.part").touch()
-    refusal = answer("data", "describe", "era5", "--root", described, status=2)
+    refusal = answer("data describe era5 --root", described, status=2)
     assert "a year of" in refusal
 
 

@@ -184,11 +184,11 @@ def test_a_prepared_store_is_the_same_listing_with_other_pixels(
     broken, out = tree / "train" / "n02" / "n02_3.JPEG", tmp_path / "store"
     sound = broken.read_bytes()
     broken.write_bytes(b"broken")
-    words = f"data imagenet --root {tree} --out {out}".split()
-    assert "n02_3.JPEG is broken" in answer(*words, status=2)
+    words = f"data imagenet --root {tree} --out {out}"
+    assert "n02_3.JPEG is broken" in answer(words, status=2)
     assert not list(out.iterdir())
     broken.write_bytes(sound)
-    answer(*words)
+    answer(words)
     for here, there in zip(list_images(tree), list_images(out), strict=True):
         assert (here.names == there.names).all() and (here.labels == there.labels).all()
     data = list_images(out)[0].read(0)

@@ -226,7 +226,7 @@ def test_of_a_workload_that_is_not_ours_every_value_is_named():
 
 
 def test_every_parameter_is_listed_with_its_meaning_values_and_limits():
-    text = answer("run", "--list")
+    text = answer("run --list")
     shared = config.parameter_types(config.RunConfig)
     for config_class in config.CONFIGS.values():
         for name, kind in config.parameter_types(config_class).items():

@@ -16,9 +16,8 @@ from energynn.experiment import config, studies
 from energynn.forecast import fits, predict, runs, simulate
 from energynn.host.files import REPOSITORY
 from energynn.host.reading import read_json
-from tests import processes
 from tests.forecast.conftest import holds
-from tests.processes import answer
+from tests.processes import answer, refusal, told
 from tests.run_files import edit
 
 RESNET50 = "--workload resnet50 --system horeka-a100"
@@ -46,29 +45,14 @@ def simulated(fitted, tmp_path_factory):
     return out
 
 
-def forecast(*words, status=0) -> str:
-    """What a command says: words and paths, apart or in one text."""
-    return answer("forecast", *" ".join(map(str, words)).split(), status=status)
-
-
-def told(*words) -> dict:
-    """What a command prints with --json."""
-    return processes.told("forecast", *" ".join(map(str, words)).split())
-
-
-def refusal(*words) -> str:
-    """The line with which a command refuses."""
-    return processes.refusal("forecast", *" ".join(map(str, words)).split())
-
-
 def test_fit_then_predict(tmp_path):
-    fitted = told("fit", RESNET50, "--out", tmp_path / "fit.json")
+    fitted = told(f"forecast fit {RESNET50} --out", tmp_path / "fit.json")
     seen = fitted["runs"]
     assert seen["provenance"] == "published" and len(seen["taken"]) == 17
     for known in fitted["parameters"].values():
         assert holds(known, known["value"])
         assert known["unit"] and known["meaning"]
-    rows = told("predict", "R4", "--fit", tmp_path / "fit.json")["rows"]
+    rows = told("forecast predict R4 --fit", tmp_path / "fit.json")["rows"]
     assert [row["devices"] for row in rows] == [2**power for power in range(9)]
     parts = ("gpu", "cpu", "ram")
     for row in rows:
@@ -96,18 +80,18 @@ def test_fit_then_predict(tmp_path):
 )
 def test_answers_are_tables_that_begin_at_once(fit_file, simulated, tmp_path, words):
     places = {"FIT": fit_file, "RUNS": simulated, "OUT": tmp_path / "own.json"}
-    text = forecast(*(places.get(word, word) for word in words.split()))
+    text = answer("forecast", *(places.get(word, word) for word in words.split()))
     assert text.count("\n") > 2 and "nan" not in text
     table = text.split("\n\n")[0].splitlines()[:3]
     assert max(map(len, table)) <= 100, text
 
 
 def test_what_no_fitted_run_had_is_marked(fit_file):
-    sizes = f"predict -p devices=64 -p local_batch_size=16 --fit {fit_file}"
+    sizes = f"forecast predict -p devices=64 -p local_batch_size=16 --fit {fit_file}"
     (plain,) = told(sizes)["rows"]
     assert plain["outside"] == []
     changed = "-p accumulation_steps=8 -p persistent_workers=True"
-    (row,) = told(sizes, changed)["rows"]
+    (row,) = told(f"{sizes} {changed}")["rows"]
     assert [words.partition(":")[0] for words in row["outside"]] == [
         "persistent_workers True",
     ]
@@ -133,11 +117,12 @@ def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted):
 
 
 def test_forecasts_stand_beside_the_facts(simulated):
-    words = f"predict --held-out --runs-dir {simulated} --system"
-    answer = told(words, "horeka-a100 --max-devices 4")
-    rows, each = answer["rows"], answer["from_others"]
+    words = f"forecast predict --held-out --runs-dir {simulated} --system"
+    few = f"{words} horeka-a100 --max-devices 4"
+    found = told(few)
+    rows, each = found["rows"], found["from_others"]
     assert len(each) == 12 and max(row["devices"] for row in each) == 4
-    assert "12 values inside" in forecast(words, "horeka-a100 --max-devices 4")
+    assert "12 values inside" in answer(few)
     assert {row["devices"] for row in rows} == {
         8
     } and "fitted to 6 simulated runs" in rows[0]["provenance"]
@@ -146,7 +131,7 @@ def test_forecasts_stand_beside_the_facts(simulated):
             assert row[name]["is_inside"] and row[name]["value"] == pytest.approx(
                 row[name]["fact"], rel=0.15
             )
-    table = forecast(words, "horeka-a100").partition("\n\n")[0]
+    table = answer(words, "horeka-a100").partition("\n\n")[0]
     lines = [line.split() for line in table.splitlines()[1:]]
     assert [int(line[1]) for line in lines] == [2, 2, 4, 4, 8, 8]
     assert lines[0][-1] == "simulated"  # not called a fact
@@ -192,61 +177,61 @@ def test_however_runs_were_watched_they_are_repeats_in_a_fit(fitted, a100, tmp_p
 
 
 def test_simulate_makes_the_same_again_and_spares_runs(fit_file, tmp_path):
-    words = f"simulate R4 --fit {fit_file} --out"
+    words = f"forecast simulate R4 --fit {fit_file} --out"
     first, again = (
         records.read_all(told(words, tmp_path / out) and tmp_path / out)
         for out in ("first", "again")
     )
     energies = [[of.energy_total_J for of in made] for made in (first, again)]
     assert energies[0] == energies[1] and len(set(energies[0])) == len(first) == 9
-    there = f"{words} {tmp_path}/first"
-    assert "is there; choose another --out" in refusal(there)
+    assert "is there; choose another --out" in refusal(words, tmp_path / "first")
 
 
 def test_a_fit_that_is_none_is_refused_in_one_line(fit_file, tmp_path):
     path = tmp_path / "fit.json"
-    words = f"predict R4 --fit {path}"
+    words = f"forecast predict R4 --fit {path}"
     assert "fit.json" in refusal(words)
     content = read_json(fit_file)
     content["runs"]["taken"][0]["time_s"] = "long"
     for text in ("{}", "no JSON", json.dumps(content)):
         path.write_text(text)
         assert refusal(words)
-    other = f"plan --workload fourcastnet --system horeka-a100 --fit {fit_file}"
+    other = "forecast plan --workload fourcastnet --system horeka-a100 --fit"
     assert "is of resnet50 on horeka-a100; give another, which `energynn" in refusal(
-        other
+        other, fit_file
     )
 
 
 def test_a_changed_record_is_not_fitted(simulated, tmp_path):
     shutil.copytree(simulated, tmp_path / "runs")
-    own = f"fit --runs-dir {tmp_path}/runs {RESNET50} --out {tmp_path}/fit.json"
+    own = (
+        f"forecast fit --runs-dir {tmp_path}/runs {RESNET50} --out {tmp_path}/fit.json"
+    )
     path = next((tmp_path / "runs").rglob("record.json"))
     other = config.make("fourcastnet", preset="paper", device="gpu", devices=4)
     simulate.write_simulated_runs(
         fits.published("fourcastnet", "horeka-a100"), [other], tmp_path / "runs"
     )
-    told = forecast(own)
-    assert "1 run(s) left out:\n  1 of fourcastnet: fourcastnet-" in told
+    assert "1 run(s) left out:\n  1 of fourcastnet: fourcastnet-" in answer(own)
     edit(path, training_time_s=3.0)
     assert "record_sha256 differs" in refusal(own)
 
 
 def test_what_cannot_be_is_refused_with_the_remedy(fit_file, simulated, tmp_path):
-    predicted = f"predict --fit {fit_file}"
-    assert "choose at most 256" in refusal(predicted, "-p devices=1000")
-    few = "-p training_samples=100"
-    assert "choose a smaller one" in refusal(predicted, few)
+    predicted = f"forecast predict --fit {fit_file}"
+    assert "choose at most 256" in refusal(f"{predicted} -p devices=1000")
+    few = f"{predicted} -p training_samples=100"
+    assert "choose a smaller one" in refusal(few)
     assert "say what: a study, or parameters" in refusal(predicted)
     assert "fit fourcastnet" in refusal(predicted, "F1")
     limited = f"{predicted} R4 --power-limit"
-    assert "power limit 0.7 of the greatest: time x" in forecast(limited, "0.7")
+    assert "power limit 0.7 of the greatest: time x" in answer(limited, "0.7")
     assert "give 0.5 to 1" in refusal(limited, "0.3")
-    planned = f"plan {RESNET50} --fit {fit_file}"
-    assert "nan is no number" in refusal(planned, "--deadline-h", "nan")
-    assert "cheapest" in forecast(planned, "--price-per-kwh", "0"), "power of the sun"
-    own = f"fit --runs-dir {simulated} --workload fourcastnet --system horeka-a100"
-    said = refusal(own, f"--out {tmp_path}/fit.json")
+    planned = f"forecast plan {RESNET50} --fit {fit_file}"
+    assert "nan is no number" in refusal(f"{planned} --deadline-h nan")
+    assert "cheapest" in answer(f"{planned} --price-per-kwh 0"), "power of the sun"
+    own = f"forecast fit --runs-dir {simulated} --workload fourcastnet"
+    said = refusal(f"{own} --system horeka-a100 --out {tmp_path}/fit.json")
     assert "there are: of resnet50; a command counts with" in said
 
 
@@ -257,11 +242,11 @@ def test_what_waiting_draws_follows_from_runs_of_a_real_gpu(tmp_path):
     own, kept = tmp_path / "gpu-h200.toml", REPOSITORY / "runs"
     own.write_text('scheduler = "local"\ngpu = "H200"\ndevices_per_node = 1\n')
     place = f"--system {own} --runs-dir {kept}"
-    words = f"fit --workload resnet50 {place} --out {tmp_path}/fit.json"
+    words = f"forecast fit --workload resnet50 {place} --out {tmp_path}/fit.json"
     assert "those of one, by parameters, as -p preset=paper" in refusal(words)
-    of_study = f"fit {RESNET50} --out {tmp_path}/fit.json -p preset=paper"
+    of_study = f"forecast fit {RESNET50} --out {tmp_path}/fit.json -p preset=paper"
     assert "give --runs-dir" in refusal(of_study)
-    text = forecast(words, "-p preset=paper -p image_loading=device")
+    text = answer(f"{words} -p preset=paper -p image_loading=device")
     (ends,) = re.findall(r"\(no kernel runs\) draws \d+ W \((\d+)-(\d+)\), alone", text)
     made = records.read_all(kept)
     drawn_W = {record.config.get("kind"): record.mean_power_gpu_W for record in made}

@@ -96,16 +96,16 @@ def test_answers_say_what_to_do_next(published, tmp_path, most, beginning):
     fits.write_fit(
         path, fits.fit_runs(published.subset(published.work["devices"] <= most))
     )
-    words = f"predict -p devices=64 --fit {path}".split()
-    (line,) = re.findall("^next run: .*", answer("forecast", *words), re.MULTILINE)
+    words = f"forecast predict -p devices=64 --fit {path}"
+    (line,) = re.findall("^next run: .*", answer(words), re.MULTILINE)
     found = rf"next run: {beginning}.*; hours \+-(\S+) -> (\S+) %; kWh"
     now, then = map(float, re.match(found, line).groups())
-    after = told("forecast", *words)["next_run"]
+    after = told(words)["next_run"]
     assert after["in_words"] == line
     assert after["now"]["hours"] == pytest.approx(now, rel=0.05)
     assert after["then"]["hours"] == pytest.approx(then, rel=0.05)
-    plan = f"plan --workload resnet50 --system horeka-a100 --fit {path}"
-    assert "\nnext run: " in answer("forecast", *plan.split())
+    plan = f"forecast plan --workload resnet50 --system horeka-a100 --fit {path}"
+    assert "\nnext run: " in answer(plan)
 
 
 def test_times_alone_have_a_next_run_too(published):

@@ -161,7 +161,7 @@ STUDYS = "that batch is the study's, whose errors rise beyond"
     ],
 )
 def test_what_cannot_be_had_is_refused_with_what_can(words, message):
-    errors = refusal(*PLAN.split(), *words.split())
+    errors = refusal(f"{PLAN} {words}")
     assert re.search(message, errors.strip())
 
 
@@ -178,16 +178,15 @@ def test_one_local_batch(fitted):
 def test_what_is_said_is_of_the_question(tmp_path, fitted):
     """The cost of scaling only of the study's training; a base case of the study has no mark."""
     fits.write_fit(tmp_path / "fit.json", fitted)
-    plain = answer(*PLAN.split())
+    plain = answer(PLAN)
     assert "by the study's text" in plain and "note" not in plain
     others = "-p epochs=50", "--power-limit 0.6", "--devices 64", "--deadline-h 3"
     for words in others:
-        assert "by the study's text" not in answer(*PLAN.split(), *words.split())
-    factors = "--price-per-kwh 0.3 --price-per-gpu-hour 1.5 "
+        assert "by the study's text" not in answer(f"{PLAN} {words}")
+    factors = " --price-per-kwh 0.3 --price-per-gpu-hour 1.5 "
     factors += "--gco2-per-kwh 400 --pue 1.3"
-    command = [*PREDICT.split(), tmp_path / "fit.json"]
-    (row,) = told(*command, *factors.split())["rows"]
-    shown = told(*PLAN.split(), *factors.split())
+    (row,) = told(f"{PREDICT} {tmp_path}/fit.json {factors}")["rows"]
+    shown = told(PLAN + factors)
     (same,) = (of for of in shown["pareto"] if of["devices"] == 4)
     prices = [of["price"]["value"] for of in shown["pareto"]]
     assert shown["choices"]["cheapest"]["price"]["value"] == min(prices)

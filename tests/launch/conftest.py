@@ -131,8 +131,8 @@ class FakeSlurm:
         return answer(command, "--runs-dir", self.runs_dir, *more, status=status)
 
     def submit(self, *more, status=0):
-        words = ["--system", TWO_NODES, "-p", "workload", "fourcastnet"]
-        return self.energynn("submit", *words, *more, status=status)
+        words = f"submit --system {TWO_NODES} -p workload fourcastnet"
+        return self.energynn(words, *more, status=status)
 
     def submission(self):
         (path,) = self.runs_dir.glob("*/*/job/submission.json")

@@ -63,7 +63,7 @@ def test_no_variable_changes_what_the_script_or_we_ask_for(fake_slurm, monkeypat
     assert "the script has none: SBATCH_ACCOUNT=ours, SBATCH_QOS=mine\n" in said
     assert "no --account" not in said and "TIMELIMIT" not in said
     fake_slurm.submit()
-    fake_slurm.energynn("cancel", "--all")
+    fake_slurm.energynn("cancel --all")
     assert fake_slurm.variables.keys() == {"sbatch", "squeue", "scancel"}
     for variables in fake_slurm.variables.values():
         passed_on = {

@@ -18,11 +18,12 @@ def priced(names, system, folder):
     """
     runs = studies.list_runs_of_studies(names, system)
     table = costs.cost_table(runs, systems.read_site(system))
-    whole = told("forecast", "predict", *names, "--system", system)
+    studied = f"{' '.join(names)} --system {system}"
+    whole = told(f"forecast predict {studied}")
     for field, unit in predict.PRICED_QUANTITIES.items():
         assert whole["total"][field] == pytest.approx(table[unit].iloc[-1])
-    dry = ["--system", system, "--dry-run", "--runs-dir", folder]
-    assert costs.cost_text(table) in answer("submit", *names, *dry)
+    dry = answer(f"submit {studied} --dry-run --runs-dir", folder)
+    assert costs.cost_text(table) in dry
     return runs, whole, table
 
 
@@ -32,10 +33,10 @@ def priced(names, system, folder):
 )
 def test_every_command_names_one_price(tmp_path, name, system):
     runs, _, table = priced([name], system, tmp_path)
-    assert costs.cost_text(table) in answer("study", "show", name)
+    assert costs.cost_text(table) in answer(f"study show {name}")
     fit = tmp_path / "fit.json"
     fits.write_fit(fit, fits.published(runs[0].workload, system))
-    rows = told("forecast", "predict", name, "--fit", fit)["rows"]
+    rows = told(f"forecast predict {name} --fit", fit)["rows"]
     repeats, site = len(runs) // len(rows), systems.read_site(system)
     for field, unit in predict.PRICED_QUANTITIES.items():
         values = [repeats * row[field]["value"] for row in rows]
@@ -55,17 +56,17 @@ def test_a_run_of_several_studies_counts_once(tmp_path):
     listed = {tuple(row["studies"]) for row in whole["rows"]}
     assert {("R1",), ("R1", "R2"), ("R1", "R3")} < listed
     # parameters make the runs of a study alike, but for their repeats
-    alike = ["R1", "--system", system, "-p", "devices=64"]
+    alike = f"forecast predict R1 --system {system} -p devices=64"
     repeats = {run.repeat for run in runs}
-    (row,) = told("forecast", "predict", *alike)["rows"]
+    (row,) = told(alike)["rows"]
     assert row["runs"] == len(repeats)
 
 
 def test_energies_without_memory_say_so(tmp_path):
     for system, without in (("horeka-h100", True), ("horeka-a100", False)):
-        words = ["F5", "--system", system]
-        dry = ["submit", *words, "--dry-run", "--runs-dir", tmp_path]
-        for text in (answer("forecast", "predict", *words), answer(*dry)):
+        words = f"F5 --system {system}"
+        dry = answer(f"submit {words} --dry-run --runs-dir", tmp_path)
+        for text in (answer(f"forecast predict {words}"), dry):
             assert (", energies without memory" in text) == without
 
 
@@ -73,9 +74,9 @@ def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_pat
     own = tmp_path / "five.toml"
     is_like = 'published_as = "NVIDIA A100-40GB"'
     own.write_text(f"devices_per_node = 4\nnodes = 5\n{is_like}\n")
-    words = f"predict R1 R2 --system {own} --price-per-kwh 0.3 --price-per-gpu-hour 2"
-    words = ["forecast", *words.split(), "--gco2-per-kwh", "100", "--pue", "1.2"]
-    answered = told(*words)
+    words = f"forecast predict R1 R2 --system {own} --price-per-kwh 0.3"
+    words += " --price-per-gpu-hour 2 --gco2-per-kwh 100 --pue 1.2"
+    answered = told(words)
     rows, total = answered["rows"], answered["total"]
     assert {row["devices"] for row in rows} == {1, 2, 4, 8, 16}
     for row in rows:  # of an all-reduce whose bandwidth nobody told
@@ -89,21 +90,21 @@ def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_pat
     assert total["energy_centre_kWh"] == pytest.approx(paid_kWh)
     assert total["CO2_g"] == pytest.approx(100 * paid_kWh)
     assert total["price"] == pytest.approx(0.3 * paid_kWh + 2 * total["charged_hours"])
-    submitted = ["submit", "--system", own, "--dry-run", "--runs-dir", tmp_path]
-    for text in (answer(*words), answer(*submitted, "R1")):
+    submitted = f"submit --system {own} --dry-run --runs-dir {tmp_path}"
+    for text in (answer(words), answer(submitted, "R1")):
         assert "left out: 20 run(s) on 32, 64, 128, 256 devices; five has 20" in text
         assert "published runs on NVIDIA A100-40GB" in text
         assert "\n45 runs: " in f"\n{text}" or "25 to make" in text
-    refused = answer(*submitted, "-p", "devices=24", status=2)
+    refused = answer(f"{submitted} -p devices=24", status=2)
     assert "left out: 1 run(s) on 24 devices" in refused
-    assert "these runs are of" not in answer(*words)
+    assert "these runs are of" not in answer(words)
     # nodes of one's own are asked for, and change nothing that was learnt on the study's
     (mine,) = [row for row in rows if row["devices"] == 1]
-    (study,) = told("forecast", "predict", "R1", "--system", "horeka-a100")["rows"][:1]
+    (study,) = told("forecast predict R1 --system horeka-a100")["rows"][:1]
     assert mine["gpu_hours"] == study["gpu_hours"]
     other = tmp_path / "other.toml"
     other.write_text(own.read_text() + 'gpu = "NVIDIA H100"\n')
-    said = answer("forecast", "predict", "R1", "--system", other)
+    said = answer("forecast predict R1 --system", other)
     assert "calls them so; these runs are of NVIDIA A100-40GB" in said
 
 
@@ -165,4 +166,4 @@ def test_no_other_price_stands_in_for_an_unknown_one(tmp_path, system, changed):
 
 def test_the_list_of_studies_makes_no_fit(monkeypatch):
     monkeypatch.delattr(fits, "fit_runs")
-    assert "R1 " in answer("study", "list")
+    assert "R1 " in answer("study list")

@@ -510,11 +510,11 @@ def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(
 ):
     mine = tmp_path / "mine" / "local" / "run"
     run = tmp_path / "run"
-    words = ["measure", "--out", run, "--", "true"]
+    words = f"measure --out {run} -- true"
     taken = "another measured run has this machine"
     with supervise.lock_host():
         refused(taken, prepared, mine)
-        assert taken in answer(*words, status=2) and not run.exists()
+        assert taken in answer(words, status=2) and not run.exists()
     assert not start.list_warnings(prepared(mine))
     described, locks = machine.describe_machine(), []
 
@@ -524,11 +524,11 @@ def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(
 
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(machine, "describe_machine", begin_another)
-        assert taken in answer(*words, status=2) and not run.exists()
+        assert taken in answer(words, status=2) and not run.exists()
     locks[0].close()
     run.mkdir()
     with files.lock(run / records.START_LOCK):
-        assert "is running" in answer(*words, status=2)
+        assert "is running" in answer(words, status=2)
 
 
 def test_a_study_waits_for_the_measured_run_of_somebody_else(tmp_path, monkeypatch):

@@ -218,8 +218,7 @@ def test_whole_runs_are_imported_and_others_named(tmp_path):
     with h5py.File(path, "a") as file:
         del file["app/nodes/cut/metrics"]
         file.move("app/nodes/two", "other/nodes/one")
-    words = ["import-perun", path, "--runs-dir", tmp_path / "runs"]
-    said = answer(*words, status=1)
+    said = answer(f"import-perun {path} --runs-dir {tmp_path}/runs", status=1)
     for name in ("app/cut: ", "app/single: the times of a are not"):
         assert f"not imported: {path}: run {name}" in said
     found = records.read_all(tmp_path / "runs")

@@ -1,6 +1,5 @@
 """What people are told of their runs, from files and a Slurm that answers or does not."""
 
-import json
 import os
 import re
 
@@ -9,7 +8,7 @@ import pytest
 from energynn.host.files import lock, write_json
 from energynn.launch import status
 from tests.conftest import minimal_record
-from tests.processes import answer
+from tests.processes import answer, told
 
 START, RECORD = "job/start-1.json", "record.json"
 
@@ -82,14 +81,14 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, fake_slurm, monkeyp
             (folder / "events-rank0.jsonl").write_text(EPOCH)
     found, notes = states_of(tmp_path)
     assert found == {name: (state, why) for name, (*_, state, why) in RUNS.items()}
-    shown = answer("status", "--runs-dir", tmp_path)
+    shown = answer("status --runs-dir", tmp_path)
     assert re.search(r"running +running +3 of 9 epochs done; job 69_0\n", shown)
     *table, last = shown.splitlines()
     assert all(len(line) <= 100 for line in table) and last.startswith("runs: 16; ")
-    shown = json.loads(answer("status", "--failed", "--json", "--runs-dir", tmp_path))
+    shown = told("status --failed --runs-dir", tmp_path)
     failed = {"failed", "gave up", "short", "died", "set-up"}
     assert {run["run_id"] for run in shown["runs"]} == failed
-    assert DIED in answer("status", "--watch", tmp_path / "two-nodes" / "died")
+    assert DIED in answer("status --watch", tmp_path / "two-nodes" / "died")
     with lock(tmp_path / "two-nodes" / "died" / "run.json"):  # its launcher lives
         assert states_of(tmp_path)[0]["died"][0] == "running" and not notes
 
@@ -142,7 +141,7 @@ def test_an_ill_typed_file_concerns_its_own_run_alone_and_its_remedy_helps(
     assert found == {good: ("queued", "")}
     assert [note.partition(":")[0] for note in notes] == ["bad", "worse"]
     said = fake_slurm.submit(status=2)
-    said += fake_slurm.energynn("cancel", "--all", status=2)
+    said += fake_slurm.energynn("cancel --all", status=2)
     path = bad / "job" / "submission.json"
     assert said.count("\n") == said.count(f"{path}: is spoilt") == 2
     os.system(re.search("then `(rm .*)`", said)[1])

@@ -70,10 +70,10 @@ def test_a_study_of_ones_own_that_is_none_is_refused(tmp_path, text, words):
 def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     runs_dir = tmp_path / "runs"
-    words = "submit paper-a100 --system horeka-a100 --dry-run --runs-dir".split()
+    words = f"submit paper-a100 --system horeka-a100 --dry-run --runs-dir {runs_dir}"
     for name in ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5"):
         monkeypatch.delenv(name, raising=False)
-    shown = answer(*words, runs_dir)
+    shown = answer(words)
     total = r"168 to make(?s:.*)\ntotal +168 +28,343.4 +30,495.7 +6,453.8 +93 "
     assert re.search(total, shown), shown[:500]
     assert len(shown.splitlines()) <= 40 and "#SBATCH" not in shown
@@ -81,9 +81,9 @@ def test_a_dry_run_of_all_series_needs_no_slurm(tmp_path, monkeypatch):
     assert missing == ["era5", "imagenet", "--max-gpu-hours 30496"]
     assert "no --account NAME: sbatch takes your default" in shown
     told = re.search(r"submit (paper-a100 .*--max-gpu-hours \d+)$", GUIDE, re.M)[1]
-    shown = answer("submit", *told.split(), "--dry-run", "--runs-dir", runs_dir)
+    shown = answer(f"submit {told} --dry-run --runs-dir", runs_dir)
     assert "missing: --max-gpu-hours" not in shown, "the guide's second command"
-    scripts = answer(*words, runs_dir, "--scripts")
+    scripts = answer(words, "--scripts")
     refused("not found; submit from a login node", slurm.call_slurm, "sbatch")
     most = "--nodes=64\n#SBATCH --ntasks=256\n#SBATCH --ntasks-per-node=4\n"
     assert most in scripts and not runs_dir.exists()
@@ -321,7 +321,7 @@ def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_left_alone(fake
     for told in ("1 of 2 runs are made or queued; 1 to make", "0 to make"):
         assert told in fake_slurm.submit(*TWO)
     assert len(fake_slurm.queue) == 2
-    assert "jobs cancelled: 2" in fake_slurm.energynn("cancel", "--all")
+    assert "jobs cancelled: 2" in fake_slurm.energynn("cancel --all")
     assert not fake_slurm.queue
     assert "2 to make" in fake_slurm.submit(*TWO)
 
@@ -343,11 +343,10 @@ def test_what_stands_behind_two_dashes_is_of_sbatch(fake_slurm):
 
 
 def test_a_sweep_is_every_combination_and_each_value_is_checked_before(fake_slurm):
-    words = ["submit", "--system", TWO_NODES]
-    two = ["-p", "local_batch_size", "8,16,32", "-p", "devices", "1, 2"]
-    two += ["--name", "sizes", "--note", "a sweep"]
+    words = f"submit --system {TWO_NODES} "
+    two = "-p local_batch_size 8,16,32 -p devices '1, 2' --name sizes"
     for told in ("job 44: 3 run(s)", "0 to make"):
-        assert told in fake_slurm.energynn(*words, *two)
+        assert told in fake_slurm.energynn(f"{words} {two} --note 'a sweep'")
     folders = status.find_run_folders(fake_slurm.runs_dir, [])
     for folder in folders:
         kept = read_json(folder / "job" / "parameters.json")
@@ -355,16 +354,16 @@ def test_a_sweep_is_every_combination_and_each_value_is_checked_before(fake_slur
     sizes = [re.search(r"-n(\d)-lbs(\d+)", each.name).groups() for each in folders]
     assert sorted(sizes) == [(n, b) for n in "12" for b in ("16", "32", "8")]
     assert len(status.find_run_folders(fake_slurm.runs_dir, ["sizes"])) == 6
-    shown = fake_slurm.energynn("status", "sizes")
+    shown = fake_slurm.energynn("status sizes")
     assert "runs: 6; 6 queued" in shown and shown.count("sizes") == 6
     for bad, said in (
-        (["-p", "local_batch_size", "8,,16"], "local_batch_size: must have type int"),
-        (["-p", "workload", "resnet50,alexnet"], "workload: 'alexnet' is not known"),
-        ([], "submit: give studies, or parameters"),
-        ([*two, "--name", "a/b"], "name: 'a/b' is none"),
-        (["smoke", "-p", "seed", "1"], "submit: give studies, or parameters"),
+        ("-p local_batch_size 8,,16", "local_batch_size: must have type int"),
+        ("-p workload resnet50,alexnet", "workload: 'alexnet' is not known"),
+        ("", "submit: give studies, or parameters"),
+        (f"{two} --name a/b", "name: 'a/b' is none"),
+        ("smoke -p seed 1", "submit: give studies, or parameters"),
     ):
-        error = fake_slurm.energynn(*words, *bad, status=2)
+        error = fake_slurm.energynn(words + bad, status=2)
         assert said in error and error.count("\n") == 1
     assert len(fake_slurm.queue) == 6
 
@@ -398,9 +397,8 @@ def test_the_proof_of_a_system_tells_each_state_once_and_the_line_that_is_wrong(
 
 def test_a_dry_run_says_that_nobody_knows_the_nodes(tmp_path):
     (tmp_path / "mine.toml").write_text("devices_per_node = 4\n")
-    words = ["submit", "R1", "--system", tmp_path / "mine.toml", "--dry-run"]
-    words += ["--runs-dir", tmp_path]
-    assert "write nodes = N, in " in answer(*words)
+    words = f"submit R1 --system {tmp_path}/mine.toml --dry-run --runs-dir {tmp_path}"
+    assert "write nodes = N, in " in answer(words)
     (tmp_path / "mine.toml").write_text("devices_per_node = 4\nnodes = 4\n")
-    shown = answer(*words)
+    shown = answer(words)
     assert "nodes = N" not in shown and "left out: " in shown

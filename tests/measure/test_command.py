@@ -105,7 +105,7 @@ def test_what_epochs_of_a_command_reached_stands_beside_their_energy(
     assert table["epoch"].to_list() == [1, 2] and table["loss"].to_list() == [1, 0.5]
     first, second = table["energy_so_far_J"]
     assert 0 < first < second <= 1.05 * record.energy_total_J
-    assert "75% of the images right" in answer("show", tmp_path / "run", "--details")
+    assert "75% of the images right" in answer(f"show {tmp_path}/run --details")
     assert records.check(tmp_path) == [] and not record.flags
     monkeypatch.setenv("ENERGYNN_MARK", str(tmp_path / "run"))
     energynn.log_epoch(2, validation_loss=3.0)
@@ -146,7 +146,7 @@ def test_what_devices_exchange_is_told_and_seen(tmp_path):
     record, _, _ = measured(tmp_path / "run", *words, options=sizes.split())
     assert record.config["gradient_bytes"] == 8_400_000
     assert record.metrics == {"gradient_bytes": 4000} and records.check(tmp_path) == []
-    alone = answer("measure", "--weights", "1e6", "--", "true", status=2)
+    alone = answer("measure --weights 1e6 -- true", status=2)
     assert "give --local-batch-size, too" in alone
 
 
@@ -309,7 +309,7 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir):
     assert status.device_status_text(run_dir).endswith(
         "\n  320 of 640 samples, 10 s left"
     )
-    answer("status", "--watch", run_dir.parent, status=2)
+    answer("status --watch", run_dir.parent, status=2)
     write_lines(path, events)
     file.write_text("".join(lines))
     _, after = together(status.device_status_text(run_dir))
