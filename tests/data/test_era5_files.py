@@ -1,6 +1,4 @@
-"""What an ERA5 file says of itself is used or refused: each case is a small file, and the words of
-its refusal, or none where the states must be right.
-"""
+"""What an ERA5 file says of itself is used or refused: each case is a small file."""
 
 import re
 import shlex
@@ -180,21 +178,58 @@ def zarr(folder):
     dataset(HOURS, which=1).to_zarr(store, consolidated=False, zarr_format=3)
 
 
-# Case -> how it is written, and what is said of it, if it is refused.
-CASES = {
-    "hdf5 without sst": (
-        hdf5(
-            lambda values: (
-                values * np.where(np.arange(21) < 20, 1, np.nan)[:, None, None]
-            )
-        ),
-        "",
+# Case -> how it is written, so that the states must be right.
+RIGHT = {
+    "hdf5 without sst": hdf5(
+        lambda values: values * np.where(np.arange(21) < 20, 1, np.nan)[:, None, None]
     ),
+    "times": hdf5(lambda values: values[::-1], HOURS[::-1]),
+    "every hour": netcdf(hours=np.arange(HOURS[0] - 3, HOURS[0] + 20)),
+    "forecast": netcdf(forecast),
+    "the wind at 10 hPa": netcdf(with_wind_at_10_hPa),
+    "a count of channels": reversed_hdf5(
+        a_channels=21, channel_names=np.array(REVERSED, "S")
+    ),
+    "a history": hdf5(a_history="made by hand", a_source=["era5"], number=0),
+    "of makani": hdf5(valid_data=np.ones((4, 21)), a_units=["K"] * 21),
+    "begins well": hdf5(a_start_time="20190101"),
+    "degC": in_unit("t2m", "degC", lambda values: values - 273.15),
+    "hPa": in_unit("sp", "hPa", lambda values: values / 100),
+    "gpm": in_unit("z", "gpm", lambda values: values / GRAVITY_M_S2),
+    "Kelvin": in_unit("t2m", "Kelvin", abs),
+    "GRIB": netcdf(with_gribs_names),
+    "CMIP": netcdf(with_cmips_names),
+    "expver": netcdf(expver),
+    "new CDS": netcdf(as_new),
+    "member": netcdf(lambda s: s.expand_dims(number=[0], axis=1)),
+    "equal twice": netcdf(lambda s: s.isel(time=[0, 1, 1, 2, 3])),
+    "hidden": hidden,
+    "levels apart": netcdf(lambda s: apart(s, *LEVELS_HPA)),
+    "times apart": netcdf(lambda s: [s.isel(time=k) for k in range(4)]),
+    "surface z": netcdf(surface_geopotential),
+    "float32 grid": netcdf(lambda s: grids(s, 0, "f4")),
+    "rows after columns": netcdf(lambda s: s.transpose(..., "longitude", "latitude")),
+    "shuffled": netcdf(lambda s: s.isel(latitude=[0, 2, 1, *range(3, 9)])),
+    "zarr by content": zarr,
+    "attribute": reversed_hdf5(a_channels=REVERSED),
+    "bytes": reversed_hdf5(channel=np.array(REVERSED, "S")),
+    "one text": reversed_hdf5(a_fields=", ".join(REVERSED)),
+    **{
+        f"{name} for z": reversed_hdf5(
+            channel=[each.replace("z", name) for each in REVERSED]
+        )
+        for name in ("geopotential_", "Z-", "z@")
+    },
+    "south first": hdf5(
+        lambda values: values[:, :, ::-1], latitude=np.linspace(-90, 90, 9)
+    ),
+}
+# Case -> how it is written, and what is said of it.
+REFUSED = {
     # a count is no clock
     "surplus": (empty(1461, 21, 9, 16), "1461 states, and 2019 has 1460"),
     "12-hourly": (empty(730, 21, 9, 16), "730 states"),
     "begins late": (hdf5(a_start_time="2019-01-01T12"), "2019.h5: it starts at"),
-    "times": (hdf5(lambda values: values[::-1], HOURS[::-1]), ""),
     "texts": (hdf5(time=["2019-01-01T00"] * 4), "2019.h5: its times are no numbers"),
     "03, 09": (hdf5(hours=HOURS + 3), "2019-01-01T03:00 to 2019-01-01T21:00"),
     "a time twice": (hdf5(hours=HOURS[[0, 1, 1, 2]]), "2019.h5: two values of u10"),
@@ -202,9 +237,7 @@ CASES = {
         netcdf(hours=HOURS[0] + 12 * np.arange(4)),
         "4 of 1460 times of 2019, and none is 6 h after another",
     ),
-    "every hour": (netcdf(hours=np.arange(HOURS[0] - 3, HOURS[0] + 20)), ""),
     "no units of time": (netcdf(without_units), "0.nc: time has no units; write them"),
-    "forecast": (netcdf(forecast), ""),
     "a forecast's lead": (
         netcdf(lambda s: s.assign_coords(step=np.timedelta64(6, "h"))),
         "0.nc: step: add this lead",
@@ -225,11 +258,6 @@ CASES = {
         netcdf(lambda s: s.assign_coords(latitude=np.arange(9.0))),
         "0.nc: latitude does not go in equal steps from pole to pole",
     ),
-    "the wind at 10 hPa": (netcdf(with_wind_at_10_hPa), ""),
-    "a count of channels": (
-        reversed_hdf5(a_channels=21, channel_names=np.array(REVERSED, "S")),
-        "",
-    ),
     "its own words": (
         reversed_hdf5(channels=np.array(REVERSED, "S"), TIME=np.arange(4) * 21_600.0),
         "of 2019; look at --years",
@@ -237,8 +265,6 @@ CASES = {
     "a step of an hour": (hdf5(a_dt=1), "2019.h5: holds dt, which is not understood"),
     "a clock of its own": (hdf5(date=HOURS), "2019.h5: holds date, which is not"),
     "a group": (hdf5(**{"coords/lat": HOURS}), "2019.h5: holds coords, which is not"),
-    "a history": (hdf5(a_history="made by hand", a_source=["era5"], number=0), ""),
-    "of makani": (hdf5(valid_data=np.ones((4, 21)), a_units=["K"] * 21), ""),
     "gaps of makani": (
         hdf5(valid_data=np.eye(4, 21)),
         "2019.h5: holds valid_data, which",
@@ -254,9 +280,7 @@ CASES = {
         "latitude does not go in equal steps",
     ),
     "fewer times": (hdf5(hours=HOURS[:3]), "2019.h5: 3 times of 4 states"),
-    "begins well": (hdf5(a_start_time="20190101"), ""),
     "365_day": (netcdf(with_calendar), "0.nc: time is of the calendar 365_day"),
-    # what is missing
     "rows": (empty(4, 21, 8, 16), r"2019.h5: .* it is float32 \(4, 21, 8, 16\)"),
     "float64": (empty(4, 21, 9, 16, kind="f8"), r"it is float64 \(4, 21, 9, 16\)"),
     "nothing": (lambda folder: None, "neither <year>.h5 of every year"),
@@ -283,42 +307,25 @@ CASES = {
         netcdf(lambda s: s.sel(level=[50, 500, 850])),
         "no u_component_of_wind or u for u1000 at 2019-01-01T00 UTC",
     ),
-    # units
-    "degC": (in_unit("t2m", "degC", lambda values: values - 273.15), ""),
-    "hPa": (in_unit("sp", "hPa", lambda values: values / 100), ""),
-    "gpm": (in_unit("z", "gpm", lambda values: values / GRAVITY_M_S2), ""),
-    "Kelvin": (in_unit("t2m", "Kelvin", abs), ""),
     "another kind": (in_unit("t2m", "m", abs), "0.nc: t2m is in 'm'"),
     "model levels": (in_unit("level", "1", abs), "0.nc: level is in '1'"),
     "unsaid hPa": (
         netcdf(lambda s: s.assign(msl=s.msl / 64)),
         "mslp is .*; convert it, or",
     ),
-    # names, dimensions and files
-    "GRIB": (netcdf(with_gribs_names), ""),
-    "CMIP": (netcdf(with_cmips_names), ""),
-    "expver": (netcdf(expver), ""),
     "expver differ": (
         netcdf(lambda s: expver(s, s.assign(sp=s.sp + 1))),
         "0.nc: two values of sp at .* differ; keep one",
     ),
-    "new CDS": (netcdf(as_new), ""),
-    "member": (netcdf(lambda s: s.expand_dims(number=[0], axis=1)), ""),
     "members": (
         netcdf(lambda s: s.expand_dims(number=range(10), axis=1)),
         "0.nc: .* has a dimension number of 10",
     ),
-    "equal twice": (netcdf(lambda s: s.isel(time=[0, 1, 1, 2, 3])), ""),
     "zip": (zipped, "era5.nc: is a ZIP archive; unpack it"),
-    "hidden": (hidden, ""),
     "no NetCDF": (
         lambda folder: (folder / "a.nc").write_text("<html>"),
         "a.nc: is no NetCDF file",
     ),
-    "levels apart": (netcdf(lambda s: apart(s, *LEVELS_HPA)), ""),
-    "times apart": (netcdf(lambda s: [s.isel(time=k) for k in range(4)]), ""),
-    "surface z": (netcdf(surface_geopotential), ""),
-    "float32 grid": (netcdf(lambda s: grids(s, 0, "f4")), ""),
     "another grid": (
         netcdf(lambda s: grids(s, 1, "f8")),
         "1.nc: longitude differs from .*0.nc",
@@ -327,54 +334,38 @@ CASES = {
         netcdf(lambda s: s.isel(longitude=slice(None, None, -1))),
         "0.nc: longitude does not go eastward once around",
     ),
-    "rows after columns": (
-        netcdf(lambda s: s.transpose(..., "longitude", "latitude")),
-        "",
-    ),
-    "shuffled": (netcdf(lambda s: s.isel(latitude=[0, 2, 1, *range(3, 9)])), ""),
-    "zarr by content": (zarr, ""),
-    # names of channels and rows
-    "attribute": (reversed_hdf5(a_channels=REVERSED), ""),
-    "bytes": (reversed_hdf5(channel=np.array(REVERSED, "S")), ""),
-    "one text": (reversed_hdf5(a_fields=", ".join(REVERSED)), ""),
-    **{
-        f"{name} for z": (
-            reversed_hdf5(channel=[each.replace("z", name) for each in REVERSED]),
-            "",
-        )
-        for name in ("geopotential_", "Z-", "z@")
-    },
     "other channel": (
         reversed_hdf5(channel=[name.replace("t500", "t600") for name in REVERSED]),
         "2019.h5: no temperature or t for t500",
-    ),
-    "south first": (
-        hdf5(lambda values: values[:, :, ::-1], latitude=np.linspace(-90, 90, 9)),
-        "",
     ),
 }
 CONVERTED = ("degC", "hPa", "gpm")
 
 
-@pytest.mark.filterwarnings("ignore:Failed to open Zarr store")
-@pytest.mark.parametrize("case", CASES)
-def test_what_a_file_says_of_itself(tmp_path, case):
-    write, says = CASES[case]
-    folder, out = tmp_path / "source", tmp_path / "out"
+def command_on(tmp_path, write):
+    """The command that stores what is written."""
+    folder = tmp_path / "source"
     folder.mkdir()
     write(folder)
-    words = f"data era5 --source {folder} --out {out} --years 2019"
-    if says:
-        error = refusal(words)
-        assert re.search(says, error), error
-        assert not list(out.glob("*.npy"))
-        return
-    told = answer(words)
-    stored = np.load(out / "2019.npy")
+    return f"data era5 --source {folder} --out {tmp_path}/out --years 2019"
+
+
+@pytest.mark.filterwarnings("ignore:Failed to open Zarr store")
+@pytest.mark.parametrize("case", RIGHT)
+def test_what_a_file_says_of_itself_is_used(tmp_path, case):
+    told = answer(command_on(tmp_path, RIGHT[case]))
+    stored = np.load(tmp_path / "out" / "2019.npy")
     states = [state(hour) for hour in HOURS]
     assert np.allclose(stored, states, rtol=1e-5 if case in CONVERTED else 0, atol=0)
     assert "2019: 4 of 1460 times" in told
     assert ("1 times of" in told) == (case == "equal twice")
+
+
+@pytest.mark.parametrize("write, says", REFUSED.values(), ids=REFUSED)
+def test_what_a_file_says_of_itself_is_refused(tmp_path, write, says):
+    error = refusal(command_on(tmp_path, write))
+    assert re.search(says, error), error
+    assert not list(tmp_path.glob("out/*.npy"))
 
 
 def test_times_written_into_a_file_of_too_many_states_help(tmp_path):
