@@ -12,17 +12,13 @@ from tests.measure import worlds
 from tests.measure.worlds import found, sensor
 
 
-def curve_of(watts, t_s, period_s, name="s", **about):
-    power = Channel(**sensor(name, "power", **about))
-    return energy.energy_curve(power, t_s, watts, period_s)
-
-
 def test_a_reading_that_is_a_little_late_leaves_no_gap():
     """By more than two periods and less than 0.2 s."""
     t_s = np.arange(0, 100, 0.04)
     is_late = (t_s > 50) & (t_s < 50.1)
-    watts = 100 + np.sin(t_s)
-    late = curve_of(watts[~is_late], t_s[~is_late], 0.04)
+    t_s = t_s[~is_late]
+    power = Channel(**sensor("s", "power"))
+    late = energy.energy_curve(power, t_s, 100 + np.sin(t_s), 0.04)
     assert found([late], 1.0, 99.0)[0].coverage == 1
 
 
@@ -47,14 +43,6 @@ def test_the_bound_holds_and_nothing_is_doubted(
     each = found(curves, begin_s, end_s)
     assert abs(each[0].energy_J - true_J) <= each[0].bound_J + 0.0005 * true_J
     assert energy.judge_sensors(each) == []
-
-
-def test_two_sensors_of_one_uuid_are_one_device():
-    """Two counters of the same readings, too: "twice" in machines.toml."""
-    t_s, notes = np.arange(0, 30.05, 0.1), {"uuid": "GPU-1"}
-    watts = 200 + np.sin(t_s)
-    gpus = [curve_of(watts + n, t_s, 0.1, str(n), notes=notes) for n in range(2)]
-    assert energy.judge_sensors(found(gpus, 5.0, 25.0))[0].startswith("D: 0 and 1")
 
 
 def test_a_sum_is_no_better_than_its_weakest_part_and_absent_where_a_part_is():
