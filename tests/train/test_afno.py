@@ -30,11 +30,8 @@ def layer_norm(x, p, name):
 def reference_network(state, p, patch, filters):
     n, c, height, width = state.shape
     h, w = height // patch, width // patch
-    patches = (
-        state.reshape(n, c, h, patch, w, patch)
-        .transpose(0, 2, 4, 1, 3, 5)
-        .reshape(n, h, w, -1)
-    )
+    patches = state.reshape(n, c, h, patch, w, patch).transpose(0, 2, 4, 1, 3, 5)
+    patches = patches.reshape(n, h, w, -1)
     weight = p["patch_embed.proj.weight"]
     x = patches @ weight.reshape(len(weight), -1).T + p["patch_embed.proj.bias"]
     x = x + p["pos_embed"].reshape(1, h, w, -1)
@@ -48,14 +45,11 @@ def reference_network(state, p, patch, filters):
         )
         y = 0.5 * y * (1 + erf(y / np.sqrt(2)))
         x = x + y @ p[f"{block}.mlp.fc2.weight"].T + p[f"{block}.mlp.fc2.bias"]
-    x = x @ p["head.weight"].T
-    result = np.empty((n, x.shape[-1] // patch**2, height, width))
+    x = (x @ p["head.weight"].T).reshape(n, h, w, patch, patch, -1)
+    result = np.empty((n, x.shape[-1], height, width))
     for a in range(patch):
         for b in range(patch):
-            for channel in range(result.shape[1]):
-                result[:, channel, a::patch, b::patch] = x[
-                    ..., (a * patch + b) * result.shape[1] + channel
-                ]
+            result[:, :, a::patch, b::patch] = x[:, :, :, a, b].transpose(0, 3, 1, 2)
     return result
 
 
