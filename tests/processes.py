@@ -24,9 +24,14 @@ def ended(*words, **more):
     return subprocess.run(list(map(str, words)), capture_output=True, text=True, **more)
 
 
+def typed(command="", *words):
+    """The words of a command of ours as it is typed, and further ones that stand as they are."""
+    return [*shlex.split(command), *map(str, words)]
+
+
 def energynn(*words, **more):
-    """Execute a command of ours in a process of its own, and wait for its end."""
-    return ended(*ENERGYNN, *words, **more)
+    """Execute a command in a process of its own, and wait for its end."""
+    return ended(*ENERGYNN, *typed(*words), **more)
 
 
 def can_be_executed(*words) -> bool:
@@ -74,13 +79,11 @@ def write_program(path, lines):
     path.chmod(0o755)
 
 
-def said(command="", *words) -> tuple[int, str, str]:
-    """Return exit status, output and errors of a command as it is typed, and of further words that
-    stand as they are, within this process.
-    """
+def said(*words) -> tuple[int, str, str]:
+    """Return exit status, output and errors of a command, within this process."""
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        status = cli.main([*shlex.split(command), *map(str, words)])
+        status = cli.main(typed(*words))
     return status, out.getvalue(), errors.getvalue()
 
 

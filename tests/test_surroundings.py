@@ -179,7 +179,7 @@ def test_the_reason_has_a_line_of_the_launcher(around, tmp_path, says, where):
     lines = f"echo '{says}'; {last}echo '0: epoch 1'; echo; echo ----"
     write_program(tmp_path / "srun", f"{lines}\nexit 1")
     around(f"PATH={tmp_path}:{os.environ['PATH']} ENERGYNN_SRUN=--overlap")
-    done = energynn("run", "--runs-dir", tmp_path / "runs", *TINY)
+    done = energynn(f"run --runs-dir {tmp_path}/runs", *TINY)
     assert f'srun with status 1, {where}: "{says}"; no epoch' in done.stderr
 
 

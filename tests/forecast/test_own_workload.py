@@ -196,6 +196,10 @@ def mine(*found, system="local"):
     return runs.own_runs(found, "mine", systems.read_site(str(system)))
 
 
+def fit_to(*found, **more):
+    return fits.fit_runs(mine(*found, **more))
+
+
 def test_measured_commands_are_forecast_and_planned(monkeypatch):
     """Worlds of a start, a cost of each sample and full nodes; three runs tell of longer ones."""
     site, held = systems.read_site("local"), []
@@ -215,7 +219,7 @@ def test_measured_commands_are_forecast_and_planned(monkeypatch):
             measured(*of, took_s(*of) * np.exp(0.015 * chance.standard_normal()))
             for of in made
         ]
-        fit = fits.fit_runs(mine(*found))
+        fit = fit_to(*found)
         for devices in (2, 4):
             row = foretold(fit, training_samples=10**6, devices=devices)
             held.append(holds(row["time_h"], took_s(10**6, devices) / 3600))
@@ -239,7 +243,7 @@ def on_cores(told, seen, system="local"):
     """The fit to two runs of a command on one core of four."""
     here = dict(device_kind="cpu core", machine={"gpus": [], "cores": 4}, metrics=seen)
     told = {"local_batch_size": 32} | told
-    return fits.fit_runs(mine(*two(told, **here), system=system))
+    return fit_to(*two(told, **here), system=system)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +274,7 @@ def test_a_command_starts_once_whatever_its_epochs():
     """A start of 20 s; 4 and 16 s of samples in four epochs, then 400 s in a hundred."""
     sizes = {"epochs": 4, "local_batch_size": 16}
     found = [measured(n, 1, 20 + n * 4 / 1e4, sizes) for n in (10_000, 40_000)]
-    row = foretold(fits.fit_runs(mine(*found)), epochs=100)
+    row = foretold(fit_to(*found), epochs=100)
     assert row["time_h"]["value"] == pytest.approx(420 / 3600, rel=0.03)
     assert "epochs beyond 4: nothing measured" in row["outside"]
 
@@ -285,7 +289,7 @@ def test_a_further_epoch_of_a_command_costs_what_runs_tell_of_it():
         measured(n, 1, took_s(n, epochs), BATCH | {"epochs": epochs})
         for n, epochs in ((10_000, 2), (40_000, 2), (20_000, 5))
     ]
-    row = foretold(fits.fit_runs(mine(*found)), training_samples=400_000, epochs=3)
+    row = foretold(fit_to(*found), training_samples=400_000, epochs=3)
     assert row["time_h"]["value"] == pytest.approx(took_s(400_000, 3) / 3600, rel=0.05)
 
 
@@ -338,7 +342,7 @@ def test_eight_gpus_of_a_light_host_are_forecast_from_one(cpu_W, idle_W, tmp_pat
             facts[f"energy_{part}_provenance"] = "measured"
         told = NETWORK | {"local_batch_size": size}
         found.append(measured(samples, 1, time_s, told, **facts))
-    fit = fits.fit_runs(mine(*found, system=path))
+    fit = fit_to(*found, system=path)
     row = foretold(fit, training_samples=100_000, epochs=10, devices=8)
     told, truth_kWh = row["energy_kWh"], 0.30113 * row["gpu_hours"]["value"]
     assert holds(told, truth_kWh)
@@ -361,13 +365,13 @@ def test_what_ran_on_several_gpus_is_fitted_though_nobody_told_of_their_link(siz
         measured(n, devices, took_s(n, devices), sizes)
         for n, devices in ((20_000, 1), (80_000, 1), (40_000, 2))
     ]
-    row = foretold(fits.fit_runs(mine(*found)), training_samples=10**6, devices=2)
+    row = foretold(fit_to(*found), training_samples=10**6, devices=2)
     assert row["time_h"]["value"] == pytest.approx(took_s(10**6, 2) / 3600, rel=0.03)
-    few = fits.fit_runs(mine(*found[:2]))
+    few = fit_to(*found[:2])
     asked = [config.replace(few.runs.longest_run, devices=2)]
     advice = next_run.advise_next_run(few, asked)
     assert "next run: 2 GPU(s)" in advice["in_words"]
-    elsewhere = fits.fit_runs(mine(*found, system="horeka-a100"))
+    elsewhere = fit_to(*found, system="horeka-a100")
     assert "these runs are of GPU" in str(foretold(elsewhere, devices=2))
     spread = replace(found[2], nodes=2, valid=True)
     assert "on 2 nodes, not 1" in runs._reason_to_leave_out(spread, elsewhere.runs.site)
@@ -379,7 +383,7 @@ def test_a_plan_has_the_local_batches_that_ran():
         measured(20_000, 1, s, NETWORK | {"local_batch_size": n})
         for n, s in sizes.items()
     ]
-    asked = grid(fits.fit_runs(mine(*found)))
+    asked = grid(fit_to(*found))
     assert {run.local_batch_size for run in asked} == {24, 32, 48}
 
 
@@ -409,7 +413,7 @@ def test_where_the_cpus_are_estimated_the_gpus_alone_are_forecast():
         energy_total_provenance="estimated", energy_gpu_provenance="measured"
     )
     found = two(**powers_W)
-    fit = fits.fit_runs(mine(*found))
+    fit = fit_to(*found)
     asked = [plan.base_run(fit, {"training_samples": 10**6})]
     (row,), (less,) = (predict.forecasts(fit, asked, share) for share in (1.0, 0.6))
     kWh = row["energy_kWh"]["value"]
@@ -422,9 +426,9 @@ def test_where_the_cpus_are_estimated_the_gpus_alone_are_forecast():
 
 @pytest.mark.parametrize("again_s, said", [(44.1, True), (22.0, False)])
 def test_repeats_that_differ_are_not_averaged_without_a_word(again_s, said):
-    fit = fits.fit_runs(mine(*two(), measured(20_000, 1, again_s)))
+    fit = fit_to(*two(), measured(20_000, 1, again_s))
     words = "runs of one configuration differ by up to 110%: the machine was busy"
     assert (words in wording.fit_text(fit)) == said
     draws_more = measured(20_000, 1, 21.0, mean_power_total_W=700.0)
-    fit = fits.fit_runs(mine(*two(), draws_more))
+    fit = fit_to(*two(), draws_more)
     assert "differ by up to 133%" in wording.fit_text(fit)

@@ -19,6 +19,7 @@ from tests.processes import (
     answer,
     can_be_executed,
     ended,
+    typed,
     variables_without,
 )
 
@@ -63,7 +64,7 @@ class Cluster:
         return done
 
     def energynn(self, *words, check=True):
-        return self.run(*ENERGYNN, *words, check=check)
+        return self.run(*ENERGYNN, *typed(*words), check=check)
 
 
 @pytest.fixture(scope="session")

@@ -436,8 +436,8 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
     )
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
     (tmp_path / "two.py").write_text(TWO_POINTS)
-    words = ["study", "run", tmp_path / "two.py", "--runs-dir", tmp_path / "runs"]
-    done = energynn(*words, env=os.environ | {"PYTHONPATH": path})
+    words = f"study run {tmp_path}/two.py --runs-dir {tmp_path}/runs"
+    done = energynn(words, env=os.environ | {"PYTHONPATH": path})
     said = done.stdout[-3000:] + done.stderr[-3000:]
     made = {record.launcher: record for record in records.read_all(tmp_path / "runs")}
     assert done.returncode == 0 and made.keys() == {"alone", "torchrun"}, said

@@ -34,10 +34,11 @@ class Study:
     def __init__(self, cluster, folder):
         self.cluster, self.runs_dir = cluster, folder / "runs"
         self.file = folder / "my_study.py"
-        self.place = ("--system", SYSTEM, "--runs-dir", self.runs_dir)
+        self.place = f"--runs-dir {self.runs_dir}"
 
     def submit(self):
-        return self.cluster.energynn("submit", self.file, *self.place).stdout
+        words = f"submit {self.file} --system {SYSTEM} {self.place}"
+        return self.cluster.energynn(words).stdout
 
     def rows(self):
         """What `energynn status --json` shows, without a process for each look."""
@@ -106,7 +107,7 @@ def study(cluster, tmp_path_factory):
         if words[0] == "submit" and "--dry-run" not in words:
             made.wait_for_epoch()
             cluster.daemon("slurmctld").kill()
-            made.without_controller = cluster.energynn("status", *made.place[2:]).stdout
+            made.without_controller = cluster.energynn(f"status {made.place}").stdout
             cluster.script("controller-up")
     return made
 
@@ -154,7 +155,7 @@ def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(
     cluster.run("scontrol", "update", f"JobId={row['job']}", "TimeLimit=30")
 
     run.wait_for_epoch(segment=2)
-    cancelled = cluster.energynn("cancel", "--all", *run.place[2:])
+    cancelled = cluster.energynn(f"cancel --all {run.place}")
     assert "jobs cancelled: 1" in cancelled.stdout
     run.wait("stopped")
     wait_until_gone(run.runs_dir, 60)
@@ -197,10 +198,10 @@ def test_doctor_proves_a_system_and_says_what_slurm_refuses(cluster, tmp_path):
     right = text_of(SYSTEM)
     bring = f"sh -c 'mkdir {there} && touch {there}/2015.npy'"
     path.write_text(f'{right}\nsetup = ["srun -n 2 --ntasks-per-node=1 {bring}"]')
-    assert "mine.toml says" in cluster.energynn("doctor", "--system", path).stdout
+    assert "mine.toml says" in cluster.energynn(f"doctor --system {path}").stdout
     assert {*tmp_path.glob("*/2015.npy")} == {
         tmp_path / node / "2015.npy" for node in ("n1", "n2")
     }
     path.write_text(right.replace("--exclusive", "--partition=no-such"))
-    refused = cluster.energynn("doctor", "--system", path, check=False)
+    refused = cluster.energynn(f"doctor --system {path}", check=False)
     assert refused.returncode == 2 and "invalid partition" in refused.stderr

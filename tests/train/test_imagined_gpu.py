@@ -59,9 +59,9 @@ def start(tmp_path, sizes, fakes):
     """`energynn run` where NVML lists a GPU of 300 W, of which its limit leaves 200 W."""
     gpus = [dict(high_W=300.0, limit_W=200.0, update_s=0.1, averaged=True)]
     environment = with_gpus(gpus, *fakes)
-    words = ["workload=resnet50", "--runs-dir", tmp_path / "runs"]
-    words += [f"{name}={value}" for name, value in sizes.items()]
-    return energynn("run", *words, cwd=REPOSITORY, env=environment)
+    words = f"run workload=resnet50 --runs-dir {tmp_path}/runs"
+    given = [f"{name}={value}" for name, value in sizes.items()]
+    return energynn(words, *given, cwd=REPOSITORY, env=environment)
 
 
 @pytest.mark.slow
