@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from energynn.measure import kernel
-from energynn.measure.samples import DeviceState
 from energynn.measure.sensors import Sensor, SensorInventory
 
 AMD_DRIVER_FOLDER = Path("/sys/module/amdgpu")
@@ -35,7 +34,6 @@ def add_amd_sensors(inventory: SensorInventory) -> None:
             read = partial(_read_power_W, amdsmi, handle)
             device = str(first + number)
             sensor = Sensor(name, "gpu", device, "power", "measured", read=read)
-            sensor.tell = partial(_read_state, amdsmi, handle)
             if number % 2 and "MI250" in board["product_name"]:
                 try:
                     read()
@@ -51,13 +49,6 @@ def add_amd_sensors(inventory: SensorInventory) -> None:
         inventory.unaccounted.append(
             f"AMD GPUs cannot be read: {type(error).__name__}; see `amd-smi list`"
         )
-
-
-def _read_state(amdsmi, handle) -> DeviceState:
-    state = DeviceState()
-    with suppress(Exception):  # not every GPU tells
-        state.is_busy = amdsmi.amdsmi_get_gpu_activity(handle)["gfx_activity"] > 0
-    return state
 
 
 def _read_power_W(amdsmi, handle) -> int:

@@ -33,7 +33,14 @@ PROVENANCES = tuple(SENSOR_BIAS)
 AVERAGING_S = 1.0  # NVML's mean power
 # times the least power of a device that is used: no load is below that
 MIN_LOAD_FACTOR = 5.0
-SHOWN_BY_DETAILS_TEXT = "`energynn show --details` has its line"
+# causes of times without readings
+END_TEXT = (
+    "it failed, or its sampler was killed; `energynn show --details` has its line"
+)
+GAP_TEXT = (
+    "a busy host or a container's quota of CPUs (cpu.max) held them up: give more; or it failed "
+    "now and then: `energynn show --details` has its line"
+)
 # a power that shows the same for longer is not slow but constant
 MAX_UPDATE_PERIOD_S = 1.5
 # a power that is this late may miss half of a changing load: it checks no counter
@@ -294,19 +301,13 @@ def _test_gaps(one: SensorEvidence, limits: dict) -> Iterator[str]:
     else:
         is_lost = share > limits["gap_share"] or longest_s > most_s
     if is_lost:
-        text = (
+        is_end = np.isinf(one.edge_gap_s)  # there is no later reading
+        yield refusal(
+            "G",
             f"{one.sensor.id} has no readings for {share:.1%} of the time, for "
-            f"{longest_s:.2g} s at most"
+            f"{longest_s:.2g} s at most; {END_TEXT if is_end else GAP_TEXT}",
+            *(() if is_end else ("gap_s", "gap_share")),
         )
-        if np.isinf(one.edge_gap_s):  # there is no later one
-            ended = "it failed, or its sampler was killed"
-            yield refusal("G", f"{text}: {ended}; {SHOWN_BY_DETAILS_TEXT}")
-        else:
-            held_up = (
-                "a busy host or a container's quota of CPUs (cpu.max) held them up: give more; "
-                f"or it failed now and then: {SHOWN_BY_DETAILS_TEXT}"
-            )
-            yield refusal("G", f"{text}; {held_up}", "gap_s", "gap_share")
 
 
 def _powers_that_check(

@@ -172,7 +172,6 @@ def _rapl_sensor(zone: Path, provenance: str) -> Sensor | None:
     component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
     if component is None:
         return None
-    limit_W = _read_zone_state(zone).limit_W
     package = zone.name.split(":")[1]
     return Sensor(
         f"{component}_{package}_{name}",
@@ -182,7 +181,6 @@ def _rapl_sensor(zone: Path, provenance: str) -> Sensor | None:
         provenance,
         1e-6,
         float((zone / "max_energy_range_uj").read_text()),
-        notes={"limit_W": limit_W} if limit_W else {},
         read=partial(_read_number_file, zone / "energy_uj"),
         tell=partial(_read_zone_state, zone),
     )
@@ -190,9 +188,11 @@ def _rapl_sensor(zone: Path, provenance: str) -> Sensor | None:
 
 def _read_zone_state(zone: Path) -> DeviceState:
     """Read the higher of a zone's limits; a laptop has others on mains."""
-    limits_uW = map(kernel.read_text, zone.glob("constraint_[01]_*limit_uw"))
-    limits_W = [int(text) / 1e6 for text in limits_uW if text.isdecimal()]
-    return DeviceState(limit_W=max(limits_W, default=None))
+    state = DeviceState()
+    with suppress(Exception):  # whatever stands there
+        limits_uW = map(kernel.read_text, zone.glob("constraint_[01]_*limit_uw"))
+        state.limit_W = max(map(int, limits_uW)) / 1e6
+    return state
 
 
 def _fail_reading(error: Exception):
@@ -513,7 +513,6 @@ class Sampler:
         """
         times_s = []
         rows = []
-        watts = {}
         for watch_s in SENSOR_WATCH_TIMES_S:
             end_s = time.monotonic() + watch_s
             while time.monotonic() < end_s:
@@ -522,11 +521,12 @@ class Sampler:
                 time.sleep(0.001)
             readings = np.array(rows, float)
             watts = self._note_behaviour(np.array(times_s), readings)
-            is_slow = [
-                one.kind == "energy" and not one.update_s
-                for one in self.inventory.sensors
+            slow = [
+                np.isfinite(column).any()
+                for one, column in zip(self.inventory.sensors, readings.T, strict=True)
+                if one.kind == "energy" and not one.update_s
             ]
-            if not (is_slow & np.isfinite(readings).any(axis=0)).any():
+            if not any(slow):
                 break
         self.period_s = max(self.period_s, float(np.median(np.diff(times_s))))
         count_modules_once(self.inventory, watts)

@@ -1,6 +1,5 @@
 """Each judge shown right and wrong by a run's files: sensors and loads whose truth is known."""
 
-import re
 import sys
 import tracemalloc
 
@@ -259,30 +258,35 @@ def test_a_gap_at_an_edge_or_in_which_it_can_go_round_counts_for_a_counter_too(
     assert letters(judge(tmp_path, counter, t_s=t_s)) == doubts
 
 
-def test_slow_sensors_are_told_a_period_that_they_can_keep(tmp_path):
-    """Eight GPUs of 20 ms for each reading: 0.32 s a sample, whatever was asked for."""
-
-    def of_gpus(period_s):
-        t_s = np.arange(0, 200, max(period_s, 0.32))
-        watts = 300.5 + np.sin(np.arange(len(t_s)))
-        gpus = [gpu("power", notes={}, id=f"g{n}", device=f"{n}") for n in range(8)]
-        columns = [(one, watts) for one in gpus]
-        span_s = (2, 198)
-        return judge(tmp_path, *columns, t_s=t_s, span_s=span_s, period_s=period_s)
-
-    told = re.findall(r"--period (\S+) ", " ".join(of_gpus(0.04)["doubts"]))
-    (period_s,) = set(told)
-    found = of_gpus(float(period_s))
-    assert letters(found) == set() and found["samples_in_training"] >= 60
+@pytest.mark.parametrize("period_s, doubts", [(0.04, {"G"}), (0.32, set())])
+def test_slow_sensors_are_judged_by_the_period_that_they_keep(
+    tmp_path, period_s, doubts
+):
+    """Eight GPUs of 20 ms for each reading: 0.32 s a sample, as the sampler finds."""
+    t_s = np.arange(0, 200, 0.32)
+    watts = 300.5 + np.sin(np.arange(len(t_s)))
+    gpus = [gpu("power", notes={}, id=f"g{n}", device=f"{n}") for n in range(8)]
+    columns = [(one, watts) for one in gpus]
+    found = judge(tmp_path, *columns, t_s=t_s, span_s=(2, 198), period_s=period_s)
+    assert letters(found) == doubts and found["samples_in_training"] >= 60
 
 
-@pytest.mark.parametrize("until_s", [17.0, 18.0, 20.0])
-def test_a_sampler_that_stood_still_is_told_no_period(tmp_path, until_s):
+@pytest.mark.parametrize(
+    "until_s, words, remedy",
+    [
+        (17.0, "quota of CPUs (cpu.max)", "(gap_s, gap_share)"),
+        (20.0, "it failed now and then", "(gap_s, gap_share)"),
+        (99.0, "it failed, or its sampler was killed", "`energynn show --details`"),
+    ],
+)
+def test_a_gap_names_its_cause_and_a_threshold_only_where_it_helps(
+    tmp_path, until_s, words, remedy
+):
     t_s = T[(T < 4) | (T > until_s)]
     power = gpu("power"), 300.5 + np.sin(t_s)
     (reason,) = judge(tmp_path, power, t_s=t_s)["doubts"]
-    assert "no readings" in reason and "--period" not in reason
-    assert "quota of CPUs (cpu.max)" in reason
+    assert "no readings" in reason and words in reason and remedy in reason
+    assert ("gap_s" in reason) == (until_s < 99)
 
 
 def test_too_few_samples_are_told_how_much_longer_gives_enough(tmp_path):

@@ -94,7 +94,9 @@ def test_the_cpu_is_estimated_only_where_no_counter_moves(tmp_path, monkeypatch)
         watts = (package.read() * package.to_SI - before_J) / (time.monotonic() - begun)
     assert (package.id, package.provenance) == ("cpu_0_package-0", "simulated")
     assert watts == pytest.approx(100, rel=0.1) and package.update_s < 0.02
-    assert package.notes == {"limit_W": 270.0}
+    assert package.tell().limit_W == 270.0
+    (copy / "constraint_1_power_limit_uw").write_text("300000000\n")  # on mains
+    assert package.tell().limit_W == 300.0
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,6 @@ def test_the_cpu_is_estimated_only_where_no_counter_moves(tmp_path, monkeypatch)
         ("name", b"package-\xff"),
         ("name", None),
         ("max_energy_range_uj", b"many"),
-        ("constraint_0_power_limit_uw", b"7" * 400),
         ("", None),
     ],
 )
@@ -405,6 +406,14 @@ def test_a_rank_tells_nothing_where_there_is_no_nvml():
     assert devices.visible_gpus({}) == {}
 
 
+def test_an_old_binding_tells_bytes(nvml):
+    name, uuid = nvml.nvmlDeviceGetName, nvml.nvmlDeviceGetUUID
+    new = sensors.list_nvml_gpus()
+    nvml.nvmlDeviceGetName = lambda gpu: name(gpu).encode()
+    nvml.nvmlDeviceGetUUID = lambda gpu: uuid(gpu).encode()
+    assert sensors.list_nvml_gpus() == new and new[0]["uuid"] == "GPU-fake-0"
+
+
 def test_samples_tell_limits_and_whether_a_gpu_is_busy(nvml):
     nvml.nvmlDeviceGetEnforcedPowerLimit = lambda gpu: 300_000
     nvml.nvmlDeviceGetUtilizationRates = lambda gpu: types.SimpleNamespace(gpu=90 * gpu)
@@ -449,6 +458,20 @@ def test_the_sampler_writes_as_it_reads(tmp_path):
     (sensor,) = samples.header.sensors
     assert sensor.primary and sensor.update_s < 0.05
     assert samples.header.unaccounted == []
+
+
+@pytest.mark.parametrize("beat_s", [0.4, 1.1])
+def test_a_counter_that_is_renewed_slowly_tells_its_beat(tmp_path, monkeypatch, beat_s):
+    monkeypatch.setattr(sensors, "SENSOR_WATCH_TIMES_S", (1.0, 5.0))
+    slow = simulated(lambda: 50.0 * (time.monotonic() // beat_s), "energy")
+    (told,) = sample(tmp_path / "s", slow).header.sensors
+    assert told.primary and told.update_s == pytest.approx(beat_s, rel=0.1)
+
+
+def test_nothing_is_sampled_more_often_than_it_can_be_read(tmp_path):
+    slow = simulated(lambda: time.sleep(0.1) or 250.0)
+    header = sample(tmp_path / "s", slow).header
+    assert 0.1 < header.period_s < 0.2
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0, float("inf"), None, "12"])
