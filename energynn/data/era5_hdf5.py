@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import chain
 
 import numpy as np
 
 from energynn.data.era5_values import (
     CHANNELS,
+    NAMES,
     Era5Part,
     hours_of_year,
     our_name,
@@ -15,29 +17,8 @@ from energynn.data.era5_values import (
 )
 from energynn.host.reading import require_plain_hdf5
 
-# By what names a file may say what, in small letters.
-TIME_NAMES = ("time", "valid_time", "timestamp", "times", "datetime", "dates")
-CHANNEL_NAMES = "channels channel channel_names variables names fields".split()
-FILL_NAMES = ("_fillvalue", "missing_value")
-START_NAMES = ("start", "start_time", "start_date", "start_datetime")
-LATITUDE_NAMES = ("latitude", "lat", "latitudes", "lats")
-LONGITUDE_NAMES = ("longitude", "lon", "longitudes", "lons")
-KNOWN_NAMES = {
-    *TIME_NAMES,
-    *CHANNEL_NAMES,
-    *FILL_NAMES,
-    *START_NAMES,
-    *LATITUDE_NAMES,
-    *LONGITUDE_NAMES,
-    # of which nothing depends: the range of the values tells their unit
-    "units",
-    "long_name",
-    # of HDF5 and NetCDF themselves
-    "dimension_list",
-    "dimension_labels",
-    "_netcdf4dimid",
-    "_netcdf4coordinates",
-}
+NAMES_IN_HDF5 = NAMES["hdf5"]
+KNOWN_NAMES = set(chain.from_iterable(NAMES_IN_HDF5.values()))
 MISSING_TIMES_REMEDY = (
     "write its times into a data set `time`, with units as `hours since 1970-01-01`"
 )
@@ -64,7 +45,7 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
     shape = fields.shape
     names = []
     # names are texts, bytes or one text; numbers name none
-    for said in _find_texts(file, *CHANNEL_NAMES):
+    for said in _find_texts(file, *NAMES_IN_HDF5["channel"]):
         text = " ".join(said.astype("S").astype(str))
         names = names or re.findall(r"[\w@-]*[A-Za-z][\w@-]*", text)
     channels = [our_name(name, names) for name in names] or [*CHANNELS, "sst"]
@@ -80,14 +61,16 @@ def open_hdf5_file(path: str, year: int) -> Era5Part:
             "channels are named in a data set `channel`"
         )
     times, remark = _read_times(file, year)
-    latitude_deg = _read_axis(file, LATITUDE_NAMES, np.linspace(90, -90, shape[2]))
+    latitude_deg = _read_axis(
+        file, NAMES_IN_HDF5["latitude"], np.linspace(90, -90, shape[2])
+    )
     usual_deg = np.arange(shape[3]) * 360 / shape[3]
-    longitude_deg = _read_axis(file, LONGITUDE_NAMES, usual_deg)
+    longitude_deg = _read_axis(file, NAMES_IN_HDF5["longitude"], usual_deg)
     if times.shape != shape[:1]:
         raise ValueError(
             f"{times.size} times of {shape[0]} states; {MISSING_TIMES_REMEDY}"
         )
-    fill = [*_find_texts(file, *FILL_NAMES)][:1]
+    fill = [*_find_texts(file, *NAMES_IN_HDF5["fill"])][:1]
 
     def read_channels(row: int) -> Iterator[tuple[str, np.ndarray]]:
         planes = fields[row]
@@ -126,7 +109,7 @@ def _is_understood(name: str, said) -> bool:
     return not value.any()
 
 
-def _read_axis(file, names: tuple[str, ...], usual_deg: np.ndarray) -> np.ndarray:
+def _read_axis(file, names: list[str], usual_deg: np.ndarray) -> np.ndarray:
     """Read latitudes or longitudes in degrees, the ``usual_deg`` where the file has none.
 
     Raises ValueError for others than one of each row or column.
@@ -151,7 +134,9 @@ def _read_times(file, year: int) -> tuple[np.ndarray, str]:
     """List the times of a file, and what a person should know of them."""
     count = len(file["fields"])
     called = {name.lower(): name for name in file}
-    clock = next((file[called[name]] for name in TIME_NAMES if name in called), None)
+    clock = next(
+        (file[called[name]] for name in NAMES_IN_HDF5["time"] if name in called), None
+    )
     if clock is not None:
         import xarray as xr  # here, because it brings pandas
 
@@ -170,7 +155,7 @@ def _read_times(file, year: int) -> tuple[np.ndarray, str]:
         raise ValueError(
             f"{count} states, and {year} has {len(hours)} six-hourly times; {MISSING_TIMES_REMEDY}"
         )
-    starts = _find_texts(file, *START_NAMES)
+    starts = _find_texts(file, *NAMES_IN_HDF5["start"])
     start = "".join(next(starts, np.empty(0)).astype(str))
     begin = datetime.fromisoformat(start or f"{year}-01-01")
     # in UTC, where it names no other zone

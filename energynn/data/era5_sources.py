@@ -21,6 +21,7 @@ from energynn.data.era5_values import (
     CHANNEL_BY_ALIAS,
     CHANNELS,
     LEVELS_HPA,
+    NAMES,
     WANTED_NAMES,
     Era5Part,
     YearSource,
@@ -35,19 +36,7 @@ from energynn.data.era5_values import (
 from energynn.host.reading import join_faults
 
 OUR_COORDINATE_NAMES = {
-    "time": "time",
-    "valid_time": "time",
-    "latitude": "latitude",
-    "lat": "latitude",
-    "longitude": "longitude",
-    "lon": "longitude",
-    "level": "level",
-    "pressure_level": "level",
-    "isobaricinhpa": "level",
-    "plev": "level",
-    "pressure": "level",
-    "lev": "level",
-    "air_pressure": "level",
+    other: name for name, others in NAMES["coordinates"].items() for other in others
 }
 LEAD_PATTERN = re.compile(
     r"\b(step|lead\w*|fhour|ftime|forecast_(period|hour)|prediction_timedelta)\b",

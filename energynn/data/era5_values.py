@@ -6,10 +6,12 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from energynn.data.era5 import GRAVITY_M_S2
+from energynn.host.reading import read_toml
 
 STEP_H = 6
 CHANNELS = tuple(
@@ -17,53 +19,12 @@ CHANNELS = tuple(
     "tcwv".split()
 )
 LEVELS_HPA = (50, 500, 850, 1000)
-# Our name -> those of WeatherBench2 and ARCO-ERA5, of the Climate Data Store, of CMIP and others,
-# and CF's standard name, where it names no other variable, too.
-ALIASES_BY_CHANNEL = {
-    "u10": ("10m_u_component_of_wind", "u10", "uas", "u10m", "10u"),
-    "v10": ("10m_v_component_of_wind", "v10", "vas", "v10m", "10v"),
-    "t2m": ("2m_temperature", "t2m", "tas", "2t"),
-    "sp": ("surface_pressure", "sp", "ps", "surface_air_pressure"),
-    "mslp": (
-        "mean_sea_level_pressure",
-        "msl",
-        "mslp",
-        "psl",
-        "air_pressure_at_mean_sea_level",
-        "air_pressure_at_sea_level",
-    ),
-    "tcwv": (
-        "total_column_water_vapour",
-        "tcwv",
-        "prw",
-        "atmosphere_mass_content_of_water_vapor",
-    ),
-    "t": ("temperature", "t", "ta", "air_temperature"),
-    "u": ("u_component_of_wind", "u", "ua", "eastward_wind"),
-    "v": ("v_component_of_wind", "v", "va", "northward_wind"),
-    "z": ("geopotential", "z", "zg", "gh", "geopotential_height"),
-    "r": ("relative_humidity", "r", "hur"),
-    "q": ("specific_humidity", "q", "hus"),
-}
+NAMES = read_toml(Path(__file__).with_name("era5_names.toml"))
+ALIASES_BY_CHANNEL = NAMES["variables"]
 CHANNEL_BY_ALIAS = {
     other: name for name, others in ALIASES_BY_CHANNEL.items() for other in others
 }
 WANTED_NAMES = {*ALIASES_BY_CHANNEL, *CHANNELS, "q500", "q850"}
-# Unit, least and most of a variable, or of all whose names begin with it. There is room for
-# atmospheres that are made up, and none for a fill value, or for hPa and geopotential heights.
-VARIABLE_RANGES = {
-    "level": ("Pa", 0, 150_000),
-    "sp": ("Pa", 10_000, 150_000),
-    "mslp": ("Pa", 10_000, 150_000),
-    "z500": ("m2/s2", 10_000, 150_000),
-    "tcwv": ("kg/m2", -5, 400),
-    "t": ("K", 100, 400),
-    "u": ("m/s", -500, 500),
-    "v": ("m/s", -500, 500),
-    "z": ("m2/s2", -9_000, 250_000),
-    "r": ("%", -100, 400),
-    "q": ("kg/kg", -0.01, 0.1),
-}
 # of a plane, in squares of four; a part of a file that was never written reads as zeros
 MAX_SHARE_OF_ZEROS = 0.01
 
@@ -121,9 +82,9 @@ def our_name(name: str, others: Collection[str]) -> str:
     variable, level = re.fullmatch(r"(.*?)[_@-]?(\d*)(?:_?hpa)?", name).groups()
     at_level = CHANNEL_BY_ALIAS.get(variable, variable) + level
     ours = CHANNEL_BY_ALIAS.get(name)
-    is_beside_surface = not {f"{name}m", f"{level}{variable}"}.isdisjoint(others)
+    surface = {f"{name}m", f"{level}{variable}"}
     is_like_surface = not ours and at_level in CHANNEL_BY_ALIAS
-    if level and (is_beside_surface or is_like_surface):
+    if level and (is_like_surface or surface & {*others}):
         return f"{name} hPa"
     return ours or at_level
 
@@ -173,7 +134,8 @@ def utc(hour: int) -> str:
 
 def range_of_variable(name: str) -> tuple[str, float, float]:
     """Look up unit, least and most of a variable or channel."""
-    return VARIABLE_RANGES.get(name) or VARIABLE_RANGES[name[0]]
+    ranges = NAMES["ranges"]
+    return ranges.get(name) or ranges[name[0]]
 
 
 def convert_to_our_unit(name: str, values: np.ndarray, unit: str | None) -> np.ndarray:

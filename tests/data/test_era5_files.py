@@ -101,6 +101,17 @@ def with_wind_at_10_hPa(source):
     return source.rename(u10="u10m", v10="v10m").assign(far)
 
 
+def with_wind_at_10_hPa_beside_10u(source):
+    far = {name: source[name] + 1 for name in ("u10", "v10")}
+    return source.rename(u10="10u", v10="10v").assign(far)
+
+
+def with_step_type(kind):
+    return netcdf(
+        lambda s: s.assign(t2m=s.t2m.assign_attrs(GRIB_stepType=kind)),
+    )
+
+
 def with_gribs_names(source):
     """As NCAR has them, and as levels in the names."""
     levels = {"Z_500": 500, "geopotential-50": 50, "z850hPa": 850, "Z1000": 1000}
@@ -187,12 +198,16 @@ RIGHT = {
     "every hour": netcdf(hours=np.arange(HOURS[0] - 3, HOURS[0] + 20)),
     "forecast": netcdf(forecast),
     "the wind at 10 hPa": netcdf(with_wind_at_10_hPa),
+    "the wind at 10 hPa beside 10u": netcdf(with_wind_at_10_hPa_beside_10u),
+    "a GRIB of instants": with_step_type("instant"),
     "a count of channels": reversed_hdf5(
         a_channels=21, channel_names=np.array(REVERSED, "S")
     ),
     "a history": hdf5(a_history="made by hand", a_source=["era5"], number=0),
     "of makani": hdf5(valid_data=np.ones((4, 21)), a_units=["K"] * 21),
     "begins well": hdf5(a_start_time="20190101"),
+    "begins in UTC": hdf5(a_start_time="2019-01-01T00:00:00+00:00"),
+    "begins in Paris": hdf5(a_start_time="2019-01-01T01:00:00+01:00"),
     "degC": in_unit("t2m", "degC", lambda values: values - 273.15),
     "hPa": in_unit("sp", "hPa", lambda values: values / 100),
     "gpm": in_unit("z", "gpm", lambda values: values / GRAVITY_M_S2),
@@ -241,6 +256,14 @@ REFUSED = {
     "a forecast's lead": (
         netcdf(lambda s: s.assign_coords(step=np.timedelta64(6, "h"))),
         "0.nc: step: add this lead",
+    ),
+    "a mean of a month, each hour": (
+        with_step_type("avgid"),
+        "0.nc: t2m is no state but of times between: time: avgid",
+    ),
+    "no time at all": (
+        netcdf(lambda s: s.isel(time=slice(0, 0))),
+        "0.nc: no coordinate time, or no time in it",
     ),
     "a mean of six hours": (
         netcdf(lambda s: s.assign(t2m=s.t2m.assign_attrs(cell_methods="time: mean"))),

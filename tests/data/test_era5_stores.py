@@ -187,6 +187,9 @@ def test_an_interrupted_year_is_made_anew_and_ends_with_the_same_bytes(
     for path in whole.iterdir():  # statistics to the last bit, too
         assert (out / path.name).read_bytes() == path.read_bytes()
     assert not list(out.glob("*.part"))
+    (remark, other) = era5_store.write_store("of/another", out, years)
+    assert "2015: 12 of 1460 times" in remark and f"of {tmp_path}/source" in other
+    assert "after `rm" in other
 
 
 # -------------------------------------------------------------------------------- the sequences
@@ -245,7 +248,7 @@ def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
     assert test.latitude_weights == pytest.approx(weights)
     for training, validation, says in (
         ("2015-2016", "2016", "overlap"),
-        ("2015", "2016-2017", "2017.json"),
+        ("2015", "2016-2017", "has no year 2017; `energynn data era5 --years 2017`"),
         ("2015", "2016", "the grids of 2015, 2016, 2019 differ"),
     ):
         refused(says, era5_store.load_splits, store, 1, training, validation, "2019")

@@ -221,6 +221,12 @@ COLOURS = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABEAIAAADA54+dAAAADElEQVR4nGPg/w+CAAmyAysEKUClAAAAAElFTkSuQmCC"
 )
 INTEGERS = encoded(GREYS.astype(np.int32), "TIFF")
+# two pixels of a satellite, 16 bits a band, one band after the other
+BANDS = base64.b64decode(
+    "SUkqABQAAADnBGDqpwQsAYEECQAJAAABAwABAAAAAgAAAAEBAwABAAAAAQAAAAIBAwADAAAAhgAAAAMBAwABAAAAAQAA"
+    "AAYBAwABAAAAAgAAABEBBAADAAAAjAAAABUBAwABAAAAAwAAABcBBAADAAAAmAAAABwBAwABAAAAAgAAAAAAAAAQABAA"
+    "EAAIAAAADAAAABAAAAAEAAAABAAAAAQAAAA="
+)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +240,7 @@ INTEGERS = encoded(GREYS.astype(np.int32), "TIFF")
         INTEGERS,
         encoded(GREYS, "PNG"),
         COLOURS,
+        BANDS,
         encoded(GREYS, "TIFF"),
         b"P5\n4 4\n65535\n" + GREYS.astype(">u2").tobytes(),
         b"II*\0\x08\0\0\0\xff\xff",

@@ -110,6 +110,8 @@ def test_the_run_folder_names_its_source(written):
     begun_ns = (folder / "record.json").stat().st_mtime_ns
     assert imported(path)[1] == folder, "a second import changes nothing"
     assert (folder / "record.json").stat().st_mtime_ns == begun_ns
+    both, first, _ = imported(written(layout_1_0(), run="later"))  # perun appends
+    assert len(both) == 2 and first == folder
 
 
 def test_counters_of_1_0_are_not_integrated_again(written):
