@@ -31,7 +31,7 @@ PRIOR_MODEL_ERROR_ON_CPU = 0.08  # where others use the machine, too
 ERROR_WEIGHT = 4.0  # as many observations that counts
 MAX_ERROR_ITERATIONS = 4  # until a fit's error and its parameters agree
 MIN_GAIN = 1e-12  # of the sum of squares: less ends the search
-SCATTER = 0.06  # of single jobs, as the study prints it: the least error of an interval
+SCATTER = 0.06  # of single jobs, as the study prints it, where no repeats tell
 CONFIDENCE_LEVEL = 0.9
 UPPER_QUANTILE = (1 + CONFIDENCE_LEVEL) / 2  # quantile at the high end of an interval
 # logarithm of how much likelier the runs must be with a term for it to enter
@@ -199,8 +199,10 @@ def default_priors(
         "evaluation": (1.0, 0.5),  # a loader that is the limit is so in all passes
         "t_start": (0.5 if workers else 0.02, 2.0),
         "t_update": (3e-3, 0.8),
-        # no two networks are alike; of a guess it may be a hundredth
-        "efficiency": (1 / 0.85 - 1, 1.7 if work["has_known_link"].all() else 3.4),
+        # no two networks are alike; a guessed link is a fast one
+        "efficiency": (
+            (1 / 0.85 - 1, 1.7) if work["has_known_link"].all() else (9.0, 2.4)
+        ),
         "kappa": (0.05, 1.0),
         # Stragglers, congestion. Chosen knowing R4 to R6: without it their GPU hours on many
         # nodes are forecast 1.4 % too low.
@@ -237,9 +239,11 @@ def default_priors(
     return priors
 
 
-def lacks_repeats(seen: ObservedRuns) -> bool:
-    """Say whether each configuration ran once, so that nothing tells how runs scatter."""
-    return all(run.repeats == 1 for run in seen.taken)
+def scatter_of_runs(seen: ObservedRuns) -> float:
+    """Tell how far single runs scatter, relatively: by their repeats, if there are any."""
+    spans = [np.log1p(run.spread) for run in seen.taken if run.repeats > 1]
+    # two of one scatter lie the square root of two apart
+    return np.sqrt(np.mean(np.square(spans)) / 2) if spans else SCATTER
 
 
 def prior_fit(seen: ObservedRuns, entered: tuple[str, ...] = ()) -> Fit:
@@ -265,7 +269,7 @@ def prior_fit(seen: ObservedRuns, entered: tuple[str, ...] = ()) -> Fit:
     errors = np.array(
         PRIOR_MODEL_ERRORS if seen.site.gpu else [PRIOR_MODEL_ERROR_ON_CPU] * 2
     )
-    if lacks_repeats(seen):
+    if all(run.repeats == 1 for run in seen.taken):
         errors[0] = max(errors[0], PRIOR_ERROR_OF_SINGLE_RUNS)
     freedom = np.full(2, ERROR_WEIGHT)
     prior = point, covariance
@@ -287,7 +291,7 @@ def fit_runs(seen: ObservedRuns) -> Fit:
             _fit_times_and_powers(seen, (*best.entered, name))
             for name in _candidate_terms(best)
         ]
-        trials = [fit for fit in trials if fit.values[fit.entered[-1]] > 0]
+        trials = [fit for fit in trials if _is_term_shown(fit)]
         likeliest = min(trials, key=lambda fit: fit.neg_log_evidence, default=best)
         if likeliest.neg_log_evidence > best.neg_log_evidence - MIN_LOG_EVIDENCE:
             break
@@ -299,6 +303,19 @@ def fit_runs(seen: ObservedRuns) -> Fit:
         if rival.entered[-1] != "storage":
             rivals.append(np.sqrt(chance) * (rival.point - best.point))
     return dataclasses.replace(best, runs=seen, rivals=tuple(rivals))
+
+
+def _is_term_shown(fit: Fit) -> bool:
+    """Tell whether the term that entered last is above 0; a limit is shown by two runs, as one
+    alone may have been disturbed.
+    """
+    name = fit.entered[-1]
+    if name != "storage":
+        return fit.values[name] > 0
+    seen = fit.runs.where_made
+    times = model.times_by_cause_s(fit.values, seen.work)
+    is_limited = times.get(name, np.zeros(len(seen))) > 0
+    return np.dot(is_limited, [run.repeats for run in seen.taken]) > 1
 
 
 def _candidate_terms(fit: Fit) -> list[str]:
@@ -322,7 +339,7 @@ def _candidate_terms(fit: Fit) -> list[str]:
         precision += less / fit.prior_covariance[index, index]
         if slope[index] > HINT_RATIO * np.sqrt(precision):
             names.append(name)
-    is_on_several = np.ptp(fit.runs.work["nodes"]) > 0
+    is_on_several = np.ptp(fit.runs.work["devices"]) > 0
     is_missed = is_on_several and fit.errors[0] > PRIOR_MODEL_ERRORS[0]
     if is_missed and "storage" not in fit.entered:
         names.append("storage")
@@ -428,7 +445,8 @@ def fit_usable_runs(seen: ObservedRuns) -> Fit:
     if error > prior_fit(seen).errors[0] and squares < most:
         raise ValueError(
             f"{subject}: the model misses these times by {error:.0%}, a sum of four terms by less "
-            "than half of it; they are not of one training and machine, or unlike the model"
+            "than half of it; they are unlike the model, not of one training and machine, or too "
+            "few: add one of another local batch size"
         )
     return fit
 
@@ -445,21 +463,23 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     logs = functools.partial(log_times_and_powers, fit.names, work=work)
     middle, slopes = value_and_jacobian(logs, fit.point)
     covariance = fit.conditional_covariance
-    errors2 = np.maximum(fit.errors, SCATTER if lacks_repeats(fit.runs) else 0.0) ** 2
+    errors2 = np.maximum(fit.errors, scatter_of_runs(fit.runs)) ** 2
     # How wide priors are is known; only what follows from the errors needs Student's t.
     closed_prior = conditional_covariance(fit.prior_covariance, ~fit.open_terms)
     of_priors = covariance @ np.linalg.pinv(closed_prior) @ covariance
-    # What follows is of times alone: nodes beyond the fitted ones, an exchange of unknown size, and
-    # between nodes an all-reduce that may hide wholly, where no run was on several.
+    # What follows is of times alone: nodes beyond the fitted ones, an exchange of unknown size,
+    # what may come again in each epoch, and an all-reduce that may hide wholly: of unknown size, or
+    # between nodes where no run was on several.
     most = fit.runs.where_made.work["nodes"].max()
     beyond = HALF_WIDTH_PER_DOUBLING * np.log2(work["nodes"] / most).clip(min=0)
     unknown = LOG_HALF_WIDTH_OF_UNKNOWN_EXCHANGE * has_unknown_exchange(fit, work)
     times = model.times_by_cause_s(fit.values, work)
-    is_new = (work["nodes"] > 1) & (most == 1)
-    hidden = np.log(1 - is_new * times["allreduce"] / sum(times.values()))
-    if fit.runs.work["devices"].max() > 1:  # the value has a guess of it
-        hidden = hidden - unknown
-    of_time2 = np.square([[beyond, unknown], [beyond, hidden]]).sum(axis=1)
+    may_hide = (work["nodes"] > 1) & (most == 1) | (unknown > 0)
+    hidden = np.log(1 - may_hide * times["allreduce"] / sum(times.values()))
+    again = np.log1p(_starts_again_s(fit, work) / sum(times.values()))
+    of_time2 = np.square([[beyond, unknown, again], [beyond, hidden, 0 * again]]).sum(
+        axis=1
+    )
     steps = np.array([*steps_of_open_terms(fit), *fit.rivals])
     shifts = logs(fit.point + steps) - middle
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
@@ -530,6 +550,16 @@ def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.
         step = signs * np.sqrt(np.maximum(room, 0) / square)
         free = free + step[:, None] * direction - to_best
     return np.abs(log_time_at(free) - value).reshape(2, -1)
+
+
+def _starts_again_s(fit: Fit, work: np.ndarray) -> np.ndarray:
+    """Compute how long the further epochs of a command take if each begins as the command does, and
+    no two of its runs tell: they have as many epochs.
+    """
+    if not isinstance(fit.runs.configs[0], command.Config) or "t_epoch" in fit.names:
+        return np.zeros(len(work))
+    more = (work["epochs"] / fit.runs.work["epochs"].max() - 1).clip(min=0)
+    return more * fit.values["t_start"]
 
 
 def has_unknown_exchange(fit: Fit, work: np.ndarray) -> np.ndarray:
@@ -641,16 +671,6 @@ def describe_parameters(fit: Fit) -> dict[str, dict]:
         TIME_PARAMETERS | POWER_PARAMETERS | of_terms, index=["unit", "meaning"]
     ).T
     return table[~fit.open_terms].join(about).to_dict("index")
-
-
-def gpu_power_W(fit: Fit, of_gpu: str = "idle") -> dict[str, float]:
-    """Return the power in W of a GPU that is ``idle`` or ``fed``, with its part of a node."""
-    names = np.array(fit.names)
-    parts = (names == of_gpu) + (names == "host") / fit.runs.site.devices_per_node
-    value = parts @ fit.point
-    spread = np.sqrt(parts @ fit.conditional_covariance @ parts)
-    half = special.stdtrit(fit.freedom[1], UPPER_QUANTILE) * spread
-    return {"value": value, "low": value - half, "high": value + half}
 
 
 # -------------------------------------------------------------------------------------- on disk

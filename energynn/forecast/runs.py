@@ -23,8 +23,8 @@ from energynn.measure.window import SIZE_FILE
 
 BYTES_PER_GB = 1e9
 CPU_LINK_GB_PER_S = 8.0  # between processes on cores, before their runs have told
-# where nobody tells; runs tell the part of the link that is reached
-GUESSED_LINK_GB_PER_S = 50.0
+# where nobody tells, as NVLink; runs tell the part of the link that is reached
+GUESSED_LINK_GB_PER_S = 450.0
 GUESSED_GRADIENT_BYTES = 1e8
 GUESSED_LOCAL_BATCH_SIZE = 32
 # Of what energies are, where all of them were measured.
@@ -327,7 +327,7 @@ def _difference(record: records.Record, workload: str, parameters: dict) -> str:
     """Say what a record is of, where it is not of a workload with these parameters; else ""."""
     if (name := workload_name(record)) != workload:
         return f"of {name}"
-    known = run_parameters(record)
+    known = run_parameters(record) | {"device_name": record.device_name}
     others = [name for name in parameters if str(known.get(name)) != parameters[name]]
     return f"of another {min(others)}" if others else ""
 
@@ -360,7 +360,9 @@ def own_runs(
         name = first.device_name
         site = msgspec.structs.replace(site, gpu=site.gpu or name, published_as=name)
     if site.scheduler == "local":
-        site = site_of_this_machine(site, first.machine, on_gpu)
+        # a job of a shared node sees a part of it
+        seen = [site_of_this_machine(site, one.machine, on_gpu) for one in chosen]
+        site = max(seen, key=lambda one: one.devices_per_node)
     groups = defaultdict(list)
     for record in chosen:
         groups[_config_of_record(record, named)].append(record)

@@ -101,14 +101,14 @@ def fit_text(fit: Fit, details: bool = False) -> str:
         f"fitted to {len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload}; "
         f"errors of times about {of_time:.1%}"
     )
+    known = fits.describe_parameters(fit)
     if fit.has_power:
-        waits = "{value:.0f} W ({low:.0f}-{high:.0f})".format(**fits.gpu_power_W(fit))
-        alone = fit.runs.scope == "gpu"
-        words += (
-            f" and of powers about {of_power:.1%}\n"
-            f"a GPU that waits for its loader (no kernel runs) draws {waits}, "
-            f"{'alone' if alone else 'with its part of the node'}"
-        )
+        words += f" and of powers about {of_power:.1%}"
+        if known["idle"]["told_by_data"] > 0.5:  # runs waited
+            waits = "{value:.0f} W ({low:.0f}-{high:.0f}), alone".format(
+                **known["idle"]
+            )
+            words += f"\na GPU that waits for its loader (no kernel runs) draws {waits}"
     else:
         words += "; energies are not all measured: times alone are fitted"
     spread = max(run.spread for run in fit.runs.taken)
@@ -116,7 +116,7 @@ def fit_text(fit: Fit, details: bool = False) -> str:
         words += f"\nruns of one configuration differ by up to {spread:.0%}: the machine was busy"
     words += "\n" + leave_one_out_text(fits.leave_one_out_errors(fit), details)
     if details:
-        table = pd.DataFrame(fits.describe_parameters(fit)).T.drop(columns="meaning")
+        table = pd.DataFrame(known).T.drop(columns="meaning")
         words += "\n" + table.to_string(float_format="{:.3g}".format)
     return words
 
@@ -142,7 +142,7 @@ def leave_one_out_text(each: pd.DataFrame, with_table: bool = True) -> str:
             "others do not tell of it; else move this one out of the folder"
         )
     if with_table:
-        words += "\n" + each.to_string(index=False, float_format="{:.1f}".format)
+        words += "\n\n" + each.to_string(index=False, float_format="{:.1f}".format)
     return words
 
 

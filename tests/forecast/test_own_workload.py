@@ -432,3 +432,57 @@ def test_repeats_that_differ_are_not_averaged_without_a_word(again_s, said):
     draws_more = measured(20_000, 1, 21.0, mean_power_total_W=700.0)
     fit = fit_to(*two(), draws_more)
     assert "differ by up to 133%" in wording.fit_text(fit)
+
+
+def test_epochs_beyond_those_that_ran_open_the_interval_upward():
+    """Each epoch of the truth has a validation of 10 s, of which runs of one epoch tell nothing."""
+    sizes = 20_000, 40_000, 80_000
+    made = [measured(n, 1, 5 + n / 1e3 + 10, {"epochs": 1}) for n in sizes]
+    fit = fit_to(*made)
+    asked = foretold(fit, training_samples=60_000, epochs=90)
+    same = foretold(fit, training_samples=60_000, epochs=1)
+    assert holds(asked["time_h"], (5 + 90 * 70) / 3600)
+    above = [row["time_h"]["high"] / row["time_h"]["value"] for row in (asked, same)]
+    below = [row["time_h"]["low"] / row["time_h"]["value"] for row in (asked, same)]
+    assert above[0] > 1.05 * above[1] and below[0] == pytest.approx(below[1], rel=0.05)
+
+
+def half_width(scatter, repeats):
+    """Of the hours of one device, where each of three configurations ran so often."""
+    chance, found = np.random.default_rng(1), []
+    for samples in (20_000, 80_000, 160_000):
+        for _ in range(repeats):
+            error = np.exp(scatter * chance.standard_normal())
+            found.append(measured(samples, 1, (5 + samples / 1e3) * error))
+    row = foretold(fit_to(*found), training_samples=10**6)["time_h"]
+    return (row["high"] - row["low"]) / 2 / row["value"]
+
+
+def test_repeats_tell_how_far_runs_scatter():
+    assert half_width(0.01, 4) < 0.8 * half_width(0.01, 1), (
+        "and narrow what scatters less"
+    )
+    assert half_width(0.1, 4) > 1.3 * half_width(0.01, 4)
+
+
+@pytest.mark.parametrize("repeats, is_limit", [(1, False), (2, True)])
+def test_a_loader_s_limit_is_believed_when_two_runs_show_it(repeats, is_limit):
+    """It feeds 3 devices; 8 take as long as it says, once or made again."""
+    made = [(20_000, 1), (80_000, 1), (80_000, 2), (160_000, 8)]
+    found = [
+        measured(n, devices, 5 + n / 1e3 / min(devices, 3), machine=dict(gpus=[{}] * 8))
+        for n, devices in made
+        for _ in range(repeats if devices == 8 else 1)
+    ]
+    fit = fit_to(*found)
+    assert ("storage" in fit.entered) == is_limit
+    told = foretold(fit, training_samples=10**6, devices=7)["time_h"]
+    assert (told["value"] == pytest.approx((5 + 1e3 / 3) / 3600, rel=0.05)) == is_limit
+
+
+def test_jobs_that_see_their_own_gpus_only_are_of_one_node():
+    found = [
+        measured(n, devices, 5 + n / 1e3 / devices, machine=dict(gpus=[{}] * devices))
+        for n, devices in ((20_000, 1), (80_000, 1), (160_000, 4))
+    ]
+    assert mine(*found).site.devices_per_node == 4
