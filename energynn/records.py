@@ -453,7 +453,9 @@ def read_intent_if_any(run_dir: Path) -> dict:
     facts: dict = {}
     with suppress(Exception):  # whatever ill-typed files raise
         facts |= read_json(run_dir / "job" / "parameters.json")
-        facts["config"] = dict(facts)
+        facts["config"] = {
+            name: value for name, value in facts.items() if name not in ("name", "note")
+        }
     with suppress(Exception):
         facts |= read_intent(run_dir)
     return facts
@@ -484,7 +486,7 @@ def differing_settings_text(config: dict, others: list[dict]) -> str:
 def read_record(run_dir: Path) -> Record:
     """Read a record. Raises ValueError where there is none, and for a field of another type."""
     path = run_dir / "record.json"
-    if (run_dir / "run.json").exists() and not path.exists():
+    if run_dir.is_dir() and not path.exists():
         raise ValueError(
             f"{run_dir.name}: has no record yet; `energynn status` says how far it is, and "
             "`energynn check --recover` ends one that has died"

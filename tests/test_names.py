@@ -8,6 +8,7 @@ import pytest
 import energynn
 from energynn import records
 from energynn.experiment import config
+from energynn.host.reading import read_json
 from energynn.launch import start
 from tests.conftest import built, record_of, write_run_dir
 from tests.processes import answer, refusal, refused
@@ -123,7 +124,8 @@ def test_status_is_a_line_for_each_run_the_newest_first(runs, monkeypatch):
     assert "mine.1 resnet50 2 32 " in first and total.startswith("runs: 2; ")
     assert max(map(len, (head, last, first))) <= 100
     monkeypatch.setenv("COLUMNS", "300")
-    (runs[0] / "segment-2").mkdir()
+    (segment,) = read_json(runs[0] / "record.json")["segments"]
+    change(runs[0], segments=[segment, segment])
     wide = answer("status")
     assert " 2 starts" in wide
     assert "system other; seed 7" in wide and "epochs" not in wide

@@ -351,7 +351,7 @@ def _column_labels(compared: list[ComparedRun]) -> list[str]:
 
 def _require_repeats(names: list[str], rows: list[dict]) -> None:
     """Raise ValueError where runs of one name differ in more than their number and their times."""
-    kinds = pd.DataFrame(rows)[REPEATED_COLUMNS].groupby(names).nunique()
+    kinds = pd.DataFrame(rows, columns=REPEATED_COLUMNS).groupby(names).nunique()
     if (kinds > 1).any(axis=None):
         name = kinds.max(axis="columns").idxmax()
         raise ValueError(

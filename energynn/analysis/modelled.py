@@ -68,7 +68,7 @@ def _forecast_of_series(name: str, about: dict) -> pd.DataFrame:
         "speed_up": base_h / time_h[:, predict.DIVISOR_ENDS],
         "energy_total_kWh": values["energy_kWh"],
         "energy_per_gpu_hour_kW": fits.forecast_outcomes(fit, work)["power_W"] / 1000,
-        "mean_power_gpu_W": 1000 * values["energy_gpu_kWh"] / middle_h,
+        "power_per_gpu_W": 1000 * values["energy_gpu_kWh"] / middle_h,
         "mean_power_cpu_socket_W": 1000 * values["energy_cpu_kWh"] / middle_h / sockets,
         "samples_per_gpu_hour": rate,
         "passes_per_gpu_hour": rate / work["local_batch_size"][:, None],

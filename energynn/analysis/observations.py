@@ -33,7 +33,7 @@ QUANTITIES = [
     "samples_per_gpu_hour",
     "passes_per_gpu_hour",
     "sockets_per_gpu",
-    "mean_power_gpu_W",
+    "power_per_gpu_W",
     "mean_power_cpu_socket_W",
     "energy_per_gpu_hour_kW",
     "energy_per_dataset_sample_Wh",
@@ -296,7 +296,7 @@ def _add_derived_quantities(table: pd.DataFrame) -> pd.DataFrame:
     table["hardware"] = hardware_names(table)
     table["energy_per_gpu_hour_kW"] = energy_kWh / hours
     table["energy_per_dataset_sample_Wh"] = 1000 * energy_kWh / table["dataset_samples"]
-    table["mean_power_gpu_W"] = 1000 * table["energy_gpu_kWh"] / hours
+    table["power_per_gpu_W"] = 1000 * table["energy_gpu_kWh"] / hours
     table["mean_power_cpu_socket_W"] = (
         1000 * table["energy_cpu_kWh"] / hours / table["sockets_per_gpu"]
     )

@@ -173,6 +173,7 @@ def _describe_run(folder: Path, queue: dict[str, slurm.QueuedJob] | None) -> dic
     ends = [start.outcome for start in starts if start.outcome.startswith("failed")]
     if ends and state in UNFINISHED_RUN_STATES:
         reason = "; ".join(filter(None, [reason, f"a start before {ends[-1]}"]))
+    is_over = record and state not in UNFINISHED_RUN_STATES
     facts = UNKNOWN_RUN_FACTS | msgspec.to_builtins(
         record or records.read_intent_if_any(folder)
     )
@@ -182,7 +183,7 @@ def _describe_run(folder: Path, queue: dict[str, slurm.QueuedJob] | None) -> dic
         "state": state,
         "reason": reason,
         "since": facts["started_at"] or submission.submitted_at,
-        "starts": len(segment_dirs(folder)),
+        "starts": len(record.segments if is_over else segment_dirs(folder)),
         "others": records.work_of_others(record) if record else "",
         "job": submission.job_id,
     }

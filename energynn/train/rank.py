@@ -44,6 +44,10 @@ def run_rank(folder: str | Path) -> None:
     except BaseException as error:
         # SystemExit, too: perun would wait a minute and lose its data
         status = "failed"
+        if isinstance(
+            error.__context__, OSError
+        ):  # of a full disk, behind torch's words
+            error = error.__context__
         reason = " ".join(str(error).split()) or type(error).__name__
         if "out of memory" in reason:
             reason = f"choose a smaller local_batch_size: {reason}"

@@ -223,8 +223,8 @@ def test_a_gradient_is_no_level():
 def test_gpu_power_is_the_gpus_own():
     """In a world where the node's rises while the GPUs' falls, too."""
     of_power = {one.get("quantity") for one in ENTRIES if "GPU power" in one["says"]}
-    assert of_power == {"mean_power_gpu_W", None}
-    gpu = {"mean_power_gpu_W": [200.0, 190, 180], "mean_power_gpu_W_std": 1.0}
+    assert of_power == {"power_per_gpu_W", None}
+    gpu = {"power_per_gpu_W": [200.0, 190, 180], "power_per_gpu_W_std": 1.0}
     node = {"energy_per_gpu_hour_kW_std": 0.001, "repeats": 5}
     rows = world([6.0, 14, 30], [20.0, 40, 80], "R5", **gpu, **node)
     falls = ENTRY["scaled-small-power-decreases"]

@@ -41,7 +41,7 @@ def test_published_runs_are_there_without_any_record(tmp_path):
     assert one["energy_per_dataset_sample_Wh"] == pytest.approx(
         30207.4785 / 1281167, rel=1e-6
     )
-    assert one["mean_power_gpu_W"] == pytest.approx(1000 * 20.3 / 113.487484, rel=1e-6)
+    assert one["power_per_gpu_W"] == pytest.approx(1000 * 20.3 / 113.487484, rel=1e-6)
     # Five runs, population's standard deviation: the sample's is larger by sqrt(5 / 4).
     assert one["energy_total_kWh_std"] == pytest.approx(
         0.09984616597351016 * np.sqrt(1.25)
