@@ -464,7 +464,7 @@ def read_intent_if_any(run_dir: Path) -> dict:
 def list_settings(config: dict) -> list[str]:
     """List what was set, in words: parameters but those of scale, or the arguments of a command."""
     if "command" in config:
-        return re.findall(r"-\S*[ =][^-\s]\S*|\S+", config["command"])
+        return re.findall(r"(?:-\S*[ =](?!-))?(?:'[^']*'|\S+)", config["command"])
     scale = configuration.ScaleFields.__struct_fields__
     kept = configuration.add_missing_parameters(config).items()
     return [f"{name} {value}" for name, value in kept if name not in scale]

@@ -145,6 +145,7 @@ def test_failed_shows_what_failed_or_is_not_valid_with_the_whole_reason(runs):
 def test_a_comparison_of_commands_shows_the_arguments_that_differ(runs):
     for folder, batch in zip(runs, (64, 512), strict=True):
         words = f"python a/long/path/to/mine.py --images-of-each-local-batch {batch} --lr 0.1"
+        words += f" --note 'of {batch}, not -b 8'"
         change(
             folder,
             workload="command",
@@ -153,8 +154,8 @@ def test_a_comparison_of_commands_shows_the_arguments_that_differ(runs):
         )
     assert " 2 16  " in answer("status"), "the batch that a person told"
     assert list(energynn.compare("mine.1", "mine.2").loc["command"][:2]) == [
-        "--images-of-each-local-batch 64",
-        "--images-of-each-local-batch 512",
+        f"--images-of-each-local-batch {batch}; --note 'of {batch}, not -b 8'"
+        for batch in (64, 512)
     ]
     out = answer("compare mine.1 mine.2")
     assert "--images-of-each-local-batch 512" in out and "/long/" not in out

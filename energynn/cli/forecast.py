@@ -98,7 +98,7 @@ def predict(
     else:
         raise ValueError(
             "predict: say what: a study, or parameters (-p devices=64) with --fit FILE, which "
-            "`energynn forecast fit` writes"
+            "`energynn forecast fit` writes; by what is published: `forecast plan --devices 64`"
         )
     factors = predict.conversion_factors(
         gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue

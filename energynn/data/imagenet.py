@@ -124,7 +124,10 @@ def list_images(
         _list_images_of_split(root, split, remarks) for split in SPLIT_NAMES
     )
     if different := sorted(set(training.classes) ^ set(validation.classes)):
-        raise ValueError(f"images: {root}: class {different[0]} is in one split only")
+        raise ValueError(
+            f"images: {root}: class {different[0]} is in one split only: "
+            "val/ needs the folders of classes that train/ has"
+        )
     return training, validation
 
 
