@@ -2,11 +2,14 @@
 
 import shutil
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import energynn
 from energynn.host.files import REPOSITORY
+from energynn.launch import perun_import
+from tests.perun_files import write_run
 from tests.processes import answer, told
 
 KEPT = REPOSITORY / "runs" / "large-batch"
@@ -14,11 +17,19 @@ KEPT = REPOSITORY / "runs" / "large-batch"
 
 @pytest.fixture
 def three_runs(tmp_path):
-    """Three of the committed runs, of other batch sizes, below a folder of their own."""
+    """Two of the committed runs, of other batch sizes, and one of two GPUs that perun measured,
+    below a folder of their own.
+    """
     runs_dir = tmp_path / "runs"
-    folders = [next(KEPT.glob(f"*-gbs{size}-s0-*")) for size in (16, 96, 240)]
+    folders = [next(KEPT.glob(f"*-gbs{size}-s0-*")) for size in (16, 240)]
     for folder in folders:
         shutil.copytree(folder, runs_dir / KEPT.name / folder.name)
+    watts = np.random.default_rng(0).uniform(200, 300, (3, 81)).astype("float32")
+    names = ("cpu", "cpu_0"), ("gpu", "CUDA:0_POWER"), ("gpu", "CUDA:1_POWER")
+    sensors = [(*name, "W", 1.0, one) for name, one in zip(names, watts, strict=True)]
+    seconds = np.linspace(0, 20, 81)
+    path = write_run(tmp_path / "perun.hdf5", sensors, seconds=seconds)
+    folders += perun_import.import_perun_file(path, runs_dir)[0]
     return runs_dir, [folder.name for folder in folders]
 
 
