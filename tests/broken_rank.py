@@ -24,9 +24,12 @@ def step_done(self, loss):
     if rank == 0 and epoch == 4:
         if how == "exit":
             sys.exit(0)
-        raise torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has 39.39 GiB"
-        )
+        try:
+            open("/not/there")
+        except OSError as error:  # it is no full disk
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has 39.39 GiB"
+            ) from error
     original(self, loss)
 
 

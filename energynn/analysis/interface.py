@@ -163,7 +163,7 @@ def _row_of_record(record: records.Record) -> dict:
     told = {name: record.config.get(name) for name in sizes}
     told["recipe"] = results.recipe_digest(record)
     told["why"] = records.reason_of_record(record)
-    told["starts"] = len(record.segments)
+    told["starts"] = max(1, len(record.segments))
     told["global_batch_size"] = records.global_batch_size(record.config, record.devices)
     return msgspec.to_builtins(record) | told
 

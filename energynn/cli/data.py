@@ -87,5 +87,6 @@ def era5(
         print_answer(remark)
     state = "written" if remarks else "complete"
     print_answer(
-        f"{out}: {state}; `energynn data describe era5 --root {out}` describes it"
+        f"{out}: {state}; years that were there stayed; `energynn data describe era5 --root "
+        f"{out}` describes it"
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from energynn.data.era5_values import (
     CHANNELS,
-    NAMES,
+    VOCABULARY,
     Era5Part,
     hours_of_year,
     our_name,
@@ -17,7 +17,7 @@ from energynn.data.era5_values import (
 )
 from energynn.host.reading import require_plain_hdf5
 
-NAMES_IN_HDF5 = NAMES["hdf5"]
+NAMES_IN_HDF5 = VOCABULARY["hdf5"]
 KNOWN_NAMES = set(chain.from_iterable(NAMES_IN_HDF5.values()))
 MISSING_TIMES_REMEDY = (
     "write its times into a data set `time`, with units as `hours since 1970-01-01`"

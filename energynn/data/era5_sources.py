@@ -21,7 +21,7 @@ from energynn.data.era5_values import (
     CHANNEL_BY_ALIAS,
     CHANNELS,
     LEVELS_HPA,
-    NAMES,
+    VOCABULARY,
     WANTED_NAMES,
     Era5Part,
     YearSource,
@@ -36,7 +36,9 @@ from energynn.data.era5_values import (
 from energynn.host.reading import join_faults
 
 OUR_COORDINATE_NAMES = {
-    other: name for name, others in NAMES["coordinates"].items() for other in others
+    other: name
+    for name, others in VOCABULARY["coordinates"].items()
+    for other in others
 }
 LEAD_PATTERN = re.compile(
     r"\b(step|lead\w*|fhour|ftime|forecast_(period|hour)|prediction_timedelta)\b",
@@ -107,7 +109,7 @@ def _open_parts(place: str) -> list[Era5Part]:
     for file in [place] if "://" in place else map(str, _list_stores(Path(place))):
         with join_faults(file):
             dataset = _rename_variables(_open_dataset(file))
-            if dataset.data_vars:
+            if dataset.data_vars and dataset.sizes.get("time", 1):
                 parts.append(_part_of_dataset(file, dataset))
     if not parts:
         raise ValueError(
@@ -184,8 +186,8 @@ def _part_of_dataset(file: str, dataset) -> Era5Part:
     for name in GRID_COORDINATES:
         if name not in dataset.indexes:
             raise ValueError(f"no coordinate {name} of one dimension")
-    if not dataset.coords.get("time", np.empty(0)).size:
-        raise ValueError("no coordinate time, or no time in it")
+    if "time" not in dataset.coords:
+        raise ValueError("no coordinate time")
     require_calendar_dates(dataset.time)
     levels_hPa = np.empty(0)
     if "level" in dataset.coords:

@@ -69,17 +69,13 @@ def write_store(source: str, out: Path, years: list[int]) -> list[str]:
             _write_year(opened, out / f"{year}.npy", source, advance)
     remarks = {opened.remark for opened in sources.values()} - {""}
     for year in years:
-        note = _read_year_note(out, year)
-        count = len(note.hours_since_1970)
+        count = len(_read_year_note(out, year).hours_since_1970)
         whole = len(hours_of_year(year))
-        said = []
         if count < whole:
-            said.append(f"{count} of {whole} times; no sample crosses a gap")
-        if note.source != source:
-            said.append(f"it was there, of {note.source}")
-        if said:
-            anew = f"after `rm {shlex.quote(f'{out}/{year}.npy')}` it is made anew"
-            remarks.add(f"{year}: {'; '.join([*said, anew])}")
+            remarks.add(
+                f"{year}: {count} of {whole} times; no sample crosses a gap; "
+                f"after `rm {shlex.quote(f'{out}/{year}.npy')}` it is made anew"
+            )
     return sorted(remarks)
 
 
@@ -272,7 +268,7 @@ def _read_year_note(root: Path, year: int) -> YearNote:
     damaged.
     """
     path = root / f"{year}.json"
-    if not path.is_file():
+    if not any(root.glob(f"{year}.*")):
         raise ValueError(
             f"{root}: has no year {year}; `energynn data era5 --years {year}` makes it, or choose "
             "others (training_years, validation_years, test_years)"

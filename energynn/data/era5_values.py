@@ -19,8 +19,8 @@ CHANNELS = tuple(
     "tcwv".split()
 )
 LEVELS_HPA = (50, 500, 850, 1000)
-NAMES = read_toml(Path(__file__).with_name("era5_names.toml"))
-ALIASES_BY_CHANNEL = NAMES["variables"]
+VOCABULARY = read_toml(Path(__file__).with_name("era5_vocabulary.toml"))
+ALIASES_BY_CHANNEL = VOCABULARY["variables"]
 CHANNEL_BY_ALIAS = {
     other: name for name, others in ALIASES_BY_CHANNEL.items() for other in others
 }
@@ -134,7 +134,7 @@ def utc(hour: int) -> str:
 
 def range_of_variable(name: str) -> tuple[str, float, float]:
     """Look up unit, least and most of a variable or channel."""
-    ranges = NAMES["ranges"]
+    ranges = VOCABULARY["ranges"]
     return ranges.get(name) or ranges[name[0]]
 
 

@@ -477,9 +477,7 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     may_hide = (work["nodes"] > 1) & (most == 1) | (unknown > 0)
     hidden = np.log(1 - may_hide * times["allreduce"] / sum(times.values()))
     again = np.log1p(_starts_again_s(fit, work) / sum(times.values()))
-    of_time2 = np.square([[beyond, unknown, again], [beyond, hidden, 0 * again]]).sum(
-        axis=1
-    )
+    of_time2 = np.square([[beyond, unknown + again], [beyond, hidden]]).sum(axis=1)
     steps = np.array([*steps_of_open_terms(fit), *fit.rivals])
     shifts = logs(fit.point + steps) - middle
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}

@@ -183,7 +183,7 @@ def _describe_run(folder: Path, queue: dict[str, slurm.QueuedJob] | None) -> dic
         "state": state,
         "reason": reason,
         "since": facts["started_at"] or submission.submitted_at,
-        "starts": len(record.segments if is_over else segment_dirs(folder)),
+        "starts": max(1, len(record.segments if is_over else segment_dirs(folder))),
         "others": records.work_of_others(record) if record else "",
         "job": submission.job_id,
     }

@@ -260,12 +260,11 @@ def _setup_lines(site: Site) -> Iterator[str]:
         environment[PYTHON_VARIABLE] = site.python
     for name, value in (environment | site.environment).items():
         yield f"export {name}={quote_for_shell(value)}"
-    for line in "\n".join(
-        site.setup
-    ).splitlines():  # last, so that it can say where it has brought the data
-        yield line
-        # in a line of its own, as a comment may end the line
-        yield f"[ $? = 0 ] || {{ echo {quote_for_shell(status.SETUP_FAULT_TEXT + line)}; exit 1; }}"
+    for command in site.setup:  # last, so that it can say where it has brought the data
+        yield command
+        said = quote_for_shell(status.SETUP_FAULT_TEXT + " ".join(command.split()))
+        # in a line of its own, as a comment may end the command
+        yield f"[ $? = 0 ] || {{ echo {said}; exit 1; }}"
 
 
 def quote_for_shell(value: str | Path) -> str:

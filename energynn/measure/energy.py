@@ -34,12 +34,10 @@ AVERAGING_S = 1.0  # NVML's mean power
 # times the least power of a device that is used: no load is below that
 MIN_LOAD_FACTOR = 5.0
 # causes of times without readings
-END_TEXT = (
-    "it failed, or its sampler was killed; `energynn show --details` has its line"
-)
+END_TEXT = "it failed, or its sampler was killed"
 GAP_TEXT = (
-    "a busy host or a container's quota of CPUs (cpu.max) held them up: give more; or it failed "
-    "now and then: `energynn show --details` has its line"
+    "a busy host or a container's quota of CPUs (cpu.max) held its sampler up: give more; or it "
+    "failed now and then"
 )
 # a power that shows the same for longer is not slow but constant
 MAX_UPDATE_PERIOD_S = 1.5

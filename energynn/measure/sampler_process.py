@@ -21,7 +21,6 @@ from energynn.measure.amd import add_amd_sensors
 from energynn.measure.samples import has_samples, run_dir_of
 
 STOP_TIMEOUT_S = 30.0
-WINDOW_FOLDER_PREFIX = "energynn-window-"
 PARENT_POLL_PERIOD_S = 1.0  # whether the parent lives
 # For a sampler process, and for ranks that wait for each other's files on a slow file system.
 READY_LIMIT_S = 60.0
@@ -92,11 +91,12 @@ def sample_for_parent(folder: str, ranks: int) -> None:
             return
         if select.select([sys.stdin], [], [], PARENT_POLL_PERIOD_S)[0]:
             break
-    is_orphan = os.getppid() != parent
-    if is_orphan or not sys.stdin.readline():
+    is_orphan = os.getppid() != parent or not sys.stdin.readline()
+    if is_orphan:
         end_marked(Path(folder))
     sampler.stop()
-    if is_orphan and WINDOW_FOLDER_PREFIX in folder:  # nobody else removes it
+    intent = read_json(run_dir_of(Path(folder)) / "run.json")
+    if is_orphan and "run_id" not in intent:  # a window's, which nobody else removes
         shutil.rmtree(folder, ignore_errors=True)
 
 

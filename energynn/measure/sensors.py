@@ -191,7 +191,7 @@ def _read_zone_state(zone: Path) -> DeviceState:
     state = DeviceState()
     with suppress(Exception):  # whatever stands there
         limits_uW = map(kernel.read_text, zone.glob("constraint_[01]_*limit_uw"))
-        state.limit_W = max(map(int, limits_uW)) / 1e6
+        state.limit_W = max(map(int, filter(str.isdecimal, limits_uW))) / 1e6
     return state
 
 
@@ -521,12 +521,10 @@ class Sampler:
                 time.sleep(0.001)
             readings = np.array(rows, float)
             watts = self._note_behaviour(np.array(times_s), readings)
-            slow = [
-                np.isfinite(column).any()
+            if not any(
+                one.kind == "energy" and not one.update_s and np.isfinite(column).any()
                 for one, column in zip(self.inventory.sensors, readings.T, strict=True)
-                if one.kind == "energy" and not one.update_s
-            ]
-            if not any(slow):
+            ):
                 break
         self.period_s = max(self.period_s, float(np.median(np.diff(times_s))))
         count_modules_once(self.inventory, watts)

@@ -26,11 +26,7 @@ from energynn.host.launchers import rank_and_size
 from energynn.host.processes import MARK_VARIABLE, is_alive
 from energynn.host.progress import accuracy_text
 from energynn.measure import energy, machine
-from energynn.measure.sampler_process import (
-    WINDOW_FOLDER_PREFIX,
-    start_sampler,
-    wait_until,
-)
+from energynn.measure.sampler_process import start_sampler, wait_until
 from energynn.measure.samples import (
     EVENT_FIELDS,
     Events,
@@ -317,7 +313,7 @@ def _sampler_of_process(no_gpu: bool) -> SamplerProcess:
 
 
 def _start_window_sampler(no_gpu: bool, path: Path, system: dict) -> SamplerProcess:
-    folder = Path(tempfile.mkdtemp(prefix=WINDOW_FOLDER_PREFIX))
+    folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
     write_json(
         folder / "run.json",
         system

@@ -2,6 +2,7 @@
 happens.
 """
 
+import errno
 import importlib
 import json
 import os
@@ -44,9 +45,8 @@ def run_rank(folder: str | Path) -> None:
     except BaseException as error:
         # SystemExit, too: perun would wait a minute and lose its data
         status = "failed"
-        if isinstance(
-            error.__context__, OSError
-        ):  # of a full disk, behind torch's words
+        # of a full disk torch has words of its own
+        if getattr(error.__context__, "errno", 0) in (errno.ENOSPC, errno.EDQUOT):
             error = error.__context__
         reason = " ".join(str(error).split()) or type(error).__name__
         if "out of memory" in reason:

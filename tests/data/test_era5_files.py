@@ -263,7 +263,7 @@ REFUSED = {
     ),
     "no time at all": (
         netcdf(lambda s: s.isel(time=slice(0, 0))),
-        "0.nc: no coordinate time, or no time in it",
+        "neither <year>.h5 of every year",
     ),
     "a mean of six hours": (
         netcdf(lambda s: s.assign(t2m=s.t2m.assign_attrs(cell_methods="time: mean"))),

@@ -187,9 +187,6 @@ def test_an_interrupted_year_is_made_anew_and_ends_with_the_same_bytes(
     for path in whole.iterdir():  # statistics to the last bit, too
         assert (out / path.name).read_bytes() == path.read_bytes()
     assert not list(out.glob("*.part"))
-    (remark, other) = era5_store.write_store("of/another", out, years)
-    assert "2015: 12 of 1460 times" in remark and f"of {tmp_path}/source" in other
-    assert "after `rm" in other
 
 
 # -------------------------------------------------------------------------------- the sequences
