@@ -104,7 +104,7 @@ def fit_text(fit: Fit, details: bool = False) -> str:
     known = fits.describe_parameters(fit)
     if fit.has_power:
         words += f" and of powers about {of_power:.1%}"
-        if known["idle"]["told_by_data"] > 0.5:  # runs waited
+        if fit.runs.work["step_period_s"].any():  # runs waited
             waits = "{value:.0f} W ({low:.0f}-{high:.0f}), alone".format(
                 **known["idle"]
             )
