@@ -55,6 +55,7 @@ NOT_TYPED = {
     "make lab": "is a server, which does not end",
     "make env": FETCHED,
     "make train-env": FETCHED,
+    "make WHEELHOUSE": FETCHED,
     "make gpu-carry": FETCHED,
     "pip install -e": FETCHED,
     "make gpu-minutes": GPU,
