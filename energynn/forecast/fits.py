@@ -241,9 +241,11 @@ def default_priors(
 
 def scatter_of_runs(seen: ObservedRuns) -> float:
     """Tell how far single runs scatter, relatively: by their repeats, if there are any."""
-    spans = [np.log1p(run.spread) for run in seen.taken if run.repeats > 1]
-    # two of one scatter lie the square root of two apart
-    return np.sqrt(np.mean(np.square(spans)) / 2) if spans else SCATTER
+    # as many as ten of one scatter lie about the square root of their number apart
+    squares = [
+        np.log1p(run.spread) ** 2 / run.repeats for run in seen.taken if run.repeats > 1
+    ]
+    return np.sqrt(np.mean(squares)) if squares else SCATTER
 
 
 def prior_fit(seen: ObservedRuns, entered: tuple[str, ...] = ()) -> Fit:
@@ -306,16 +308,15 @@ def fit_runs(seen: ObservedRuns) -> Fit:
 
 
 def _is_term_shown(fit: Fit) -> bool:
-    """Tell whether the term that entered last is above 0; a limit is shown by two runs, as one
-    alone may have been disturbed.
+    """Tell whether the term that entered last is above 0; within a node a limit is one that two
+    numbers of devices reach, as the runs of one may have been disturbed.
     """
     name = fit.entered[-1]
-    if name != "storage":
+    work = fit.runs.where_made.work
+    if fit.values[name] <= 0 or name != "storage" or np.ptp(work["nodes"]):
         return fit.values[name] > 0
-    seen = fit.runs.where_made
-    times = model.times_by_cause_s(fit.values, seen.work)
-    is_limited = times.get(name, np.zeros(len(seen))) > 0
-    return np.dot(is_limited, [run.repeats for run in seen.taken]) > 1
+    is_limited = model.times_by_cause_s(fit.values, work)[name] > 0
+    return len(np.unique(work["devices"][is_limited])) > 1
 
 
 def _candidate_terms(fit: Fit) -> list[str]:
@@ -477,7 +478,8 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     may_hide = (work["nodes"] > 1) & (most == 1) | (unknown > 0)
     hidden = np.log(1 - may_hide * times["allreduce"] / sum(times.values()))
     again = np.log1p(_starts_again_s(fit, work) / sum(times.values()))
-    of_time2 = np.square([[beyond, unknown + again], [beyond, hidden]]).sum(axis=1)
+    ends = unknown + again.clip(min=0), hidden + again.clip(max=0)
+    of_time2 = beyond**2 + np.square(ends)
     steps = np.array([*steps_of_open_terms(fit), *fit.rivals])
     shifts = logs(fit.point + steps) - middle
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
@@ -551,12 +553,12 @@ def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.
 
 
 def _starts_again_s(fit: Fit, work: np.ndarray) -> np.ndarray:
-    """Compute how long the further epochs of a command take if each begins as the command does, and
-    no two of its runs tell: they have as many epochs.
+    """Compute how much longer a command of other epochs takes if each begins as the command does,
+    of which runs of as many epochs tell nothing.
     """
     if not isinstance(fit.runs.configs[0], command.Config) or "t_epoch" in fit.names:
         return np.zeros(len(work))
-    more = (work["epochs"] / fit.runs.work["epochs"].max() - 1).clip(min=0)
+    more = work["epochs"] / fit.runs.work["epochs"].max() - 1
     return more * fit.values["t_start"]
 
 

@@ -191,7 +191,9 @@ def _missing_exchange_text(fit: Fit, run: RunConfig, work: np.ndarray) -> str:
         "the local batch (`measure --local-batch-size N`)": run.local_batch_size,
         "the bytes of the gradients (`measure --weights N`, gradient_bytes of a workload's "
         "epoch())": fit.runs.epoch(run).gradient_bytes,
-        f"{link} of the system (write it into {site.file})": getattr(site, link),
+        f"{link} of the system (write it into {site.file}; a fit of yours is made again)": getattr(
+            site, link
+        ),
     }
     missing = [words for words, value in parts.items() if not value]
     is_missed = run.devices > 1 and missing

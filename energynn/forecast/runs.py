@@ -23,7 +23,7 @@ from energynn.measure.window import SIZE_FILE
 
 BYTES_PER_GB = 1e9
 CPU_LINK_GB_PER_S = 8.0  # between processes on cores, before their runs have told
-# where nobody tells, as NVLink; runs tell the part of the link that is reached
+# where nobody tells: as fast as NVLink; runs tell the part of it that is reached
 GUESSED_LINK_GB_PER_S = 450.0
 GUESSED_GRADIENT_BYTES = 1e8
 GUESSED_LOCAL_BATCH_SIZE = 32
@@ -361,8 +361,8 @@ def own_runs(
         site = msgspec.structs.replace(site, gpu=site.gpu or name, published_as=name)
     if site.scheduler == "local":
         # a job of a shared node sees a part of it
-        seen = [site_of_this_machine(site, one.machine, on_gpu) for one in chosen]
-        site = max(seen, key=lambda one: one.devices_per_node)
+        sites = [site_of_this_machine(site, one.machine, on_gpu) for one in chosen]
+        site = max(sites, key=lambda one: one.devices_per_node)
     groups = defaultdict(list)
     for record in chosen:
         groups[_config_of_record(record, named)].append(record)
@@ -413,7 +413,7 @@ def recipe_of_record(record: records.Record) -> frozenset[str]:
     """Say in words what runs share that one fit is made of: their recipe and devices."""
     shared = recipe_of_fit(run_parameters(record)).items()
     words = [f"{name} {value}" for name, value in shared]
-    return frozenset([record.device_name, *words])
+    return frozenset([f"device_name {record.device_name}", *words])
 
 
 def _config_of_record(record: records.Record, named: str) -> RunConfig:

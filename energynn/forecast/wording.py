@@ -179,7 +179,7 @@ def configuration_table_text(rows: list[dict]) -> str:
     legend = [f"{letter}  {words}" for words, letter in marks.items()]
     epochs = " or ".join(sorted({str(row["epochs"]) for row in rows}))
     made = " and ".join(dict.fromkeys(row["provenance"] for row in rows))
-    foot = f"epochs: {epochs}; of one run, intervals at 90 %; {made}"
+    foot = f"epochs: {epochs}; each row of one run; intervals at 90 %; {made}"
     return "\n".join([shown, "", *legend, foot])
 
 

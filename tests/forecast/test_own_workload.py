@@ -447,6 +447,13 @@ def test_epochs_beyond_those_that_ran_open_the_interval_upward():
     assert above[0] > 1.05 * above[1] and below[0] == pytest.approx(below[1], rel=0.05)
 
 
+def test_epochs_fewer_than_ran_open_the_interval_downward():
+    sizes = 20_000, 40_000, 80_000
+    made = [measured(n, 1, 5 + 10 * (n / 1e3 + 10), {"epochs": 10}) for n in sizes]
+    asked = foretold(fit_to(*made), training_samples=20_000, epochs=1)
+    assert holds(asked["time_h"], (5 + 30) / 3600)
+
+
 def half_width(scatter, repeats):
     """Of the hours of one device, where each of three configurations ran so often."""
     chance, found = np.random.default_rng(1), []
@@ -465,19 +472,21 @@ def test_repeats_tell_how_far_runs_scatter():
     assert half_width(0.1, 4) > 1.3 * half_width(0.01, 4)
 
 
-@pytest.mark.parametrize("repeats, is_limit", [(1, False), (2, True)])
-def test_a_loader_s_limit_is_believed_when_two_runs_show_it(repeats, is_limit):
-    """It feeds 3 devices; 8 take as long as it says, once or made again."""
-    made = [(20_000, 1), (80_000, 1), (80_000, 2), (160_000, 8)]
+@pytest.mark.parametrize(
+    "several, is_limit", [((2, 8), False), ((2, 8, 8), False), ((2, 4, 8), True)]
+)
+def test_a_limit_within_a_node_is_that_of_two_numbers_of_devices(several, is_limit):
+    """A loader feeds 3 devices: 8 alone may have been disturbed, also when made again."""
+    made = [(20_000, 1), (80_000, 1), *((80_000, devices) for devices in several)]
     found = [
         measured(n, devices, 5 + n / 1e3 / min(devices, 3), machine=dict(gpus=[{}] * 8))
         for n, devices in made
-        for _ in range(repeats if devices == 8 else 1)
     ]
     fit = fit_to(*found)
     assert ("storage" in fit.entered) == is_limit
     told = foretold(fit, training_samples=10**6, devices=7)["time_h"]
-    assert (told["value"] == pytest.approx((5 + 1e3 / 3) / 3600, rel=0.05)) == is_limit
+    is_right = told["value"] == pytest.approx((5 + 1e3 / 3) / 3600, rel=0.05)
+    assert is_right == is_limit
 
 
 def test_jobs_that_see_their_own_gpus_only_are_of_one_node():
