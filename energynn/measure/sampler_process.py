@@ -95,8 +95,8 @@ def sample_for_parent(folder: str, ranks: int) -> None:
     if is_orphan:
         end_marked(Path(folder))
     sampler.stop()
-    intent = read_json(run_dir_of(Path(folder)) / "run.json")
-    if is_orphan and "run_id" not in intent:  # a window's, which nobody else removes
+    # a window's is no run, and nobody else removes it
+    if is_orphan and "run_id" not in read_json(run_dir_of(Path(folder)) / "run.json"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
