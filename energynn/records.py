@@ -631,8 +631,9 @@ def summary_text(record: Record) -> str:
     ]
     if metrics:
         name, value = metrics[0]
-        share = f"{1 - value:.0%} of the images right"
-        parts.append(share if name == "top1_error" else f"{name} {value:.4g}")
+        is_share = name == "top1_error" and value <= 1
+        share = f"{1 - value:.0%} classified right"
+        parts.append(share if is_share else f"{name} {value:.4g}")
     return ", ".join(parts)
 
 

@@ -207,7 +207,7 @@ def test_one_sentence_says_energy_how_good_time_and_accuracy():
     record |= dict(energy_total_bound_J=1.8, energy_total_systematic_J=180.0)
     record |= dict(training_time_s=22.04, metrics={"top1_error": 0.9, "loss": 2.0})
     assert records.summary_text(record_of(**record)) == (
-        "0.1 Wh, estimated, good to within 50 %, in 22 s, 10% of the images right"
+        "0.1 Wh, estimated, good to within 50 %, in 22 s, 10% classified right"
     )
     record |= dict(energy_gpu_J=180.0, energy_gpu_provenance="measured")
     told = records.summary_text(record_of(**record))

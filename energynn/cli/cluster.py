@@ -52,7 +52,10 @@ def submit(
     note: NoteOption = "",
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
 ) -> None:
-    """Make every missing run of studies by batch jobs; again: what failed or stopped."""
+    """Make missing runs of studies by batch jobs.
+
+    Again: those that failed or stopped.
+    """
     from energynn import records
     from energynn.experiment import studies as known
     from energynn.launch import submit
@@ -114,7 +117,7 @@ def status(
     if failed:
         runs = [run for run in runs if run["state"] in status.BAD_RUN_STATES]
     if not folders:
-        notes.append(f"no run below {runs_dir.absolute()}")
+        notes.append(f"no such run below {runs_dir.absolute()}")
     print_json_or_text(
         as_json, {"runs": runs, "notes": notes}, status.status_text(runs, notes, failed)
     )
@@ -125,7 +128,7 @@ def cancel(
     everything: Annotated[bool, Option("--all", help="of every study")] = False,
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
 ) -> None:
-    """Cancel jobs of runs that are queued or running; checkpoints stay."""
+    """Cancel jobs of runs; checkpoints stay."""
     from energynn.launch import status, submit
 
     if not studies and not everything:

@@ -29,7 +29,7 @@ PeriodOption = Option(
 )
 TrainingSizeOption = Annotated[
     int | None,
-    Option(min=1, metavar="N", help="of the training, as you know it; to plan"),
+    Option(min=1, metavar="N", help="of the training (samples: of an epoch); to plan"),
 ]
 
 
@@ -45,7 +45,10 @@ def run(
     note: NoteOption = "",
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
 ) -> int:
-    """Make one run, as notebooks/run_training.ipynb does; a,b are two values, of a run each."""
+    """Make one run, as its notebook does.
+
+    A value a,b is of two runs.
+    """
     from energynn import records
     from energynn.experiment import config, studies
     from energynn.host import launchers
@@ -197,7 +200,7 @@ def doctor(
     ] = "",
     as_json: JsonOption = False,
 ) -> int:
-    """Say what a run on this machine would measure, how well, and what to mend."""
+    """Say what a run would measure here, and how well."""
     if system:
         from energynn.launch import submit
 

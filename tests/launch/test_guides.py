@@ -56,6 +56,7 @@ NOT_TYPED = {
     "make env": FETCHED,
     "make train-env": FETCHED,
     "make WHEELHOUSE": FETCHED,
+    "make wheelhouse": FETCHED,
     "make gpu-carry": FETCHED,
     "pip install -e": FETCHED,
     "make gpu-minutes": GPU,

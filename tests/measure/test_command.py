@@ -105,7 +105,7 @@ def test_what_epochs_of_a_command_reached_stands_beside_their_energy(
     assert table["epoch"].to_list() == [1, 2] and table["loss"].to_list() == [1, 0.5]
     first, second = table["energy_so_far_J"]
     assert 0 < first < second <= 1.05 * record.energy_total_J
-    assert "75% of the images right" in answer(f"show {tmp_path}/run --details")
+    assert "75% classified right" in answer(f"show {tmp_path}/run --details")
     assert records.check(tmp_path) == [] and not record.flags
     monkeypatch.setenv("ENERGYNN_MARK", str(tmp_path / "run"))
     energynn.log_epoch(2, validation_loss=3.0)
