@@ -6,6 +6,7 @@ import pandas as pd
 
 from energynn.analysis import published
 from energynn.experiment import studies
+from energynn.experiment.published_values import SERIES
 from energynn.forecast import fits, predict
 
 
@@ -19,7 +20,7 @@ def load_forecasts(*workloads: str) -> pd.DataFrame:
     return pd.concat(
         [
             _forecast_of_series(name, about)
-            for name, about in published.read_series().items()
+            for name, about in SERIES.items()
             if about["workload"] in workloads
         ],
         ignore_index=True,

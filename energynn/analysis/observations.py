@@ -11,6 +11,7 @@ import pandas as pd
 from energynn.analysis import published, results
 from energynn.analysis.results import COMPONENT_PROVENANCES
 from energynn.experiment import config
+from energynn.experiment.published_values import SERIES
 from energynn.measure.energy import COMPONENTS
 
 # how people read workloads and stages
@@ -193,7 +194,7 @@ def published_runs(name: str = "values") -> pd.DataFrame:
             sum(ratio**2 for ratio in relative)
         )
     runs = runs.assign(series=runs["series"].str.split()).explode("series")
-    about = pd.DataFrame(published.read_series()).T
+    about = pd.DataFrame(SERIES).T
     name = runs["series"] + ": " + runs["series"].map(about["label"])
     runs["name"] = name.fillna(runs["series"])
     runs["data"] = runs["series"].map(about["data"]).fillna("fixed")
@@ -261,7 +262,7 @@ def _own_runs(runs: pd.DataFrame) -> pd.DataFrame:
     stage = selected["stage"].replace(FULL_NAMES).where(is_ours, selected["workload"])
     name = (stage + ", " + selected["series"]).str.removeprefix(", ")
     selected["series"] = selected["name"] = name
-    for name, conditions in published.read_series().items():
+    for name, conditions in SERIES.items():
         selected.loc[_is_in_series(selected, conditions), ["series", "name"]] = (
             name,
             f"{name}: {conditions['label']}",

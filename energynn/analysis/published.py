@@ -4,10 +4,8 @@ import numpy as np
 import pandas as pd
 
 from energynn.experiment import published_values
-from energynn.experiment.published_values import PUBLISHED_FOLDER
+from energynn.experiment.published_values import ASSUMED_DATA_SETS, PUBLISHED_FOLDER
 from energynn.host.reading import read_toml
-
-SERIES = PUBLISHED_FOLDER / "series.toml"
 
 
 def select_values(kind: str, quantity: str = "") -> pd.DataFrame:
@@ -34,18 +32,11 @@ def tabulate_runs(name: str = "values") -> pd.DataFrame:
     return table.set_index("run", drop=False).rename_axis(None)
 
 
-def read_series() -> dict[str, dict]:
-    """Read the study's scaling series: the conditions by which runs belong to them."""
-    table = read_toml(SERIES)
-    del table["data_sets"]
-    return table
-
-
 def samples_of_data_set(dataset: str) -> float:
     """Count the samples of a data set where the paper does not state them; NaN for one that it
     does, or an unknown one.
     """
-    return read_toml(SERIES)["data_sets"].get(dataset, {}).get("samples", float("nan"))
+    return ASSUMED_DATA_SETS.get(dataset, {}).get("samples", float("nan"))
 
 
 def read_errata() -> list[dict]:

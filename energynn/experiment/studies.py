@@ -247,168 +247,38 @@ OWN_STUDIES = {
 # `energynn study show` tells their cost. Hardware is where the paper ran them; `energynn submit`
 # runs them anywhere.
 
-SMALL_DEVICE_NUMBERS = (1, 2, 4, 8, 16)
-LARGE_DEVICE_NUMBERS = (32, 64, 128, 256)
-ALL_DEVICE_NUMBERS = SMALL_DEVICE_NUMBERS + LARGE_DEVICE_NUMBERS
-
-
 _make_paper_run = partial(config.make, preset="paper", device="gpu")
 
 
-def _make_resnet50_runs(
-    system: str, devices: tuple[int, ...], n_max: int = 0, **batch: int
-) -> RunConfigs:
-    """Five repeats on each number n of GPUs, on n / n_max of the images; without n_max on all."""
+def _make_series(name: str, system: str) -> RunConfigs:
+    """Make the runs of a series of runs/published/series.toml, on powers of two of GPUs."""
+    series = published_values.SERIES[name]
+    fewest, most = map(int, re.findall(r"\d+", series["gpus"]))
+    make = partial(
+        _make_paper_run,
+        series["workload"],
+        system=system,
+        local_batch_size=series.get("local_batch_size"),
+        global_batch_size=series.get("global_batch_size"),
+    )
     runs = []
-    for n in devices:
-        images = {}  # all of them
-        if n < n_max:
-            images["training_samples"] = config.IMAGENET_IMAGES["train"] * n // n_max
-            images["validation_samples"] = config.IMAGENET_IMAGES["val"] * n // n_max
-        runs += [
-            _make_paper_run(
-                "resnet50",
-                system=system,
-                devices=n,
-                repeat=repeat,
-                **batch,
-                **images,
-            )
-            for repeat in range(5)
-        ]
+    for n in (2**power for power in range(fewest.bit_length() - 1, most.bit_length())):
+        data = {}  # all of it
+        if series["data"] == "scaled" and n < most:
+            data["training_samples"] = config.IMAGENET_IMAGES["train"] * n // most
+            data["validation_samples"] = config.IMAGENET_IMAGES["val"] * n // most
+        if series.get("stage") == "finetune":
+            data |= {"stage": "finetune", "initial_run": config.run_id(make(devices=n))}
+        repeats = range(series.get("repeats", 1))
+        runs += [make(devices=n, repeat=repeat, **data) for repeat in repeats]
     return runs
 
 
-def _make_fourcastnet_runs(
-    system: str, devices: tuple[int, ...], **fields
-) -> RunConfigs:
-    return [
-        _make_paper_run("fourcastnet", system=system, devices=n, **fields)
-        for n in devices
-    ]
-
-
-def r1(system: str) -> RunConfigs:
-    """ResNet50 on all of ImageNet-2012, constant local batch size 256, on 1 to 256 GPUs.
-
-    Figures: 2, 6. Hardware: A100, four to a node. Command: `energynn submit R1 --system
-    horeka-a100`.
-    Expected: near-optimal speed-up, slightly less beyond 32 GPUs; the least energy at four GPUs,
-    because one and two keep both CPU sockets of a node; top-1 error grows beyond GBS 8192.
-    """
-    return _make_resnet50_runs(system, ALL_DEVICE_NUMBERS, local_batch_size=256)
-
-
-def r2(system: str) -> RunConfigs:
-    """ResNet50 on all of ImageNet-2012, constant global batch size 256, 1 to 16 GPUs; n=1 is R1's.
-
-    Figures: 2, 6. Hardware: A100. Command: `energynn submit R2 --system horeka-a100`.
-    Expected: the error stays; energy is least at four GPUs and grows with GPU hours from there.
-    """
-    return _make_resnet50_runs(system, SMALL_DEVICE_NUMBERS, global_batch_size=256)
-
-
-def r3(system: str) -> RunConfigs:
-    """ResNet50 on ImageNet-2012, constant global batch size 8192, 32 to 256 GPUs; n=32 is R1's.
-
-    Figures: 2, 6. Hardware: A100. Command: `energynn submit R3 --system horeka-a100`.
-    Expected: the error stays, a little above R2's; near-optimal speed-up.
-    """
-    return _make_resnet50_runs(system, LARGE_DEVICE_NUMBERS, global_batch_size=8192)
-
-
-def r4(system: str) -> RunConfigs:
-    """ResNet50, 5,004 images per GPU, constant local batch size 256, 1 to 256 GPUs; n=256 is R1's.
-
-    Figures: 3, 6. Hardware: A100. Command: `energynn submit R4 --system horeka-a100`.
-    Expected: constant training time, energy proportional to the images, about 0.0235 Wh for each
-    from four GPUs on.
-    """
-    return _make_resnet50_runs(
-        system, ALL_DEVICE_NUMBERS, n_max=256, local_batch_size=256
-    )
-
-
-def r5(system: str) -> RunConfigs:
-    """ResNet50, 80,072 images per GPU, constant global batch size 256, 1 to 16 GPUs; n=16 is R2's.
-
-    Figures: 3, 6. Hardware: A100. Command: `energynn submit R5 --system horeka-a100`.
-    Expected: 0.0221 to 0.0260 Wh per image, from four GPUs on.
-    """
-    return _make_resnet50_runs(
-        system, SMALL_DEVICE_NUMBERS, n_max=16, global_batch_size=256
-    )
-
-
-def r6(system: str) -> RunConfigs:
-    """ResNet50, 5,004 images per GPU, constant global batch size 8192, on 32 to 256 GPUs.
-
-    n=32 is R4's, n=256 R3's.
-
-    Figures: 3, 6. Hardware: A100. Command: `energynn submit R6 --system horeka-a100`.
-    Expected: 0.0238 to 0.0260 Wh per image.
-    """
-    return _make_resnet50_runs(
-        system, LARGE_DEVICE_NUMBERS, n_max=256, global_batch_size=8192
-    )
-
-
-def f1(system: str) -> RunConfigs:
-    """FourCastNet pre-training on ERA5, one sample per GPU, on 4 to 256 GPUs.
-
-    Figures: 4, 7. Hardware: A100. Command: `energynn submit F1 --system horeka-a100`.
-    Expected: the speed-up leaves the ideal after quadrupling the GPUs; the Z500 RMSE rises beyond
-    GBS 64 above all.
-    """
-    return _make_fourcastnet_runs(system, ALL_DEVICE_NUMBERS[2:], local_batch_size=1)
-
-
-def f2(system: str) -> RunConfigs:
-    """FourCastNet fine-tuning on two autoregressive steps, from F1's weights, on 16 to 256 GPUs.
-
-    Figures: 4, 7. Hardware: A100. Command: `energynn submit F2 --system horeka-a100`.
-    Expected: more energy than F1, and large-batch effects beyond GBS 64.
-    """
-    return [
-        _make_paper_run(
-            "fourcastnet",
-            system=system,
-            devices=before.devices,
-            local_batch_size=1,
-            stage="finetune",
-            initial_run=config.run_id(before),
-        )
-        for before in f1(system)[2:]
-    ]
-
-
-def f3(system: str) -> RunConfigs:
-    """FourCastNet pre-training, constant global batch size 64, on 16 to 64 GPUs (inferred).
-
-    n=64 is F1's.
-
-    Figures: 4, 7. Hardware: A100. Command: `energynn submit F3 --system horeka-a100`.
-    Expected: 651 to 1,034 GPU hours and 136 to 195 kWh, at a steady RMSE.
-    """
-    return _make_fourcastnet_runs(system, (16, 32, 64), global_batch_size=64)
-
-
-def f4(system: str) -> RunConfigs:
-    """FourCastNet pre-training, constant global batch size 16, on 4 to 16 GPUs (a range inferred).
-
-    Figures: 4, 7. Hardware: H100. Command: `energynn submit F4 --system horeka-h100`.
-    Expected: GPU power rises with the number of GPUs.
-    """
-    return _make_fourcastnet_runs(system, (4, 8, 16), global_batch_size=16)
-
-
-def f5(system: str) -> RunConfigs:
-    """FourCastNet pre-training, constant global batch size 32, on 8 to 32 GPUs (a range inferred).
-
-    Figures: 4, 7. Hardware: H100. Command: `energynn submit F5 --system horeka-h100`.
-    Expected: GPU power falls with the number of GPUs.
-    """
-    return _make_fourcastnet_runs(system, (8, 16, 32), global_batch_size=32)
+def _series_study(name: str) -> partial:
+    """Return the study of a series, with what is to be said of it."""
+    study = partial(_make_series, name)
+    study.__doc__ = published_values.SERIES[name]["about"]
+    return study
 
 
 def t1(system: str) -> RunConfigs:
@@ -418,9 +288,10 @@ def t1(system: str) -> RunConfigs:
     -h100.
     Expected: H100 needs 25 to 30 % less time, and energy within 5 %.
     """
-    return _make_fourcastnet_runs(
-        system, (4,), local_batch_size=4
-    ) + _make_fourcastnet_runs(system, (16, 32), local_batch_size=1)
+    return [
+        _make_paper_run("fourcastnet", system=system, devices=n, local_batch_size=size)
+        for n, size in ((4, 4), (16, 1), (32, 1))
+    ]
 
 
 def fluctuation(system: str) -> RunConfigs:
@@ -443,11 +314,8 @@ def fluctuation(system: str) -> RunConfigs:
     ]
 
 
-PAPER_STUDIES = {
-    study.__name__.upper(): study
-    for study in (r1, r2, r3, r4, r5, r6, f1, f2, f3, f4, f5, t1)
-}
-PAPER_STUDIES["fluctuation"] = fluctuation
+PAPER_STUDIES = {name: _series_study(name) for name in published_values.SERIES}
+PAPER_STUDIES |= {"T1": t1, "fluctuation": fluctuation}
 # What the paper ran on each of HoreKa's partitions; a name may stand for several studies.
 STUDY_GROUPS = {
     "paper-a100": [name for name in PAPER_STUDIES if name not in ("F4", "F5")],
