@@ -420,81 +420,11 @@ CONFIGS: dict[str, type[RunConfig]] = {
     "fourcastnet": FourCastNetConfig,
 }
 
-# "paper" is the study's recipe as it ran (sections 3.2.1 and 3.3.1 and its code). It is the object
-# of study and is never made faster. ResNet50's defaults above belong to it. FourCastNet's float32
-# and unfused Adam are inferred from the paper's silence, its workers and pinned memory from the
-# published code (AFNO.yaml, data_loader_multifiles.py).
-PAPER_LOADER_VALUES = dict(loader_workers=4, perun_sampling_period_s=1.0)
-PAPER_PRESET = {
-    "resnet50": PAPER_LOADER_VALUES
-    | dict(dataset="imagenet", local_batch_size=256, epochs=100, image_size=224),
-    "fourcastnet": PAPER_LOADER_VALUES
-    | dict(
-        dataset="era5",
-        local_batch_size=1,
-        pinned_memory=True,
-        save_weights=True,
-        patch_size=8,
-        embed_dim=768,
-        depth=12,
-    ),
-}
-# "fast" changes the cost, hardly what is learned (the error becomes that of a centre crop); each
-# can be set alone.
-FAST_PRESET = dict(
-    precision="bfloat16",
-    fused_optimizer=True,
-    deterministic=False,
-    pinned_memory=True,
-    persistent_workers=True,
-    gradient_buckets=True,
+PRESETS: dict[str, dict[str, dict]] = read_toml(
+    Path(__file__).with_name("presets.toml")
 )
-# compile stays off: it needs a C compiler, and before each training about as long as a run of the
-# study gpu takes. `-p compile true` tries it, and examples/gpu_grid.py does, beside a run without.
-FAST_IMAGE_PRESET = dict(
-    channels_last=True,
-    uint8_to_device=True,
-    image_loading="fast",
-    validation_crop="center",
-    evaluate_training_set=False,
-    top5_per_sample=False,
-)
-# "smoke" is what a laptop core does in about 20 s, and its loss falls. Recipes keep their form;
-# only sizes, epochs and ResNet50's learning rate shrink: at the paper's, a network that has just
-# begun diverges in so few updates. Its warm-up would be most of the run.
-SMOKE_PRESET = {
-    "resnet50": dict(
-        local_batch_size=16,
-        epochs=4,
-        learning_rate=0.005,
-        warmup_epochs=0,
-        image_size=32,
-        training_samples=480,
-        validation_samples=250,
-        evaluate_training_set=False,
-    ),
-    "fourcastnet": dict(
-        local_batch_size=1,
-        epochs=16,
-        patch_size=4,
-        embed_dim=192,
-        depth=4,
-        save_weights=True,
-    ),
-}
-PRESETS: dict[str, dict[str, dict]] = {
-    "smoke": SMOKE_PRESET,
-    "paper": PAPER_PRESET,
-    "fast": {
-        "resnet50": PAPER_PRESET["resnet50"] | FAST_PRESET | FAST_IMAGE_PRESET,
-        "fourcastnet": PAPER_PRESET["fourcastnet"] | FAST_PRESET,
-    },
-}
-# What FourCastNet's stages have beneath every preset (section 3.3.1).
-STAGE_VALUES = {
-    "pretrain": dict(learning_rate=5e-4, epochs=80),
-    "finetune": dict(learning_rate=1e-4, epochs=50),
-}
+# What FourCastNet's stages have beneath every preset.
+STAGE_VALUES = PRESETS.pop("stages")
 
 
 def make(workload: str = "resnet50", **parameters) -> RunConfig:
@@ -519,6 +449,8 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     if workload == "fourcastnet":
         values |= STAGE_VALUES[given.get("stage", "pretrain")]
     preset = given.get("preset", "smoke")
+    if preset == "fast":
+        values |= PRESETS["paper"].get(workload, {})
     values |= PRESETS[preset].get(workload, {})
     if preset != "smoke" and workload not in PRESETS[preset]:
         raise ValueError(f"preset: {workload} has none; give its values one by one")

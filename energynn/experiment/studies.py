@@ -329,7 +329,7 @@ def large_batch_thresholds(run: RunConfig) -> dict[int, str]:
 
     None where the run's data are not the study's.
     """
-    if config.PAPER_PRESET.get(run.workload, {}).get("dataset") != run.dataset:
+    if config.PRESETS["paper"].get(run.workload, {}).get("dataset") != run.dataset:
         return {}
     asked = ("large_batch_threshold", run.workload, getattr(run, "stage", ""))
     known = {}

@@ -100,7 +100,7 @@ def test_paper_is_the_recipe_of_the_study_and_fast_changes_its_cost_only():
     paper = config.asdict(config.make("resnet50", preset="paper"))
     fast = config.asdict(config.make("resnet50", preset="fast"))
     differing = {name for name in paper | fast if paper.get(name) != fast.get(name)}
-    assert differing == {"preset", *config.FAST_PRESET, *config.FAST_IMAGE_PRESET}
+    assert differing == {"preset", *config.PRESETS["fast"]["resnet50"]}
     network = dict(dataset="era5", patch_size=8, embed_dim=768, depth=12)
     network |= dict(local_batch_size=1)
     tuning = dict(stage="finetune", initial_run="a-run")

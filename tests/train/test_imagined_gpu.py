@@ -4,22 +4,23 @@ import numpy as np
 import pytest
 
 from energynn import records
-from energynn.experiment.config import FAST_IMAGE_PRESET, FAST_PRESET
+from energynn.experiment.config import PRESETS
 from energynn.host.files import REPOSITORY
 from tests.processes import energynn, with_gpus
 from tests.train.conftest import AFNO, HERE, IMAGES
 
+FAST = PRESETS["fast"]
 RESNET50 = IMAGES | dict(epochs=2)
 RECIPES = {
     "resnet50-fast": (
         "resnet50",
-        RESNET50 | FAST_PRESET | FAST_IMAGE_PRESET | dict(synchronous_phases=True),
+        RESNET50 | FAST["resnet50"] | dict(synchronous_phases=True),
     ),
     "resnet50-device": ("resnet50", RESNET50 | dict(image_loading="device")),
     "fourcastnet-fast": (
         "fourcastnet",
         AFNO
-        | FAST_PRESET
+        | FAST["fourcastnet"]
         | dict(
             epochs=2,
             activation_checkpointing=True,
@@ -70,7 +71,7 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
     sizes = dict(sampling_period_s=0.02, idle_ready_s=0.5)
     done = start(
         tmp_path,
-        RESNET50 | FAST_PRESET | FAST_IMAGE_PRESET | sizes,
+        RESNET50 | FAST["resnet50"] | sizes,
         [HERE / "imagined"],
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -147,7 +147,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_checkpoint(
 def test_what_makes_it_faster_changes_little_of_what_is_learned(tmp_path, train):
     """bfloat16 in products and between ranks, one kernel for all updates, workers that live on."""
     usual = train(tmp_path / "usual", "fourcastnet", epochs=2, devices=2, **AFNO)
-    fast = configuration.FAST_PRESET | AFNO
+    fast = configuration.PRESETS["fast"]["fourcastnet"] | AFNO
     fast |= dict(loader_workers=1, gradient_compression="bfloat16", devices=2)
     faster = train(tmp_path / "fast", "fourcastnet", epochs=2, **fast)
     assert faster.losses == pytest.approx(usual.losses, rel=0.02)
