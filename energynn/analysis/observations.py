@@ -11,7 +11,7 @@ import pandas as pd
 from energynn.analysis import published, results
 from energynn.analysis.results import COMPONENT_PROVENANCES
 from energynn.experiment import config
-from energynn.experiment.published_values import SERIES
+from energynn.experiment.published_values import ASSUMED_SAMPLES, SERIES
 from energynn.measure.energy import COMPONENTS
 
 # how people read workloads and stages
@@ -172,7 +172,7 @@ def published_runs(name: str = "values") -> pd.DataFrame:
     runs = runs.reindex(columns=runs.columns.union(QUANTITIES, sort=False))
     hours = runs["gpu_hours"]
     runs["training_time_h"] = (hours / runs["devices"]).fillna(runs["training_time_h"])
-    assumed = runs["dataset"].map(published.samples_of_data_set)
+    assumed = runs["dataset"].map(ASSUMED_SAMPLES)
     runs["dataset_samples"] = runs["dataset_samples"].fillna(assumed)
     # A node has four GPUs and two sockets, and counts in full (section 3.1).
     runs["sockets_per_gpu"] = 2 * np.ceil(runs["devices"] / 4) / runs["devices"]
@@ -282,9 +282,7 @@ def _is_in_series(runs: pd.DataFrame, conditions: dict) -> pd.Series:
     names = ["workload", "stage", "dataset", "data", "epochs", "constant", constant]
     is_same = (runs[names] == [wanted[name] for name in names]).all(axis=1)
     shares = runs["devices"].where(runs["data"] == "scaled", 1)
-    whole = conditions.get(
-        "samples", published.samples_of_data_set(conditions["dataset"])
-    )
+    whole = conditions.get("samples", ASSUMED_SAMPLES.get(conditions["dataset"]))
     # shares are rounded
     is_near = (runs["dataset_samples"] / shares / whole - 1).abs() < 0.01
     return is_same & is_near & runs["device_name"].str.contains(conditions["hardware"])

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from energynn.experiment import published_values
-from energynn.experiment.published_values import ASSUMED_DATA_SETS, PUBLISHED_FOLDER
+from energynn.experiment.published_values import PUBLISHED_FOLDER
 from energynn.host.reading import read_toml
 
 
@@ -30,13 +30,6 @@ def tabulate_runs(name: str = "values") -> pd.DataFrame:
     table["run"] = table["provenance"] + " " + table.index.astype(str)
     table["dataset_samples"] = table["dataset_samples"].replace(0, np.nan)
     return table.set_index("run", drop=False).rename_axis(None)
-
-
-def samples_of_data_set(dataset: str) -> float:
-    """Count the samples of a data set where the paper does not state them; NaN for one that it
-    does, or an unknown one.
-    """
-    return ASSUMED_DATA_SETS.get(dataset, {}).get("samples", float("nan"))
 
 
 def read_errata() -> list[dict]:

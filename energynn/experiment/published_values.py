@@ -10,8 +10,8 @@ from energynn.host.reading import read_toml
 PUBLISHED_FOLDER = shipped_path("runs/published")
 # The study's scaling series: the conditions by which runs are made, and found.
 SERIES = read_toml(PUBLISHED_FOLDER / "series.toml")
-# Data sets whose samples the paper does not state.
-ASSUMED_DATA_SETS = SERIES.pop("data_sets")
+# Of data sets whose size the paper does not state.
+ASSUMED_SAMPLES = SERIES.pop("assumed_samples")
 
 
 @functools.cache
