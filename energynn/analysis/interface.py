@@ -5,7 +5,6 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -146,7 +145,7 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
     made = records.read_records_by_folder(runs_dir)
     rows = {folder: {"run_id": folder.name} | ROW_WITHOUT_RECORD for folder in folders}
     for folder, record in made.items():
-        rows[folder] = _row_of_record(record)
+        rows[folder] = results.row_of_record(record)
         if folder.parent.name == "superseded":
             rows[folder]["why"] = "superseded: the run has begun anew"
     for copy in records.find_copies(made):
@@ -156,16 +155,6 @@ def table(runs_dir: str | Path = "") -> pd.DataFrame:
         .rename(columns=SHORT_COLUMN_NAMES)
         .sort_values("started_at", ascending=False, ignore_index=True)
     )
-
-
-def _row_of_record(record: records.Record) -> dict:
-    sizes = ("command", "local_batch_size", "epochs", "repeat")
-    told = {name: record.config.get(name) for name in sizes}
-    told["recipe"] = results.recipe_digest(record)
-    told["why"] = records.reason_of_record(record)
-    told["starts"] = max(1, len(record.segments))
-    told["global_batch_size"] = records.global_batch_size(record.config, record.devices)
-    return msgspec.to_builtins(record) | told
 
 
 def _table_of_runs(rows: list[dict]) -> pd.DataFrame:
@@ -275,7 +264,7 @@ def compare(*runs: str | Path, runs_dir: str | Path = "") -> pd.DataFrame:
     compared, remarks = _runs_to_compare(runs, Path(runs_dir or default_runs_dir()))
     made = [one.record for one in compared]
     columns = _column_labels(compared)
-    rows = [*map(_row_of_record, made)]
+    rows = [*map(results.row_of_record, made)]
     _require_repeats([one.asked for one in compared], rows)
     if len({*columns}) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")

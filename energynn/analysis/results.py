@@ -76,7 +76,7 @@ def load_records(runs_dir: str | Path, trained: bool = True) -> pd.DataFrame:
                 continue
             if not record.valid:
                 raise ValueError("; ".join(record.invalid_reasons))
-            row = _row_of_record(record, run_dir)
+            row = _selected_row(record, run_dir)
             if first.setdefault(record.run_id, run_dir) != run_dir:
                 row["run_id"] = str(run_dir.relative_to(runs_dir))  # somebody else's
             rows[run_dir] = row
@@ -91,8 +91,19 @@ def load_records(runs_dir: str | Path, trained: bool = True) -> pd.DataFrame:
     return table
 
 
-def _row_of_record(record: records.Record, run_dir: Path) -> dict:
-    """Flatten one record."""
+def row_of_record(record: records.Record) -> dict:
+    """Flatten a record: what its configuration tells, its fields, and what follows from these."""
+    follows = {
+        "recipe": recipe_digest(record),
+        "why": records.reason_of_record(record),
+        "starts": max(1, len(record.segments)),
+        "global_batch_size": records.global_batch_size(record.config, record.devices),
+    }
+    return record.config | msgspec.to_builtins(record) | follows
+
+
+def _selected_row(record: records.Record, run_dir: Path) -> dict:
+    """Select what figures need of a record."""
     config = record.config
     loading = config.get("image_loading", "states")
     pace = ["step_period_s"]
@@ -104,13 +115,11 @@ def _row_of_record(record: records.Record, run_dir: Path) -> dict:
     row = {
         "run_dir": str(run_dir),
         "loader": loader,
-        "recipe": recipe_digest(record),
         "recipe_at_any_pace": recipe_digest(record, pace),
     }
-    known = config | msgspec.to_builtins(record)
+    known = row_of_record(record)
     # a measured command has them from the person
     known.setdefault("dataset_samples", config.get("training_samples"))
-    known["global_batch_size"] = records.global_batch_size(config, record.devices)
     # a metric of one of these names is no energy of ours
     row |= {name: known.get(name) for name in TABLE_COLUMNS if name not in row}
     metrics = {name: float(value) for name, value in record.metrics.items()}
