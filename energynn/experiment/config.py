@@ -35,7 +35,7 @@ DATASET_GRIDS = {"era5_ensemble": (60, 120), "synthetic": ERA5_GRID}
 
 # beside those of a workload
 NOTEBOOK_OPTIONS = ("workload", "name", "note", "runs_dir")
-PAPERMILL_CELL_START = "# Parameters"  # begins the cell of papermill
+PAPERMILL_CELL_START = "# Parameters\n"  # begins the cell of papermill
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?!\n)$"
 YEARS_PATTERN = r"^(19|20)\d\d(-(19|20)\d\d)?(,(19|20)\d\d(-(19|20)\d\d)?)*(?!\n)$"
 

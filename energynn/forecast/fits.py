@@ -413,7 +413,7 @@ def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals)
 
 def has_varied_runs(seen: ObservedRuns) -> bool:
     """Say whether runs tell the parameters: of several configurations, or with those of another."""
-    work = seen.work[["devices", "local_batch_size", "trained", "updates"]]
+    work = seen.work[["devices", "local_batch_size", "trained", "updates", "passes"]]
     return seen.like is not None or len(np.unique(work)) > 1
 
 

@@ -21,9 +21,9 @@ Energy is waiting plus work:
 TERMS are what else more devices may cost. Each is 0 in a forecast's value, unless runs ask for it,
 and opens its interval:
 
-    t_start grows by start_node for each further node, an all-reduce by a part, congestion, for each
-    doubling of nodes, an update by latency for each further device; every rank evaluates a part,
-    repeated, of what all others do; all devices share a storage that takes storage for a sample;
+    t_start grows by start_device and an update by latency for each further device, an all-reduce by
+    a part, congestion, for each doubling of nodes; every rank evaluates a part, repeated, of
+    what all others do; all devices share a storage that takes storage for a sample;
     an all-reduce draws more than fed by a part, exchange.
 
 All of one GPU with its part of a node. Bandwidth: of a node's link, or between the GPUs of one
@@ -75,7 +75,9 @@ class Term(NamedTuple):
 
 
 TERMS = {
-    "start_node": Term("s", "a pass begins later for each further node", 0.001, 1.0),
+    "start_device": Term(
+        "s", "a pass begins later for each further device", 0.00025, 1.0
+    ),
     "repeated": Term("1", "part of others' validation that each rank makes", 0.01, 1.0),
     "kappa_storage": Term("1", "further time of a sample for each node", 0.0005, 0.05),
     "storage": Term("us", "one sample from what all devices share", 0.001, 1.0),
@@ -106,7 +108,7 @@ def times_by_cause_s(
     slower = values["kappa"] * work["is_full"] + values["kappa_nodes"] * nodes
     slower = slower + values["kappa_storage"] * more
     filled_s = work["filled"] * values["tau"] * (1 + slower)
-    start_s = values["t_start"] + values["start_node"] * more
+    start_s = values["t_start"] + values["start_device"] * (work["devices"] - 1)
     starts_s = work["passes"] * start_s + work["begun"] * values.get("t_epoch", 0.0)
     update_s = values["t_update"] + 1e-6 * values["latency"] * (work["devices"] - 1)
     exchange_s = work["allreduce_s"] / values["efficiency"] * np.exp(-values["overlap"])

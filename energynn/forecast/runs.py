@@ -222,12 +222,12 @@ def published_runs(workload: str, system: str) -> ObservedRuns:
     """
     seen = _full_length_runs(printed_runs(workload, system))
     if not len(seen):
+        hint = config.suggestion(workload, config.CONFIGS.keys() - {workload})
         raise ValueError(
-            f"{workload} on {seen.site.name}: nothing is published of it"
-            f"{config.suggestion(workload, set(config.CONFIGS) - {workload})}; fit runs of your own "
-            "(`energynn forecast fit --runs-dir`) and give --fit; what other GPUs take: resnet50 "
-            "and fourcastnet by --system horeka-a100, fourcastnet by horeka-h100; or by a copy of "
-            "this system's file with their published_as"
+            f"{workload} on {seen.site.name}: nothing is published of it{hint}; fit runs of "
+            "your own (`energynn forecast fit --runs-dir`) and give --fit; what other GPUs take: "
+            "resnet50 and fourcastnet by --system horeka-a100, fourcastnet by horeka-h100; or by a "
+            "copy of this system's file with their published_as"
         )
     every = [printed_runs(workload, name) for name in PUBLISHED_SYSTEMS]
     published_as = seen.site.published_as

@@ -58,8 +58,8 @@ def plan_text(plan: Plan) -> str:
         "",
         configuration_table_text(chosen),
         "",
-        f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations "
-        f"with {chosen[0]['samples']:,} samples; limits: {limits}",
+        "nothing beats these in what is known of time, kWh and GPU hours, of "
+        f"{len(plan.runs)} configurations with {chosen[0]['samples']:,} samples; limits: {limits}",
     ]
     _, missing = predict.plan_devices(plan.fit, plan.runs[0])
     if missing:

@@ -85,7 +85,7 @@ def test_a_slow_network_is_not_read_as_storage(of_study):
 
 @pytest.mark.parametrize(
     "term, size, most",
-    [("kappa_storage", 0.05, 64), ("start_node", 0.5, 16), ("storage", 40.0, 64)],
+    [("kappa_storage", 0.05, 64), ("start_device", 0.5, 16), ("storage", 40.0, 64)],
 )
 def test_a_term_that_the_runs_ask_for_enters(of_study, term, size, most):
     """Nodes that slow each other down, passes that start later, and a storage that is at its limit.
