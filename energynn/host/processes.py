@@ -94,7 +94,7 @@ def list_marked(folder: Path) -> list[psutil.Process]:
     mark = (MARK_VARIABLE, str(folder))
     return [
         process
-        for process in psutil.process_iter(["environ"])
+        for process in psutil.process_iter(["environ", "name"])
         # None: another user's
         if process.pid != os.getpid()
         and mark in (process.info["environ"] or {}).items()
@@ -126,8 +126,15 @@ def busy_core_seconds() -> float:
     return round(times.user + times.nice + times.system + times.irq + times.softirq, 2)
 
 
-def end_marked(folder: Path) -> None:
-    """Give all processes that work for a folder ``TERMINATION_GRACE_S`` to end, then kill them.
+def ask_marked_to_end(folder: Path) -> None:
+    """Send SIGTERM to all processes that work for a folder."""
+    for process in list_marked(folder):
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+
+
+def end_marked(folder: Path, grace_s: float = TERMINATION_GRACE_S) -> None:
+    """Give all processes that work for a folder ``grace_s`` to end, then kill them.
 
     Give up after ``STUCK_LIMIT_S``.
     """
@@ -136,7 +143,7 @@ def end_marked(folder: Path) -> None:
     while left := list_marked(folder) or list_marked(folder):
         if time.monotonic() > begun_s + STUCK_LIMIT_S:
             return
-        if time.monotonic() > begun_s + TERMINATION_GRACE_S:
+        if time.monotonic() > begun_s + grace_s:
             for process in left:
                 with contextlib.suppress(psutil.Error):
                     process.kill()

@@ -40,6 +40,7 @@ from energynn.measure.window import SIZE_FILE
 IDLE_BASELINE_S = 1.0  # before and after the command
 FILES_BEFORE_START_PATTERN = r"run\.json|\.(start|ranks-.*|sampler-.*)"
 SHORTEST_PERIOD_S = 0.01  # a period that sensors can be read with
+LEFTOVER_GRACE_S = 8.0  # for a checkpoint of what the command has left behind
 CANNOT_START_EXIT_STATUS = 126  # as shells say it
 
 
@@ -61,7 +62,8 @@ def measure_command(
     """
     rank, size = rank_and_size()
     children = []
-    stopped = supervise.forward_signals(children)
+    ear = supervise.start_ear()
+    stopped = supervise.forward_signals(children, ear)
     run_dir = _choose_run_folder(command, out, rank, size)
     if rank == 0:
         described = machine.describe_machine()
@@ -94,8 +96,9 @@ def measure_command(
         events = Events(folder, rank)
         visible = devices.visible_gpus(records.read_intent(run_dir))
         events.mark("rank_start", **visible)
+        stdout = sys.stderr if quiet else None
         exit_status, word, reason = _run_command(
-            command, folder, events, children, stopped, sys.stderr if quiet else None
+            command, folder, events, children, stopped, ear, stdout
         )
         stop_sampler()
         _tell_of_leftovers(folder, events, sampler)
@@ -113,7 +116,9 @@ def _tell_of_leftovers(folder: Path, events: Events, sampler: int) -> None:
     """Name what the commands of this host have left running, once: the rank that had the sampler,
     and so has waited for the others.
     """
-    left = [f"{each.name()} ({each.pid})" for each in processes.list_marked(folder)]
+    left = [
+        f"{each.info['name']} ({each.pid})" for each in processes.list_marked(folder)
+    ]
     if sampler and left:
         events.mark("outlived", processes=left)
         _print(f"energynn: {records.leftover_processes_text(left)}")
@@ -189,6 +194,7 @@ def _run_command(
     events: Events,
     children,
     stopped,
+    ear,
     stdout,
 ) -> tuple[int, str, str]:
     """Run the command between two idle times; returns its exit status, which is minus the number
@@ -220,7 +226,10 @@ def _run_command(
     metrics = {SIZE_FILE: size_B} if size_B else {}
     events.mark("training_end", exit_status=status, metrics=metrics)
     if status < 0 or stopped:
-        processes.end_marked(folder)
+        # what a shell has left behind has not heard that it is to end
+        if ear.poll() is None:
+            processes.ask_marked_to_end(folder)
+        processes.end_marked(folder, LEFTOVER_GRACE_S)
     events.be_idle("after", IDLE_BASELINE_S)
     if status < 0:
         return status, "killed", f"the command was ended by signal {-status}"

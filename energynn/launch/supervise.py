@@ -43,6 +43,7 @@ FOREIGN_LINE_PATTERN = re.compile(
     r"\s*(\[[\d,]+\]|\d+: ).*|\W*|This typically refers to.*|Please see the FAQ page.*"
 )
 FAULT_LINE_PATTERN = re.compile(r"\bAbort\(|[Ff]atal error|srun: error: ")
+EAR_PATIENCE_S = 0.2  # after which a signal was for this process alone
 POLL_PERIOD_S = 5.0  # between two looks at the ranks' files
 TRAIN_SCRIPT = PACKAGE_FOLDER / "train" / "__main__.py"
 # A Ctrl-C for a notebook reaches the supervisor only through who has started it.
@@ -182,19 +183,39 @@ def make_segment_folder(run_dir: Path) -> Path:
     return folder
 
 
-def forward_signals(children: list[subprocess.Popen] = ()) -> list[int]:
+def start_ear() -> subprocess.Popen:
+    """Start a process that dies of what all processes of this group hear, as of a Ctrl-C, of
+    `timeout` and of Slurm.
+    """
+    return subprocess.Popen(
+        ["sleep", "infinity"],
+        preexec_fn=partial(processes.end_with_parent, os.getpid()),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        **DETACHED_PROCESS_OPTIONS | {"start_new_session": False},
+    )
+
+
+def forward_signals(
+    children: list[subprocess.Popen] = (), ear: subprocess.Popen | None = None
+) -> list[int]:
     """Note the numbers of signals in the list that is returned, and pass them on to children.
 
-    They hear a Ctrl-C from the terminal; a second one may be meant for this process alone. What was
-    ignored before, as SIGHUP under nohup, still is.
+    Not those that the ear has heard, and so the children: a second one would interrupt the
+    checkpoint that the first has asked for. What was ignored before, as SIGHUP under nohup, still
+    is.
     """
     stopped = []
 
     def note_signal(number: int, _frame) -> None:
         stopped.append(number)
-        if number != signal.SIGINT or stopped.count(number) > 1:
-            for child in children:
-                child.send_signal(number)
+        for child in children:
+            with suppress(subprocess.TimeoutExpired):
+                ear.wait(EAR_PATIENCE_S)
+            if ear.returncode != -number:
+                # of another user, as of sudo: a terminal reaches it
+                with suppress(PermissionError):
+                    child.send_signal(number)
 
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:

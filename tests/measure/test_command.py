@@ -264,6 +264,29 @@ def test_a_kill_leaves_nothing_of_what_the_command_has_started(
     assert last_ns > killed_at - 0.2e9, "samples were lost"
 
 
+SAVING = """import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+pathlib.Path("begun").touch()
+try:
+    time.sleep(60)
+finally:
+    time.sleep(3)
+    pathlib.Path("saved").touch()
+"""
+
+
+@pytest.mark.parametrize("send", [os.killpg, os.kill])
+def test_a_command_is_asked_once_to_end_and_may_save_what_it_has(tmp_path, send):
+    """As by Slurm or `timeout`, which ask all of a group, and as by a person, who asks measure."""
+    (tmp_path / "train.py").write_text(SAVING)
+    words = ["sh", "-c", f"{sys.executable} train.py; true"]
+    more = dict(start_new_session=True, cwd=tmp_path)
+    started = start(tmp_path / "run", *words, **more)
+    wait_until((tmp_path / "begun").exists)
+    send(started.pid, signal.SIGTERM)
+    assert started.wait(60) == 143 and (tmp_path / "saved").exists()
+
+
 @pytest.mark.slow
 def test_ctrl_c_interrupts_before_and_after_the_command_has_begun(tmp_path):
     program = f"import pathlib, time; pathlib.Path({str(tmp_path / 'begun')!r}).touch()"
