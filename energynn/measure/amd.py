@@ -1,5 +1,6 @@
 """AMD GPUs through their own library, which is imported only where there are some."""
 
+import re
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -34,7 +35,7 @@ def add_amd_sensors(inventory: SensorInventory) -> None:
             read = partial(_read_power_W, amdsmi, handle)
             device = str(first + number)
             sensor = Sensor(name, "gpu", device, "power", "measured", read=read)
-            if number % 2 and "MI250" in board["product_name"]:
+            if number % 2 and re.search("MI2[05]0", board["product_name"]):
                 try:
                     read()
                 except Exception:  # whatever a vendor's library throws

@@ -49,7 +49,12 @@ def visible_gpus(intent: dict) -> dict[str, list[str]]:
         not is_told
         or None in uuids
         or inventory.unaccounted
-        or "AMD" in kernel.list_training_devices().values()
+        or "AMD"
+        in [
+            vendor
+            for address, vendor in kernel.list_training_devices().items()
+            if address not in intent.get("left_out", [])
+        ]
     ):
         return {}
     return {"gpus": sorted(uuids)}

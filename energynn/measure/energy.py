@@ -277,7 +277,8 @@ def _test_power(one: SensorEvidence, limits: dict) -> Iterator[str]:
         if shown_W > most_W:
             yield refusal(
                 "P",
-                f"{one.sensor.id} showed {shown_W:.3g} W, at most {most_W:.3g} W can be drawn",
+                f"{one.sensor.id} showed {shown_W:.3g} W, at most {most_W:.3g} W can be drawn "
+                "(as where the machine slept meanwhile)",
                 by,
             )
             return

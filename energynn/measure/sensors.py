@@ -115,7 +115,7 @@ def choose(inventory: SensorInventory, faults: dict[str, str]) -> None:
                 # all that reads it: without its counter, its power would count
                 without = energy.left_out_remedy(sensor.device_name)
                 inventory.unaccounted.append(f"{fault}; {without}")
-    inventory.sensors = working
+    inventory.sensors = working or broken  # which are sampled, and say why
 
 
 def count_modules_once(inventory: SensorInventory, watts: dict[str, float]) -> None:
@@ -237,7 +237,7 @@ def cpu_estimate_sensor(model: dict) -> Sensor:
     A core may run several threads, which are busy each.
     """
     threads = os.cpu_count() or 1
-    cores = psutil.cpu_count(logical=False) or threads
+    cores = min(psutil.cpu_count(logical=False) or threads, threads)
     return Sensor(
         "cpu_estimate",
         "cpu",
@@ -253,6 +253,12 @@ def cpu_estimate_sensor(model: dict) -> Sensor:
 
 # ------------------------------------------------------------------------------------------ GPUs
 
+# as NVML says that there is nothing for it
+NVML_ABSENCES = (
+    "ModuleNotFoundError",
+    "NVMLError_LibraryNotFound",
+    "NVMLError_DriverNotLoaded",
+)
 NVML_FUNCTIONS = {
     "energy": "nvmlDeviceGetTotalEnergyConsumption",
     "power": "nvmlDeviceGetPowerUsage",
@@ -279,11 +285,13 @@ def add_nvidia_sensors(inventory: SensorInventory, visible: str | None) -> None:
     vendors = kernel.list_training_devices()
     there = [address for address, vendor in vendors.items() if vendor == "NVIDIA"]
     fault = "NVML does not list it"
+    is_absent = False
     notes = None
     try:
         notes = list_nvml_gpus()
     except Exception as error:  # no library, no driver, no permission
         fault = f"NVML does not start ({error})"
+        is_absent = type(error).__name__ in NVML_ABSENCES
     told = [gpu.get("pci") for gpu in notes or []]
     unlisted = [address for address in there if address not in told]
     # one that does not tell its address may be any of these
@@ -294,6 +302,10 @@ def add_nvidia_sensors(inventory: SensorInventory, visible: str | None) -> None:
             for address in unlisted
         ]
     if notes is None:
+        if not there and not is_absent:
+            inventory.unaccounted.append(
+                f"NVIDIA GPUs: {fault}; look at nvidia-smi, or say --no-gpu"
+            )
         return
     chosen, unknown = parse_visible_devices(notes, visible)
     inventory.unaccounted += [UNKNOWN_GPU_TEXT.format(entry=entry) for entry in unknown]
@@ -541,7 +553,7 @@ class Sampler:
             self.faults.pop(sensor.id, None)
             one = energy.energy_curve(sensor, times_s, column, self.period_s)
             sensor.update_s = one.sensor.update_s
-            if sensor.kind == "energy" and not np.ptp(good):
+            if sensor.kind != "power" and not np.ptp(good):
                 self.faults[sensor.id] = f"does not move: it shows {good[0]:.0f}"
             elif sensor.component == "gpu":
                 watts[sensor.id] = np.ptp(one.energy_J) / np.ptp(one.t_s)

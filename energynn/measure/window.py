@@ -301,15 +301,18 @@ _running_samplers: dict[str, SamplerProcess] = {}  # by what they read
 
 def _sampler_of_process(no_gpu: bool) -> SamplerProcess:
     """Return the sampler of this process; another one where it has died, or ended with a parent."""
-    path = machine.system_file()
-    system = machine.load_system(path)
-    asked = f"{no_gpu} {os.environ.get('CUDA_VISIBLE_DEVICES')} {system}"
-    with _samplers_lock:
+    # what goes on is worth more than its energy: only the first may be refused
+    refused = (ValueError, OSError) if _running_samplers else ()
+    with _samplers_lock, suppress(*refused):
+        path = machine.system_file()
+        system = machine.load_system(path)
+        asked = f"{no_gpu} {os.environ.get('CUDA_VISIBLE_DEVICES')} {system}"
         if asked not in _running_samplers or not is_alive(
             _running_samplers[asked].process
         ):
             _running_samplers[asked] = _start_window_sampler(no_gpu, path, system)
         return _running_samplers[asked]
+    return [*_running_samplers.values()][-1]
 
 
 def _start_window_sampler(no_gpu: bool, path: Path, system: dict) -> SamplerProcess:
@@ -362,11 +365,14 @@ class MeasuredBlock:
     @cached_property
     def energies(self) -> dict:
         sampler = self.sampler
-        wait_until(
-            lambda: sampler.has_sampled(self.end_ns) or not is_alive(sampler.process),
-            f"samples in {sampler.file}; the sampler does not answer",
-            SAMPLING_PERIOD_S,
-        )
+        with suppress(ValueError):
+            wait_until(
+                lambda: (
+                    sampler.has_sampled(self.end_ns) or not is_alive(sampler.process)
+                ),
+                "",
+                SAMPLING_PERIOD_S,
+            )
         if not sampler.has_sampled(self.end_ns):
             died = "D: the sampler died before the end; the next window starts another"
             return {"doubts": [died], "remedy": []}

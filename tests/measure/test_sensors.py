@@ -272,7 +272,8 @@ def test_a_module_of_gpu_and_cpu_counts_once(
 )
 def test_a_half_without_a_power_is_in_the_other_s(tmp_path, amdsmi, powers, counts):  # noqa: F811
     """Two modules, of which each second half tells nothing, or one that tells its own."""
-    amdsmi.product_name, amdsmi.watts = "AMD INSTINCT MI250X", powers
+    amdsmi.product_name = f"AMD INSTINCT {'MI250X' if powers[0] else 'MI200 (MCM)'}"
+    amdsmi.watts = powers
     for handle in range(len(powers)):
         pci(tmp_path, f"0000:0{handle}:00.0", vendor="0x1002", kind="0x038000")
     inventory = look()
