@@ -114,7 +114,7 @@ def _read_axis(file, names: list[str], usual_deg: np.ndarray) -> np.ndarray:
 
     Raises ValueError for others than one of each row or column.
     """
-    axes = [*_find_texts(file, *names)]
+    axes = [axis for axis in _find_texts(file, *names) if np.any(axis)]
     fit = [axis for axis in axes if axis.shape == usual_deg.shape]
     if axes and not fit:
         raise ValueError(f"{names[0]}: {axes[0].size} values of {usual_deg.size}")
@@ -137,7 +137,7 @@ def _read_times(file, year: int) -> tuple[np.ndarray, str]:
     clock = next(
         (file[called[name]] for name in NAMES_IN_HDF5["time"] if name in called), None
     )
-    if clock is not None:
+    if clock is not None and np.any(clock):
         import xarray as xr  # here, because it brings pandas
 
         if clock.dtype.kind not in "iuf":

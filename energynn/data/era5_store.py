@@ -93,7 +93,9 @@ def _write_year(
     total = np.zeros(grid)
     means = []
     variances = []
-    part = path.with_suffix(".part")
+    for older in path.parent.glob(f"{path.stem}.*.part"):
+        older.unlink()  # of a call that was killed; one that goes on ends without it
+    part = path.with_suffix(f".{os.getpid()}.part")
     with open(part, "wb") as file:
         np.lib.format.write_array_header_1_0(
             file, {"descr": "<f4", "fortran_order": False, "shape": shape}

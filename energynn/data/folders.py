@@ -12,7 +12,14 @@ from energynn.host.progress import progress_meter
 
 DIGEST_THREADS = 8
 # what macOS, Windows and Synology put beside pictures, as they hide it
-LEFTOVERS = ("__MACOSX", "Thumbs.db", "desktop.ini", "@eaDir")
+LEFTOVERS = (
+    "__MACOSX",
+    "Thumbs.db",
+    "desktop.ini",
+    "@eaDir",
+    "lost+found",
+    "System Volume Information",
+)
 
 
 def list_files(root: Path, remarks: dict[str, str], folder: str = "") -> Iterator[str]:

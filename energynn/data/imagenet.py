@@ -202,10 +202,10 @@ def _list_images_of_tree(
             f"(ImageNet's archives are read as they are, without {split}/)"
         )
     classes = {name.split("/")[1] for name in names}
-    if len(classes) == 1 and any(name.count("/") > 2 for name in names):
+    if len(classes) == 1:
         raise MisplacedImagesError(
-            f"{folder} has one class folder only, {classes.pop()}, with folders in it; if these "
-            "are the classes, move them one folder up"
+            f"{folder} has one class folder only, {classes.pop()}, and a training needs two; if "
+            "the classes are folders in it, move them one folder up"
         )
     return list(map(os.fsencode, names))
 

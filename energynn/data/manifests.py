@@ -91,7 +91,9 @@ def verify(dataset: str, folder: Path | None = None, every_byte: bool = False) -
     if dataset == "imagenet":
         _verify_imagenet(folder, sums, every_byte)
     elif dataset == "era5":
-        if unlisted := sorted({each.name for each in folder.glob("*.json")} - {*sums}):
+        if unlisted := sorted(
+            {each.name for each in folder.glob("[!.]*.json")} - {*sums}
+        ):
             raise ValueError(
                 f"era5: {folder / unlisted[0]} is not in the manifest; `energynn data describe "
                 f"era5 --root {folder}`"

@@ -115,9 +115,11 @@ def main(
 def load_images(config: ResNet50Config) -> list[ImageDataset]:
     """List training and validation images as the configuration selects and transforms them."""
     root = manifests.verify(config.dataset)
-    if config.image_loading == "store" and not (root / "train.ppm").is_file():
+    is_store = (root / "train.ppm").is_file()
+    if {"pil": False, "store": True}.get(config.image_loading, is_store) != is_store:
         raise ValueError(
-            f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one"
+            f"image_loading: {root} is {'a' if is_store else 'no'} prepared store; give store for "
+            "one, which `energynn data imagenet` writes, and pil for the images themselves"
         )
     listings = list_images(root)
     indices = select_images_of_run(listings, config)

@@ -211,6 +211,7 @@ RIGHT = {
     "degC": in_unit("t2m", "degC", lambda values: values - 273.15),
     "hPa": in_unit("sp", "hPa", lambda values: values / 100),
     "gpm": in_unit("z", "gpm", lambda values: values / GRAVITY_M_S2),
+    "mb": in_unit("sp", "mb", lambda values: values / 100),
     "Kelvin": in_unit("t2m", "Kelvin", abs),
     "GRIB": netcdf(with_gribs_names),
     "CMIP": netcdf(with_cmips_names),
@@ -362,7 +363,7 @@ REFUSED = {
         "2019.h5: no temperature or t for t500",
     ),
 }
-CONVERTED = ("degC", "hPa", "gpm")
+CONVERTED = ("degC", "hPa", "mb", "gpm")
 
 
 def command_on(tmp_path, write):
