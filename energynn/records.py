@@ -587,6 +587,11 @@ def remarks_on_record(record: Record, run_dir: Path) -> list[str]:
     aside = run_dir.parent / "superseded"
     if before := len(list(aside.glob(f"{record.run_id}.[0-9]*"))):
         lines.append(f"begun anew: {before} before, in {aside}, do not count")
+    if record.job.get("nnodes", "1") not in ("1", str(record.nodes)):
+        lines.append(
+            f"of the {record.job['nnodes']} nodes of its job {record.nodes} counts; `srun energynn "
+            "measure --out DIR -- ...` counts all"
+        )
     lines += filter(None, [work_of_others(record)])
     used = [sensor.notes for sensor in record.sensors if sensor.primary]
     ways = {notes["measured_by"] for notes in used if "measured_by" in notes}

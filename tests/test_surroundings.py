@@ -20,7 +20,8 @@ from tests.processes import answer, ended, energynn, refused, write_program
 STRANGERS = "random socket msgspec numpy energynn pynvml perun psutil/__init__".split()
 POD = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 PET_NNODES=2 "
 POD += "PMI_RANK=1 PMI_SIZE=3 PMI_FD=9 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMIX_RANK=0"
-STEP = "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_NODELIST=nowhere"
+STEP = "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_NODELIST=nowhere "
+STEP += "PBS_NODEFILE=/n PE_HOSTFILE=/h"
 ALONE = f"{STEP} SLURM_STEP_NUM_TASKS=1"
 TINY = "workload=fourcastnet embed_dim=32 depth=1 step_period_s=0.02".split()
 

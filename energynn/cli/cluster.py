@@ -22,7 +22,7 @@ from energynn.cli.options import (
 
 StudiesArgument = Annotated[
     list[str],
-    Argument(metavar="STUDY|SYSTEM|RUN", help="only these; default: all"),
+    Argument(metavar="STUDY|SYSTEM|RUN", help="only these"),
 ]
 
 

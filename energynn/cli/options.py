@@ -9,7 +9,13 @@ import msgspec
 from typer import Argument, BadParameter, Option, Typer
 
 RunsDirOption = Annotated[
-    Path, Option(metavar="DIR", envvar="ENERGYNN_RUNS", help="folder of the records")
+    Path,
+    Option(
+        metavar="DIR",
+        envvar="ENERGYNN_RUNS",
+        callback=Path.expanduser,  # a shell leaves the ~ of --runs-dir=~/runs
+        help="folder of the records",
+    ),
 ]
 DEFAULT_RUNS_DIR = Path("runs")  # where nobody names another
 JsonOption = Annotated[

@@ -16,7 +16,8 @@ from energynn.measure import machine
 # another cluster (--clusters, -M) could not be asked for.
 OPTION_TEXT = r"[\w.,:@/+*()&|=\[\]-]"
 OPTION_REGEX = (
-    rf"^(?!--clusters|-M)(--[a-z][a-z-]*(={OPTION_TEXT}+)?|-[A-Za-z] ?{OPTION_TEXT}*)\Z"
+    rf"^(?!--clusters|-M)(--[a-z][a-z-]*([= ]{OPTION_TEXT}+)?"
+    rf"|-[A-Za-z] ?{OPTION_TEXT}*)\Z"
 )
 SlurmOption = Annotated[str, Meta(pattern=OPTION_REGEX)]
 SrunOption = Annotated[str, Meta(pattern=r"^-.+\Z")]  # which a variable hands over

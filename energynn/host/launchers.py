@@ -224,7 +224,9 @@ def mpi_environment() -> dict[str, str]:
     told = (
         RANK_VARIABLE_PATTERN
         if is_slurms
-        else re.compile(rf"{RANK_VARIABLE_PATTERN.pattern}|SLURM_.*")
+        else re.compile(
+            rf"{RANK_VARIABLE_PATTERN.pattern}|(SLURM|PBS|LSB|LSF)_.*|PE_HOSTFILE"
+        )
     )
     environment = own_environment()
     kept = {name: environment[name] for name in environment if not told.fullmatch(name)}

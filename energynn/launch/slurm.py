@@ -12,12 +12,8 @@ from typing import NamedTuple
 COMMAND_TIMEOUT_S = 20
 REQUEUE_WAIT_S = 60  # in which Slurm ends a job that it has queued again
 # variables that are options of Slurm's commands, which nobody sees and which would change a job
-SLURM_OPTION_PREFIXES = (
-    "SBATCH_",
-    "SQUEUE_",
-    "SCANCEL_",
-    "SCONTROL_",
-    "SLURM_CLUSTERS",
+SLURM_OPTIONS_PATTERN = re.compile(
+    r"(SBATCH|SQUEUE|SCANCEL|SCONTROL)_|SLURM_(?!CONF|JWT)"
 )
 # of these, who pays and where it runs: our script does not say it
 KEPT_VARS = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
@@ -114,7 +110,7 @@ def call_slurm(*command: str) -> str:
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name in KEPT_VARS or not name.startswith(SLURM_OPTION_PREFIXES)
+        if name in KEPT_VARS or not SLURM_OPTIONS_PATTERN.match(name)
     }
     try:
         done = subprocess.run(

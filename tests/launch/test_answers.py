@@ -51,7 +51,8 @@ def test_an_answer_without_a_number_is_sbatch_s_and_is_not_kept(fake_slurm, answ
 
 
 CHANGING = """SBATCH_TIMELIMIT SBATCH_ARRAY_INX SBATCH_NO_REQUEUE SBATCH_BEGIN SBATCH_WAIT
-SLURM_CLUSTERS SQUEUE_STATES SQUEUE_NAMES SQUEUE_FORMAT SCANCEL_STATE SCANCEL_INTERACTIVE"""
+SLURM_STEP_ID SLURM_MEM_PER_CPU SLURM_CLUSTERS SQUEUE_STATES
+SQUEUE_NAMES SQUEUE_FORMAT SCANCEL_STATE SCANCEL_INTERACTIVE"""
 
 
 def test_no_variable_changes_what_the_script_or_we_ask_for(fake_slurm, monkeypatch):
@@ -67,7 +68,7 @@ def test_no_variable_changes_what_the_script_or_we_ask_for(fake_slurm, monkeypat
     assert fake_slurm.variables.keys() == {"sbatch", "squeue", "scancel"}
     for variables in fake_slurm.variables.values():
         passed_on = {
-            name for name in variables if name.startswith(slurm.SLURM_OPTION_PREFIXES)
+            name for name in variables if slurm.SLURM_OPTIONS_PATTERN.match(name)
         }
         assert passed_on == {"SBATCH_QOS", "SBATCH_ACCOUNT"}
         assert variables["PATH"] == os.environ["PATH"]

@@ -245,7 +245,8 @@ def test_systems_that_ship_can_be_read_and_a_slip_is_told(tmp_path):
     image = "--container-image=nvcr.io#nvidia/pytorch:25.01-py3"
     path = tmp_path / "pyxis.toml"
     path.write_text(
-        f"devices_per_node = 4\nsrun = ['{image}', '--container-mounts=$HOME:/root']"
+        f"devices_per_node = 4\nsrun = ['{image}', '--container-mounts=$HOME:/root']\n"
+        "sbatch = ['--partition gpu']"
     )
     assert systems.read_site(str(path)).srun[0] == image
     for path in (REPOSITORY / "systems").glob("*.toml"):
