@@ -228,7 +228,6 @@ def runs_without_training(runs_dir: str | Path) -> pd.DataFrame:
         origin=table["workload"].replace("perun import", "imported"),
         series="",
         name=name,
-        given_name=name,
         gpu_hours=hours.where(hours > 0),
     )
     return _add_derived_quantities(table)

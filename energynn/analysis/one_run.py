@@ -63,7 +63,7 @@ def draw_run(run_dir: Path) -> alt.HConcatChart:
         reached = dict.fromkeys(["training_loss", *record.metrics])
         reached = [name for name in reached if name in epochs][:2]
         over_time += [_line_chart(epochs, TIME_LABEL, name) for name in reached]
-        beside.append(_line_chart(epochs, ENERGY_LABEL, reached[-1]))
+        beside += [_line_chart(epochs, ENERGY_LABEL, name) for name in reached[-1:]]
     left = alt.vconcat(*over_time).resolve_scale(x="shared")
     right = alt.vconcat(*beside)
     said = f"Its energy is {record.energy_total_provenance}. "

@@ -47,9 +47,9 @@ def test_a_measured_command_is_in_the_table_as_what_it_is(two_runs, tmp_path):
     runs = energynn.load(tmp_path / "runs")
     measured = runs.sel(run="sleep-1")
     assert measured.hardware == runs.hardware.sel(run=folder.name)
-    assert measured.origin == "command" and measured.name == "sleep 1"
+    assert (measured.origin, measured.label) == ("command", "sleep 1")
     # on two devices, as in the other tables
-    assert measured.global_batch_size == 64
+    assert measured.global_batch_size == 64 and not measured.name
 
 
 def test_a_name_is_the_run_s_and_no_run_is_faster_than_itself(two_runs, tmp_path):
