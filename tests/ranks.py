@@ -109,19 +109,9 @@ def _run(command: list[str], environment: dict[str, str], output) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(REPOSITORY)
-    if "RANK" not in environment:
-        _take_own_core(environment.get("PYTEST_XDIST_WORKER", "gw0"))
     gc.freeze()  # what the server has imported is nobody's garbage
     # of the loader's workers, as in a process of its own
     multiprocessing.set_start_method("fork", force=True)
     sys.argv = command
     sys.path.insert(0, str(Path(command[0]).parent))
     runpy.run_path(command[0], run_name="__main__")
-
-
-def _take_own_core(worker: str) -> None:
-    """A rank alone takes the first core that it may use: let it be another one in each of
-    pytest's processes.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})

@@ -29,7 +29,6 @@ class World:
 
     rank: int
     size: int
-    local_rank: int  # among the ranks of this host
     device: torch.device
 
     def describe(self) -> dict:
@@ -76,14 +75,12 @@ def join_ranks(config: RunConfig) -> World:
     torch.set_num_threads(config.threads_per_device)
     seed_generators(config.seed, config.deterministic)
     launchers.use_loopback_on_one_host(size)
-    world = World(rank, size, local_rank, device)
+    world = World(rank, size, device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=timeout
     )
     launchers.unlink_shared_memory()
-    if device.type == "cpu":
-        pin_rank_to_cores(world, config)
     return world
 
 
@@ -345,15 +342,3 @@ def _meet_ranks_by_mpi(timeout: datetime.timedelta) -> tuple[int, int, int, dist
 def _is_started_by_mpi() -> bool:
     """Tell whether MPI's launcher started this process."""
     return any(each.are_set() for each in launchers.MPI_LAUNCHERS)
-
-
-def pin_rank_to_cores(world: World, config: RunConfig) -> None:
-    """Give each rank cores of its own, if this process may use enough of them; loader workers
-    stay with their rank.
-    """
-    hosts = all_gather(socket.gethostname(), world)
-    cores_per_rank = config.threads_per_device + config.working_loader_workers
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) >= cores_per_rank * hosts.count(hosts[world.rank]):
-        first = cores_per_rank * world.local_rank
-        os.sched_setaffinity(0, cores[first : first + cores_per_rank])

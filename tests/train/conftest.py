@@ -21,7 +21,7 @@ IMAGES = dict(
     local_batch_size=4, image_size=32, training_samples=24, validation_samples=10
 )
 HERE = Path(__file__).parent
-ALONE = World(0, 1, 0, torch.device("cpu"))
+ALONE = World(0, 1, torch.device("cpu"))
 
 
 @dataclass

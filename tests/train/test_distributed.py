@@ -118,16 +118,3 @@ def test_one_rank_has_lost_no_other_and_says_what_nccl_said_last(monkeypatch):
         with pytest.raises(kind) as raised, distributed.lost_ranks_named():
             raise torch.distributed.DistBackendError(words)
         assert ("no socket interface" in str(raised.value)) == (size == 1)
-
-
-def test_a_rank_has_the_cores_of_its_place_on_its_host(monkeypatch):
-    """Rank 2 is the first of the second host; without a loader it has no worker's core."""
-    pinned = []
-    monkeypatch.setattr(distributed, "all_gather", lambda host, world: ["a", "a", "b"])
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {4, 5, 6, 7})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: pinned.extend(cores))
-    world = SimpleNamespace(rank=2, size=3, local_rank=0)
-    made = config.make("resnet50", threads_per_device=1, loader_workers=1)
-    distributed.pin_rank_to_cores(world, made)
-    distributed.pin_rank_to_cores(world, config.replace(made, image_loading="device"))
-    assert pinned == [4, 5, 4]
