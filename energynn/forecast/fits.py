@@ -289,12 +289,13 @@ def fit_runs(seen: ObservedRuns) -> Fit:
     best = _fit_times_and_powers(seen.where_made, ())
     trials = []
     for _ in TERMS:
-        trials = [
-            _fit_times_and_powers(seen, (*best.entered, name))
-            for name in _candidate_terms(best)
-        ]
-        trials = [fit for fit in trials if _is_term_shown(fit)]
-        likeliest = min(trials, key=lambda fit: fit.neg_log_evidence, default=best)
+        trials = _fits_with_one_more(seen, best, _candidate_terms(best))
+        likeliest = min([*trials, best], key=lambda fit: fit.neg_log_evidence)
+        if "storage" in likeliest.entered[len(best.entered) :]:
+            # a limit is of what no cost explains as well, whether or not the runs hint at one
+            costs = [name for name in TERMS if name not in likeliest.entered]
+            trials += _fits_with_one_more(seen, best, costs)
+            likeliest = min(trials, key=lambda fit: fit.neg_log_evidence)
         if likeliest.neg_log_evidence > best.neg_log_evidence - MIN_LOG_EVIDENCE:
             break
         best = likeliest
@@ -305,6 +306,12 @@ def fit_runs(seen: ObservedRuns) -> Fit:
         if rival.entered[-1] != "storage":
             rivals.append(np.sqrt(chance) * (rival.point - best.point))
     return dataclasses.replace(best, runs=seen, rivals=tuple(rivals))
+
+
+def _fits_with_one_more(seen: ObservedRuns, best: Fit, names: list[str]) -> list[Fit]:
+    """Fit the runs with each of these terms beside those that have entered, where they show it."""
+    trials = [_fit_times_and_powers(seen, (*best.entered, name)) for name in names]
+    return [fit for fit in trials if _is_term_shown(fit)]
 
 
 def _is_term_shown(fit: Fit) -> bool:

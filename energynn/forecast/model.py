@@ -76,7 +76,7 @@ class Term(NamedTuple):
 
 TERMS = {
     "start_device": Term(
-        "s", "a pass begins later for each further device", 0.00025, 1.0
+        "s", "a pass begins later for each further device", 0.00025, 3.0
     ),
     "repeated": Term("1", "part of others' validation that each rank makes", 0.01, 1.0),
     "kappa_storage": Term("1", "further time of a sample for each node", 0.0005, 0.05),

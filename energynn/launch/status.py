@@ -61,7 +61,8 @@ UNKNOWN_RUN_FACTS = {
     "config": {},
     "metrics": {},
     "training_time_s": None,
-    "energy_total_J": 0.0,
+    "energy_total_J": None,
+    "system": "",
     "energy_total_provenance": "",
 }
 
@@ -177,9 +178,9 @@ def _describe_run(folder: Path, queue: dict[str, slurm.QueuedJob] | None) -> dic
     facts = UNKNOWN_RUN_FACTS | msgspec.to_builtins(
         record or records.read_intent_if_any(folder)
     )
+    facts["system"] = facts["system"] or folder.parent.name
     row = {name: facts[name] for name in UNKNOWN_RUN_FACTS} | {
         "run_id": folder.name,
-        "system": folder.parent.name,
         "state": state,
         "reason": reason,
         "since": facts["started_at"] or submission.submitted_at,
@@ -242,7 +243,7 @@ def status_text(rows: list[dict], notes: list[str], failed: bool = False) -> str
         lines = [line[: max(MIN_TABLE_WIDTH, width)] for line in lines]
     counts = Counter(row["state"] for row in rows)
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    total = energy_text(sum(row["energy_total_J"] for row in rows))
+    total = energy_text(sum(row["energy_total_J"] or 0 for row in rows))
     lines.append(f"runs: {len(rows)}; {states or 'none'}; {total}")
     return "\n".join([*lines, *(f"energynn: {note}" for note in notes)])
 
@@ -257,7 +258,7 @@ def _cells_of_row(row: dict, older: list[dict]) -> list[str]:
         for name, error in row["metrics"].items()
         if isinstance(error, float)
     ]
-    energy_J = row["energy_total_J"]
+    energy_J = row["energy_total_J"] or 0
     provenance = row["energy_total_provenance"]
     energy = f"{energy_text(energy_J)} {provenance}"
     earlier = [each["config"] for each in older if each["workload"] == row["workload"]]
