@@ -219,9 +219,12 @@ def default_priors(
             priors["t_epoch"] = 0.5, 2.0
     if workers > 1:
         priors["fill"] = workers - 1, 0.3  # all first batches come together
-    least_sample_us = 1e6 * (sample_s / work["devices"]).min()
+    units = {
+        "storage": 1e6 * (sample_s / work["devices"]).min(),
+        "start_device": priors["t_start"][0],
+    }
     for name, term in TERMS.items():
-        unit = least_sample_us if name == "storage" else 1.0
+        unit = units.get(name, 1.0)
         priors[name] = 0.0, unit * (term.most if name in entered else term.usual)
     known = np.isfinite(seen.power_W)
     if known.any():

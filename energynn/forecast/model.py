@@ -65,7 +65,7 @@ class Term(NamedTuple):
     """A term of time or power that is 0 unless runs ask for it.
 
     usual: how large it may well be where no run tells; most: where runs ask. Of storage both relate
-    to a sample at the greatest rate that was seen.
+    to a sample at the greatest rate that was seen, of start_device to the start that is usual.
     """
 
     unit: str
@@ -76,7 +76,7 @@ class Term(NamedTuple):
 
 TERMS = {
     "start_device": Term(
-        "s", "a pass begins later for each further device", 0.00025, 3.0
+        "s", "a pass begins later for each further device", 0.0005, 0.6
     ),
     "repeated": Term("1", "part of others' validation that each rank makes", 0.01, 1.0),
     "kappa_storage": Term("1", "further time of a sample for each node", 0.0005, 0.05),
