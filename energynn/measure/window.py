@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 
@@ -301,18 +302,24 @@ _running_samplers: dict[str, SamplerProcess] = {}  # by what they read
 
 def _sampler_of_process(no_gpu: bool) -> SamplerProcess:
     """Return the sampler of this process; another one where it has died, or ended with a parent."""
-    # what goes on is worth more than its energy: only the first may be refused
-    refused = (ValueError, OSError) if _running_samplers else ()
-    with _samplers_lock, suppress(*refused):
+    try:
         path = machine.system_file()
         system = machine.load_system(path)
         asked = f"{no_gpu} {os.environ.get('CUDA_VISIBLE_DEVICES')} {system}"
-        if asked not in _running_samplers or not is_alive(
-            _running_samplers[asked].process
-        ):
-            _running_samplers[asked] = _start_window_sampler(no_gpu, path, system)
-        return _running_samplers[asked]
-    return [*_running_samplers.values()][-1]
+        with _samplers_lock:
+            if asked not in _running_samplers or not is_alive(
+                _running_samplers[asked].process
+            ):
+                _running_samplers[asked] = _start_window_sampler(no_gpu, path, system)
+            return _running_samplers[asked]
+    except (ValueError, OSError) as error:
+        # a training that goes on is worth more than its energy: only the first is refused
+        if not _running_samplers:
+            raise
+        *_, last = _running_samplers.values()
+        fault = f"an earlier window's sampler was read: {error}"
+        doubted = msgspec.structs.replace(last.header, unaccounted=[fault])
+        return replace(last, header=doubted)
 
 
 def _start_window_sampler(no_gpu: bool, path: Path, system: dict) -> SamplerProcess:
@@ -374,7 +381,9 @@ class MeasuredBlock:
                 SAMPLING_PERIOD_S,
             )
         if not sampler.has_sampled(self.end_ns):
-            died = "D: the sampler died before the end; the next window starts another"
+            died = (
+                "D: the sampler died, or a driver hangs; the next window starts another"
+            )
             return {"doubts": [died], "remedy": []}
         window_s = self.start_ns / 1e9, self.end_ns / 1e9
         streams, _ = read_sensor_streams(

@@ -408,6 +408,11 @@ def test_a_rank_tells_nothing_where_there_is_no_nvml():
     assert devices.visible_gpus({}) == {}
 
 
+def test_an_nvml_that_fails_is_no_absence(nvml, monkeypatch):
+    monkeypatch.setattr(nvml, "nvmlInit", lambda: 1 / 0)
+    assert "NVML does not start" in look().unaccounted[0]
+
+
 def test_an_old_binding_tells_bytes(nvml):
     name, uuid = nvml.nvmlDeviceGetName, nvml.nvmlDeviceGetUUID
     new = sensors.list_nvml_gpus()

@@ -183,12 +183,20 @@ def sampled(tmp_path, monkeypatch):
     monkeypatch.setattr(window, "_running_samplers", {})
 
 
+def refused_system(_path):
+    raise ValueError("a slip")
+
+
 def test_a_window_reads_the_gpus_that_are_visible_now(sampled, monkeypatch):
     for visible in ("0", "1", "1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         with energynn.window("block"):
             pass
     assert len(window._running_samplers) == 2
+    monkeypatch.setattr(machine, "load_system", refused_system)
+    with energynn.window("block") as block:
+        pass
+    assert "earlier window's sampler was read: a slip" in block.energies["doubts"][0]
 
 
 def test_what_speaks_against_a_window_names_the_remedy_of_a_window(sampled):
