@@ -204,6 +204,7 @@ RIGHT = {
         a_channels=21, channel_names=np.array(REVERSED, "S")
     ),
     "a history": hdf5(a_history="made by hand", a_source=["era5"], number=0),
+    "without an axis": hdf5(latitude=np.zeros(9)),
     "of makani": hdf5(valid_data=np.ones((4, 21)), a_units=["K"] * 21),
     "begins well": hdf5(a_start_time="20190101"),
     "begins in UTC": hdf5(a_start_time="2019-01-01T00:00:00+00:00"),
