@@ -587,7 +587,10 @@ def remarks_on_record(record: Record, run_dir: Path) -> list[str]:
     aside = run_dir.parent / "superseded"
     if before := len(list(aside.glob(f"{record.run_id}.[0-9]*"))):
         lines.append(f"begun anew: {before} before, in {aside}, do not count")
-    if record.job.get("nnodes", "1") not in ("1", str(record.nodes)):
+    if "command" in record.config and record.job.get("nnodes", "1") not in (
+        "1",
+        str(record.nodes),
+    ):
         lines.append(
             f"of the {record.job['nnodes']} nodes of its job {record.nodes} counts; `srun energynn "
             "measure --out DIR -- ...` counts all"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,8 @@ RunsDirOption = Annotated[
     Option(
         metavar="DIR",
         envvar="ENERGYNN_RUNS",
-        callback=Path.expanduser,  # a shell leaves the ~ of --runs-dir=~/runs
+        # a shell leaves the ~ of --runs-dir=~/runs
+        callback=lambda path: Path(os.path.expanduser(path)),
         help="folder of the records",
     ),
 ]

@@ -137,7 +137,7 @@ def _read_times(file, year: int) -> tuple[np.ndarray, str]:
     clock = next(
         (file[called[name]] for name in NAMES_IN_HDF5["time"] if name in called), None
     )
-    if clock is not None and np.any(clock):
+    if clock is not None and (clock.attrs.get("units") or np.any(clock)):
         import xarray as xr  # here, because it brings pandas
 
         if clock.dtype.kind not in "iuf":

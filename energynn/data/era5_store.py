@@ -93,7 +93,7 @@ def _write_year(
     total = np.zeros(grid)
     means = []
     variances = []
-    for older in path.parent.glob(f"{path.stem}.*.part"):
+    for older in path.parent.glob(f"{path.stem}*.part"):
         older.unlink()  # of a call that was killed; one that goes on ends without it
     part = path.with_suffix(f".{os.getpid()}.part")
     with open(part, "wb") as file:
@@ -108,6 +108,8 @@ def _write_year(
             advance(1)
         file.flush()
         os.fsync(file.fileno())
+    if not part.exists():
+        raise ValueError(f"another call writes {path.stem}, too; let it end")
     np.save(path.with_name(f"mean-{path.name}"), (total / shape[0]).astype(np.float32))
     values = shape[0] * shape[2] * shape[3]
     path.with_suffix(".json").write_bytes(

@@ -193,8 +193,9 @@ def _list_images_of_tree(
         else:
             names.append(name)
     folder = f"images: {root}/{split}/"
+    endings = f"images end in {', '.join(IMAGE_ENDINGS)}"
     if not names:
-        remedy = f"images end in {', '.join(IMAGE_ENDINGS)}"
+        remedy = endings
         if outside:
             remedy = f"move each into {split}/CLASS/"
         raise MisplacedImagesError(
@@ -204,8 +205,8 @@ def _list_images_of_tree(
     classes = {name.split("/")[1] for name in names}
     if len(classes) == 1:
         raise MisplacedImagesError(
-            f"{folder} has one class folder only, {classes.pop()}, and a training needs two; if "
-            "the classes are folders in it, move them one folder up"
+            f"{folder} has one class folder only, {classes.pop()}, with images, and a training "
+            f"needs two; {endings}; if the classes are folders in it, move them one folder up"
         )
     return list(map(os.fsencode, names))
 

@@ -75,8 +75,7 @@ def forecast_quantities(
     }
     threads_W = site.cpu_thread_W * (work["workers"][:, None] + 1)
     cpu_W = (site.cpu_W or np.nan) / of_node + threads_W
-    # of energies without memory it has no part
-    ram_W = (0.0 if fit.runs.scope == "gpu+cpu" else site.ram_W or np.nan) / of_node
+    ram_W = (site.ram_W or np.nan) / of_node
     gpu_W = power_W - cpu_W - ram_W
     if fit.runs.scope == "gpu":
         cpu_W = np.nan

@@ -115,7 +115,7 @@ def sync_to_disk(path: Path) -> None:
 
 def default_runs_dir() -> Path:
     """Return the folder of the records where nobody names one."""
-    return Path(os.environ.get("ENERGYNN_RUNS") or "runs")
+    return Path(os.path.expanduser(os.environ.get("ENERGYNN_RUNS") or "runs"))
 
 
 def hash_file(path: Path | str, algorithm: str = "sha256") -> str:

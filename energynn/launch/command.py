@@ -62,7 +62,7 @@ def measure_command(
     """
     rank, size = rank_and_size()
     children = []
-    ear = supervise.start_ear()
+    ear = supervise.start_ear(shlex.join(command))
     stopped = supervise.forward_signals(children, ear)
     run_dir = _choose_run_folder(command, out, rank, size)
     if rank == 0:
@@ -220,7 +220,8 @@ def _run_command(
         )
     children.append(child)
     for number in stopped:  # they came before there was a process to pass them on to
-        child.send_signal(number)
+        with contextlib.suppress(OSError):
+            child.send_signal(number)
     status = child.wait()
     size_B = sum(int(each.suffix[1:]) for each in folder.glob(f"{SIZE_FILE}.*"))
     metrics = {SIZE_FILE: size_B} if size_B else {}

@@ -183,16 +183,15 @@ def make_segment_folder(run_dir: Path) -> Path:
     return folder
 
 
-def start_ear() -> subprocess.Popen:
-    """Start a process that dies of what all processes of this group hear, as of a Ctrl-C, of
-    `timeout` and of Slurm.
+def start_ear(command: str) -> subprocess.Popen:
+    """Start a shell that reads what never comes, until this process ends, or what its group hears,
+    as a Ctrl-C, or all that bear the command's words, as by `pkill -f`.
     """
     return subprocess.Popen(
-        ["sleep", "infinity"],
-        preexec_fn=partial(processes.end_with_parent, os.getpid()),
+        ["sh", "-c", "read -r _", command],
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        **DETACHED_PROCESS_OPTIONS | {"start_new_session": False},
     )
 
 
@@ -208,13 +207,21 @@ def forward_signals(
     stopped = []
 
     def note_signal(number: int, _frame) -> None:
+        nonlocal ear
         stopped.append(number)
+        if ear is None:
+            return
+        asked = ear
+        with suppress(subprocess.TimeoutExpired):
+            asked.wait(EAR_PATIENCE_S)
+        is_heard = asked.returncode is not None
+        if is_heard and asked is ear:
+            ear = start_ear(asked.args[-1])  # for the next one
         for child in children:
-            with suppress(subprocess.TimeoutExpired):
-                ear.wait(EAR_PATIENCE_S)
-            if ear.returncode != -number:
-                # of another user, as of sudo: a terminal reaches it
-                with suppress(PermissionError):
+            # one of another user, as of sudo, hears a terminal
+            with suppress(OSError):
+                # and one with a group of its own, as `timeout`, nothing of this one
+                if not is_heard or os.getpgid(child.pid) != os.getpgrp():
                     child.send_signal(number)
 
     for number in SIGNALS:

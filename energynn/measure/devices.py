@@ -49,12 +49,7 @@ def visible_gpus(intent: dict) -> dict[str, list[str]]:
         not is_told
         or None in uuids
         or inventory.unaccounted
-        or "AMD"
-        in [
-            vendor
-            for address, vendor in kernel.list_training_devices().items()
-            if address not in intent.get("left_out", [])
-        ]
+        or "AMD" in kernel.list_training_devices().values()
     ):
         return {}
     return {"gpus": sorted(uuids)}

@@ -96,10 +96,12 @@ def choose(inventory: SensorInventory, faults: dict[str, str]) -> None:
 
     Where no RAPL zone works at all, as in many virtual machines, the estimate stands for the CPU.
     """
-    broken = [sensor for sensor in inventory.sensors if sensor.id in faults]
-    working = [sensor for sensor in inventory.sensors if sensor.id not in faults]
+    found = inventory.sensors
+    working = [sensor for sensor in found if sensor.id not in faults]
     if any(sensor.component == "cpu" and sensor.kind != "busy" for sensor in working):
-        working = [sensor for sensor in working if sensor.kind != "busy"]
+        found = [sensor for sensor in found if sensor.kind != "busy"]
+        working = [sensor for sensor in found if sensor.id not in faults]
+    broken = [sensor for sensor in found if sensor.id in faults]
     has_rapl = any(sensor.is_zone for sensor in working)
     first: dict[tuple[str, str], Sensor] = {}
     for sensor in working + broken:
@@ -256,6 +258,9 @@ def cpu_estimate_sensor(model: dict) -> Sensor:
 # as NVML says that there is nothing for it
 NVML_ABSENCES = (
     "ModuleNotFoundError",
+    "ImportError",
+    "AttributeError",
+    "NVMLError_GpuNotFound",
     "NVMLError_LibraryNotFound",
     "NVMLError_DriverNotLoaded",
 )

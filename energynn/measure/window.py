@@ -307,9 +307,8 @@ def _sampler_of_process(no_gpu: bool) -> SamplerProcess:
         system = machine.load_system(path)
         asked = f"{no_gpu} {os.environ.get('CUDA_VISIBLE_DEVICES')} {system}"
         with _samplers_lock:
-            if asked not in _running_samplers or not is_alive(
-                _running_samplers[asked].process
-            ):
+            known = _running_samplers.get(asked)
+            if not (known and is_alive(known.process) and known.file.exists()):
                 _running_samplers[asked] = _start_window_sampler(no_gpu, path, system)
             return _running_samplers[asked]
     except (ValueError, OSError) as error:
