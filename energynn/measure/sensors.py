@@ -558,7 +558,9 @@ class Sampler:
             self.faults.pop(sensor.id, None)
             one = energy.energy_curve(sensor, times_s, column, self.period_s)
             sensor.update_s = one.sensor.update_s
-            if sensor.kind != "power" and not np.ptp(good):
+            # an idle machine's busy time may stand still; since boot it is not 0, but in gVisor
+            is_never_busy = sensor.kind == "busy" and not good.any()
+            if is_never_busy or sensor.kind == "energy" and not np.ptp(good):
                 self.faults[sensor.id] = f"does not move: it shows {good[0]:.0f}"
             elif sensor.component == "gpu":
                 watts[sensor.id] = np.ptp(one.energy_J) / np.ptp(one.t_s)

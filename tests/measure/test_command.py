@@ -265,7 +265,7 @@ def test_a_kill_leaves_nothing_of_what_the_command_has_started(
 
 
 SAVING = """import pathlib, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 pathlib.Path("begun").touch()
 try:
     time.sleep(60)
@@ -275,13 +275,12 @@ finally:
 """
 
 
-@pytest.mark.parametrize("send", [os.killpg, os.kill])
-def test_a_command_is_asked_once_to_end_and_may_save_what_it_has(tmp_path, send):
+@pytest.mark.parametrize("send, how", [(os.killpg, "exec"), (os.kill, "command")])
+def test_a_command_is_asked_once_to_end_and_may_save_what_it_has(tmp_path, send, how):
     """As by Slurm or `timeout`, which ask all of a group, and as by a person, who asks measure."""
     (tmp_path / "train.py").write_text(SAVING)
-    words = ["sh", "-c", f"{sys.executable} train.py; true"]
-    more = dict(start_new_session=True, cwd=tmp_path)
-    started = start(tmp_path / "run", *words, **more)
+    words = ["sh", "-c", f"{how} {sys.executable} train.py; true"]
+    started = start(tmp_path / "run", *words, start_new_session=True, cwd=tmp_path)
     wait_until((tmp_path / "begun").exists)
     send(started.pid, signal.SIGTERM)
     assert started.wait(60) == 143 and (tmp_path / "saved").exists()
