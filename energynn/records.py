@@ -233,6 +233,12 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
         if any(limits_W):
             result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
     for of_start in by_segment.values():
+        # as of a node that died before its disk had them
+        ranks = {one["rank"] for one in events_of_kind(of_start, "rank_start")}
+        lost = 0 if is_command else intent["devices"] - len(ranks)
+        if lost > 0 and events_of_kind(of_start, "training_start"):
+            text = f"{lost} ranks of a start left no events: their energy is missing"
+            result["doubts"].append(energy.refusal("D", text))
         # a training and its validation may tell of the same epoch, by other names
         names = [
             (one["epoch"], name)

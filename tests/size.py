@@ -12,13 +12,13 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NOT_COUNTED = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENCODING,
-    tokenize.ENDMARKER,
+    "COMMENT",
+    "NL",
+    "NEWLINE",
+    "INDENT",
+    "DEDENT",
+    "ENCODING",
+    "ENDMARKER",
 }
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -38,11 +38,13 @@ def docstring_lines(source: str) -> set[int]:
 def of_source(source: str) -> tuple[int, int]:
     """Count the code tokens of a source, and the lines that hold them."""
     docstrings = docstring_lines(source)
-    tokens, lines = 0, set()
+    tokens, lines, depth = 0, set(), 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in NOT_COUNTED and token.start[0] not in docstrings:
-            tokens += 1
+        name = tokenize.tok_name[token.type]
+        if name not in NOT_COUNTED and token.start[0] not in docstrings:
+            tokens += not depth  # of an f-string, whose parts Python 3.12 tells, one
             lines.update(range(token.start[0], token.end[0] + 1))
+        depth += (name == "FSTRING_START") - (name == "FSTRING_END")
     return tokens, len(lines)
 
 

@@ -156,6 +156,7 @@ def convert_to_our_unit(name: str, values: np.ndarray, unit: str | None) -> np.n
         # names, but no symbols, in any letters: Kelvin, Pascals
         unit = re.sub(r"\b[A-Z][a-z]{4,}", lambda word: word[0].lower(), unit)
         unit = re.sub(r"\bmb\b", "hPa", unit)
+        unit = re.sub(r"\bdeg(ree)?s? ", "", unit)  # none of ours is an angle
         quantity = registry.Quantity(values, unit)
         if ours == "m2/s2" and quantity.check("[length]"):
             quantity = quantity * registry.Quantity(GRAVITY_M_S2, "m/s2")

@@ -8,7 +8,12 @@ from energynn.data import imagenet, photographs
 from energynn.data.folders import list_files, verify_tree
 from energynn.experiment.config import NAME_PATTERN, ResNet50Config, RunConfig
 from energynn.host import reading
-from energynn.host.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
+from energynn.host.files import (
+    DATA_MANIFESTS,
+    IS_CHECKOUT,
+    REPOSITORY,
+    require_writable_path,
+)
 
 # their files lie beside their manifests
 EMBEDDED_SETS = (
@@ -112,6 +117,7 @@ def verify(dataset: str, folder: Path | None = None, every_byte: bool = False) -
 def make_photographs(folder: Path) -> None:
     """Make photographs at first use."""
     if not folder.is_dir():
+        require_writable_path(folder)
         photographs.write_crops(folder)
 
 

@@ -165,6 +165,7 @@ def time_residuals(fit: Fit, point: np.ndarray) -> np.ndarray:
     return logs[..., 0, :] - np.log(seen.time_s)
 
 
+@np.errstate(invalid="ignore")  # a fit may try a negative power, and goes back
 def power_residuals(fit: Fit, point: np.ndarray) -> np.ndarray:
     """Compute relative errors of the known powers: of the whole, or of parts, relative to it."""
     seen = fit.runs.where_made
@@ -318,12 +319,12 @@ def _fits_with_one_more(seen: ObservedRuns, best: Fit, names: list[str]) -> list
 
 
 def _is_term_shown(fit: Fit) -> bool:
-    """Tell whether the term that entered last is above 0; within a node a limit is one that two
-    numbers of devices reach, as the runs of one may have been disturbed.
+    """Tell whether the term that entered last is above 0; on one or two nodes a limit is one that
+    two numbers of devices reach, as the runs of one may have been disturbed.
     """
     name = fit.entered[-1]
     work = fit.runs.where_made.work
-    if fit.values[name] <= 0 or name != "storage" or np.ptp(work["nodes"]):
+    if fit.values[name] <= 0 or name != "storage" or work["nodes"].max() > 2:
         return fit.values[name] > 0
     is_limited = model.times_by_cause_s(fit.values, work)[name] > 0
     return len(np.unique(work["devices"][is_limited])) > 1
@@ -334,14 +335,17 @@ def _candidate_terms(fit: Fit) -> list[str]:
 
     A term is hinted at if one Newton step makes it larger than HINT_RATIO times its error. The
     exchange's power has no slope. Nor has storage, which is tried where the times are missed by
-    more than was expected.
+    more than was expected. What hides within a node need not between nodes: its term stays open.
     """
     names = []
+    is_on_one_node = fit.runs.work["nodes"].max() == 1
     residuals = functools.partial(time_residuals, fit)
     residual, slopes = value_and_jacobian(residuals, fit.point)
     slope = -slopes.T @ residual / fit.errors[0] ** 2
     for index in np.flatnonzero(fit.open_terms):
         name = fit.names[index]
+        if name == "overlap" and is_on_one_node:
+            continue
         chosen = ~fit.open_terms
         chosen[index] = True
         term = TERMS[name]
@@ -368,7 +372,6 @@ def _fit_times_and_powers(seen: ObservedRuns, entered: tuple[str, ...]) -> Fit:
     return fit
 
 
-@np.errstate(invalid="ignore")  # it may try a negative power or time, and goes back
 def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals) -> Fit:
     """Fit the free parameters to times (row 0) or powers (1), and estimate the model's error."""
     prior = np.linalg.inv(before.covariance)
@@ -706,7 +709,7 @@ def read(path: Path, workload: str = "", site: Site | None = None) -> Fit:
         )
     seen = msgspec.convert(content.get("runs"), ObservedRuns)
     is_others = site and site.name != seen.site.name
-    if workload not in ("", seen.workload) or is_others:
+    if workload not in ("", seen.workload) or is_others or not seen.taken:
         raise ValueError(
             f"{path}: is of {seen.workload} on {seen.site.name}; give another, which "
             "`energynn forecast fit` writes of that workload with that --system"

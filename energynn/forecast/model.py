@@ -30,11 +30,11 @@ All of one GPU with its part of a node. Bandwidth: of a node's link, or between 
 node.
 
 ``work`` is a record array, (configurations,): what one GPU does, and where. devices_of_node: in
-use on each node, as a mean. is_full: whether a node has all in use. workers: of each GPU's
-loader. Of an epoch of one GPU: trained and evaluated samples, of these validated ones, passes,
-filled (samples of the first local batches), updates (where gradients of several local batches add
-up, each counts as one). allreduce_s: of one of them, as a mean, at the full bandwidth.
-step_period_s: from one update to the next at least.
+use on each node, as a mean. sharers: devices that share a limit of loading. is_full: whether a node
+has all in use. workers: of each GPU's loader. Of an epoch of one GPU: trained and evaluated
+samples, of these validated ones, passes, filled (samples of the first local batches), updates
+(where gradients of several local batches add up, each counts as one). allreduce_s: of one of them,
+as a mean, at the full bandwidth. step_period_s: from one update to the next at least.
 """
 
 from typing import NamedTuple
@@ -80,7 +80,7 @@ TERMS = {
     ),
     "repeated": Term("1", "part of others' validation that each rank makes", 0.01, 1.0),
     "kappa_storage": Term("1", "further time of a sample for each node", 0.0005, 0.05),
-    "storage": Term("us", "one sample from what all devices share", 0.001, 1.0),
+    "storage": Term("us", "one sample from what devices share", 0.001, 1.0),
     "congestion": Term(
         "1", "more of an all-reduce for each doubling of nodes", 0.03, 3.0
     ),
@@ -112,7 +112,7 @@ def times_by_cause_s(
     starts_s = work["passes"] * start_s + work["begun"] * values.get("t_epoch", 0.0)
     update_s = values["t_update"] + 1e-6 * values["latency"] * (work["devices"] - 1)
     exchange_s = work["allreduce_s"] / values["efficiency"] * np.exp(-values["overlap"])
-    stored = 1e-6 * values["storage"] * work["epochs"] * samples * work["devices"]
+    stored = 1e-6 * values["storage"] * work["epochs"] * samples * work["sharers"]
     updates = work["epochs"] * work["updates"]
     times = {
         "images": images,

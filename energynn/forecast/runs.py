@@ -182,6 +182,8 @@ def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
     # guess is wrong. Of cores their contention stands for it.
     guessed = site.gpu != "" and any(each.devices > 1 for each in seen.configs)
     size = run.local_batch_size or guessed * GUESSED_LOCAL_BATCH_SIZE
+    # one node cannot tell its own cores from a storage that all nodes share
+    is_shared = any(site.nodes_of(each.devices) > 1 for each in seen.configs)
     updates = trained // (size * accumulated) * accumulated if size else 0
     gradient_bytes = epoch.gradient_bytes or guessed * GUESSED_GRADIENT_BYTES
     # Where it is not known, `outside` says so.
@@ -191,6 +193,7 @@ def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
         "devices": run.devices,
         "nodes": nodes,
         "devices_of_node": run.devices / nodes,
+        "sharers": run.devices if is_shared else run.devices / nodes,
         "is_full": run.devices >= site.devices_per_node,
         "local_batch_size": run.local_batch_size,
         "workers": workers,

@@ -40,7 +40,8 @@ def require_writable_path(path: Path) -> None:
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise ValueError(
-            f"{path}: {folder} is no folder that you may write to; give another name"
+            f"{path}: {folder} is no folder that you may write to; give another name, or work in "
+            "a clone of your own"
         )
 
 

@@ -17,6 +17,7 @@ from energynn.experiment.config import RunConfig, parse_years
 from energynn.host import launchers, processes
 from energynn.host.files import (
     REPOSITORY,
+    atomic_write,
     is_locked,
     newest_checkpoint_name,
     write_json,
@@ -110,6 +111,9 @@ def _start_supervisor(run_dir: Path, lock_file: int) -> None:
             except KeyboardInterrupt as stop:  # the record will say so
                 # the command line makes one of a SIGTERM, with its number
                 number = stop.args[0] if stop.args else signal.SIGINT
+                # before it listens, one would end it without a record
+                while supervisor.poll() is None and not is_locked(run_dir / "run.json"):
+                    time.sleep(0.1)
                 supervisor.send_signal(number)
 
 
@@ -148,8 +152,8 @@ def prepare_intent(config: RunConfig, run_dir: Path) -> dict:
     values = configuration.asdict(config)
     path = machine.system_file(runs_dir, config.system)
     if not path.exists():  # for a person to edit
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(machine.SYSTEM_TOML_TEMPLATE)
+        with atomic_write(path) as file:
+            file.write(machine.SYSTEM_TOML_TEMPLATE.encode())
     supervise.lock_host().close()
     return supervise.start_facts(run_dir, path, described, uses_gpus=on_gpu) | {
         "workload": config.workload,

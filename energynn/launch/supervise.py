@@ -165,7 +165,12 @@ def status_and_reason(
     silence = f"{who} ended without a word{by}"
     if bad:
         told = [end for end in bad if launchers.LOST_RANK_TEXT not in end["reason"]]
-        first = min(told or bad, key=lambda end: end["t_wall_ns"])
+        # who has the sampler of a command ends last, whatever came first
+        ended = {
+            one["rank"]: one["t_wall_ns"]
+            for one in [*ends, *events_of_kind(events, "training_end")]
+        }
+        first = min(told or bad, key=lambda end: ended[end["rank"]])
         reason = first["reason"]
         if size > 1:
             reason = f"rank {first['rank']}: {reason}"
@@ -285,7 +290,8 @@ def supervise_run(run_dir: Path, parent: int) -> None:
             reason = reason or "the process that started the run ended"
         if time.monotonic() > looked_s + POLL_PERIOD_S:
             looked_s = time.monotonic()
-            reason = reason or hang_reason(folder, intent["devices"])
+            with suppress(OSError):  # a disk that fails for a moment
+                reason = reason or hang_reason(folder, intent["devices"])
         time.sleep(0.05)
     # A signal may reach papermill, too, which ends: the ranks still have time.
     if reason and events_of_kind(read_events(folder), "training_start"):
@@ -297,7 +303,7 @@ def supervise_run(run_dir: Path, parent: int) -> None:
         ranks.terminate()
     processes.end_marked(folder)
     by = f", {intent['launcher']} with status {ranks.wait()}"
-    if ranks.wait() > 128:
+    if 128 < ranks.wait() < 193:  # 255 is an error of its own
         by += f" (signal {ranks.wait() - 128}; 9 is often a lack of memory)"
     by += _last_launcher_line(folder)
     status, why = status_and_reason(folder, intent["devices"], reason, by)

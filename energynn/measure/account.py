@@ -172,13 +172,12 @@ def _read_segment(
     folder: Path, events: list[dict], number: int, limits: dict
 ) -> list[HostAccount]:
     """Read the samples and phases of one start of a run, host by host."""
-    phases = read_phases(folder)
     hosts = []
     for path in list_samples_files(folder):
         faults: list[str] = []
         with join_faults(path.name, faults):
             if header := read_samples_header(path):
-                hosts.append(_read_host(path, header, events, number, phases, limits))
+                hosts.append(_read_host(path, header, events, number, limits))
         # what else is known of the run is worth its record
         for text in faults:
             reason = refusal("D", f"samples cannot be read: {text}")
@@ -193,7 +192,7 @@ def _read_segment(
 
 
 def _read_host(
-    path: Path, header: Header, events, number: int, phases: dict, limits: dict
+    path: Path, header: Header, events: list[dict], number: int, limits: dict
 ) -> HostAccount:
     """Account for one host: read its samples between the marks of its own ranks."""
     name = header.host
@@ -207,7 +206,8 @@ def _read_host(
     # A run that died trained until its last sample.
     end_ns = last_sample_time_ns(path)
     windows_s = _training_and_idle_windows_s(events, end_ns)
-    spans = _phase_spans(events, phases, gpus, end_ns)
+    # what a rank that has not said where it is has done belongs to nobody
+    spans = _phase_spans(events, read_phases(path.parent, gpus), end_ns)
     asked_s = [spans_ns.ravel() / 1e9 for spans_ns, *_ in spans.values()]
     streams, host.problems = read_sensor_streams(
         path, header, windows_s, np.concatenate([[], *asked_s])
@@ -298,19 +298,17 @@ def _mean_idle_power_W(streams: list[SensorStream], when: str) -> dict[str, floa
 
 
 def _phase_spans(
-    events: list[dict], phases: dict, gpus: dict[int, str], end_ns: int
+    events: list[dict], phases: dict[int, tuple], end_ns: int
 ) -> dict[int, tuple]:
     """Give the phases of each rank of a host that trained.
 
-    gpus: the UUID of each rank's own. Returns rank -> (spans in ns, phase index, names): (2, phases
-    + 1) begin and end, of which the last is the training itself, as phase 0 with the name ``idle``;
-    (phases + 1,) of int; a list.
+    Returns rank -> (spans in ns, phase index, names): (2, phases + 1) begin and end, of which the
+    last is the training itself, as phase 0 with the name ``idle``; (phases + 1,) of int; a list.
     """
     starts_ns = event_ns(events, "training_start")
     ends_ns = event_ns(events, "training_end")
     spans = {}
-    # what a rank that has not said where it is has done belongs to nobody
-    for rank in phases.keys() & starts_ns.keys() & gpus.keys():
+    for rank in phases.keys() & starts_ns.keys():
         kinds, begin_ns, until_ns, names = phases[rank]
         training_ns = starts_ns[rank], ends_ns.get(rank, end_ns)
         spans_ns = np.clip([begin_ns, until_ns], *training_ns)

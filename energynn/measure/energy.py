@@ -210,6 +210,7 @@ def test_possible_readings(one: SensorEvidence, limits: dict) -> Iterator[str]:
     # M: a counter never falls, its wrap aside, and no power is negative.
     if one.falls:
         yield refusal("M", f"{one.sensor.id} fell or was negative {one.falls} times")
+        return  # what follows from its sum is no fault of its own
     if one.sensor.kind != "busy" and one.least <= one.most:
         # a CPU always works; a GPU that says it does not, and that no rank names, may be still
         is_idle = one.sensor.component == "gpu" and one.is_busy is False
@@ -313,6 +314,8 @@ def _powers_that_check(
     one: SensorEvidence, evidence: list[SensorEvidence]
 ) -> list[SensorEvidence]:
     """List the powers that check a counter and can tell: read, and not too slow."""
+    if one.falls:
+        return []
     return [
         other
         for other in evidence

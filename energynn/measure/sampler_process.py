@@ -27,7 +27,10 @@ READY_LIMIT_S = 60.0
 
 
 def start_sampler(
-    folder: Path, size: int, stopped: list[int], take_host: Callable | None = None
+    folder: Path,
+    size: int,
+    stopped: list[int],
+    take_host: Callable = contextlib.ExitStack,
 ) -> tuple[Callable[[], None], int]:
     """Start this host's sampler, or wait for the one that another rank of this host has started.
 
@@ -46,7 +49,7 @@ def start_sampler(
             lambda: has_samples(folder, host), f"the first sample of {host} in {folder}"
         )
         return ours.close, 0
-    held = [owner, take_host and take_host()]
+    held = [owner, take_host()]
     here = min(size, count_ranks_of_this_host(size))
     program = "from energynn.measure.sampler_process import sample_for_parent; "
     sampler = subprocess.Popen(
@@ -73,7 +76,8 @@ def start_sampler(
             sampler.communicate(b"stop\n", timeout=STOP_TIMEOUT_S)
         sampler.kill()
         sampler.wait()
-        held.clear()
+        for each in held:
+            each.close()
 
     return stop_sampler_process, sampler.pid
 

@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -321,14 +321,16 @@ def event_ns(events: list[dict], kind: str, who: str = "rank") -> dict:
     return {event[who]: event["t_mono_ns"] for event in events_of_kind(events, kind)}
 
 
-def read_phases(folder: Path) -> dict[int, tuple]:
-    """Read the phases of each rank on its host's monotonic clock.
+def read_phases(folder: Path, ranks: Collection[int]) -> dict[int, tuple]:
+    """Read the phases of these ranks, each on its host's monotonic clock.
 
     Returns rank -> (phase index, begin ns, end ns, names): arrays (phases,) of int, which do not
     overlap, and a list of names.
     """
     phases = {}
     for rank, path in _list_files_of_ranks(folder, "phases"):
+        if rank not in ranks:  # those of all hosts need more memory than a node has
+            continue
         names = []
         parts = [np.zeros((3, 0), dtype=np.int64)]
         for line in _read_json_lines(path):

@@ -109,5 +109,7 @@ def phase_times(run_dir: Path) -> dict[int, dict[str, float]]:
             name: float((end_ns - begin_ns)[kinds == kind].sum()) / 1e9
             for kind, name in enumerate(names)
         }
-        for rank, (kinds, begin_ns, end_ns, names) in read_phases(run_dir).items()
+        for rank, (kinds, begin_ns, end_ns, names) in read_phases(
+            run_dir, range(9)
+        ).items()
     }

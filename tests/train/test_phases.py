@@ -91,7 +91,7 @@ def test_every_phase_is_on_disk_with_its_instants(tmp_path):
             time.sleep(0.01)
         marks.append((phase, begun, time.monotonic_ns()))
         timer.write()
-    kinds, begin_ns, end_ns, names = read_phases(tmp_path)[3]
+    kinds, begin_ns, end_ns, names = read_phases(tmp_path, [3])[3]
     assert names == list(phases.PHASE_NAMES)
     found = zip(kinds, begin_ns, end_ns, marks, strict=True)
     for kind, begin, end, (phase, earliest, latest) in found:
