@@ -26,6 +26,7 @@ from energynn.measure.samples import (
     read_pieces,
     read_samples_header,
 )
+from energynn.measure.sensors import plain_name
 from energynn.measure.stream import SensorStream, read_sensor_streams
 
 MIN_IDLE_SAMPLES = 5
@@ -200,7 +201,7 @@ def _read_host(
     events = [event for event in events if event["host"] == name]
     unread = _leave_out_unused_gpus(header.sensors, events)
     gpus = {
-        event["rank"]: devices.plain_uuid(event.get("gpu_uuid"))
+        event["rank"]: plain_name(event.get("gpu_uuid", ""))
         for event in events_of_kind(events, "rank_start")
     }
     # A run that died trained until its last sample.
@@ -270,7 +271,7 @@ def _leave_out_unused_gpus(sensors: list[Channel], events: list[dict]) -> list[s
 
 
 def _gpu_uuid(sensor: Channel) -> str:
-    return devices.plain_uuid(sensor.notes.get("uuid"))
+    return plain_name(sensor.notes.get("uuid", ""))
 
 
 # ------------------------------------------------------------------------------------------ idle

@@ -62,7 +62,7 @@ def used_devices(events: list[dict]) -> set[str] | None:
         told = [event["gpu_uuid"]] if event.get("gpu_uuid") else event.get("gpus")
         if told is None:
             return None
-        uuids |= set(map(plain_uuid, told))
+        uuids |= set(map(sensors.plain_name, told))
     return uuids
 
 
@@ -75,11 +75,6 @@ def ranks_of_namesake(host, events: list[dict]) -> list[str]:
         f"another machine is called {host.name}, too, and has no samples; give each its own name "
         "(hostnamectl hostname NAME)"
     ]
-
-
-def plain_uuid(uuid: str | None) -> str:
-    """Write a GPU's UUID as torch does, NVML begins it with GPU-; "" where there is none."""
-    return (uuid or "").removeprefix("GPU-").lower()
 
 
 def device_differences(parts: list[list]) -> list[str]:

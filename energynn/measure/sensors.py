@@ -46,7 +46,7 @@ class Sensor(Channel, kw_only=True):
     def names(self) -> set[str]:
         """Names by which a person may leave it out."""
         place = self.id, self.component, self.device_name
-        return set(map(_plain_name, [*place, *self.notes.values()]))
+        return set(map(plain_name, [*place, *self.notes.values()]))
 
     @property
     def is_zone(self) -> bool:
@@ -68,7 +68,7 @@ def drop_left_out_sensors(inventory: SensorInventory, names: Collection[str]) ->
     what a device tells of itself: a UUID, a PCI address. Of a CPU that is left out no estimate
     counts.
     """
-    left_out = set(map(_plain_name, names))
+    left_out = set(map(plain_name, names))
     before = inventory.sensors
     lines = inventory.unaccounted
     kept = [one for one in before if left_out.isdisjoint(one.names)]
@@ -81,14 +81,16 @@ def drop_left_out_sensors(inventory: SensorInventory, names: Collection[str]) ->
     inventory.unaccounted = [] if "gpu" in left_out else unread
     known = {"gpu"}.union(*named.values(), *(one.names for one in before))
     for name in names:
-        more = "" if _plain_name(name) in known else ", but names nothing here"
+        more = "" if plain_name(name) in known else ", but names nothing here"
         inventory.problems.append(f"{name} is left out by system.toml{more}")
 
 
-def _plain_name(name) -> str:
-    """Write a name in one way: UUIDs as torch has them, PCI addresses as Linux."""
+def plain_name(name) -> str:
+    """Write a name in one way: UUIDs as torch has them, NVML begins one with GPU-, PCI addresses
+    as Linux.
+    """
     plain = str(name).lower().replace("dram", "ram")
-    return re.sub(r"^(gpu-(?=\w+-)|0000(?=[\da-f]{4}:))", "", plain)
+    return re.sub(r"^(gpu-|0000(?=[\da-f]{4}:))", "", plain)
 
 
 def choose(inventory: SensorInventory, faults: dict[str, str]) -> None:

@@ -77,7 +77,6 @@ def test_the_remedy_that_is_told_helps_every_command(small_board, command):
         ("GPU-1", ["gpu_1_power"]),
         ("gpu-1", ["gpu_1_power"]),
         ("00000000:03:00.0", []),
-        ("0", []),
     ],
 )
 def test_what_is_left_out_is_named_by_device_or_sensor(name, gone):
