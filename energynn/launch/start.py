@@ -48,7 +48,7 @@ def make_run(
     runs_dir = Path(runs_dir).absolute()
     run_dir = configuration.folder(config, runs_dir)
     until_s = time.monotonic() + START_WAIT_S
-    while is_locked(run_dir / records.START_LOCK) and time.monotonic() < until_s:
+    while records.is_run_locked(run_dir) and time.monotonic() < until_s:
         print_lines(f"{run_dir.name}: waits for the end of another start")
         time.sleep(2.0)
     if records.has_valid_record(run_dir):
