@@ -472,7 +472,7 @@ class Sampler:
     def stop(self) -> None:
         """Sample until every sensor had time to show the end, and once more."""
         late_s = [sensor.update_s or 0.0 for sensor in self.inventory.sensors]
-        time.sleep(max(late_s, default=0.0))  # all may be left out
+        time.sleep(max(late_s))
         self.stopping.set()
         self.thread.join(self.STOP_PATIENCE_S)
 

@@ -291,7 +291,7 @@ class SamplerProcess:
 
     def has_sampled(self, end_ns: int) -> bool:
         """Tell whether each sensor has had time to show what was at an instant."""
-        late_s = max((one.update_s or 0.0 for one in self.header.sensors), default=0.0)
+        late_s = max(one.update_s or 0.0 for one in self.header.sensors)
         # its file goes with a parent
         return last_sample_time_ns(self.file) > end_ns + late_s * 1e9
 

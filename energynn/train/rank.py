@@ -4,7 +4,6 @@ happens.
 
 import errno
 import importlib
-import json
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from energynn.experiment import config as configuration
 from energynn.host import launchers
+from energynn.host.reading import read_json
 from energynn.measure.sampler_process import start_sampler
 from energynn.measure.samples import Events, has_samples, run_dir_of
 from energynn.train.distributed import Interrupted, LostRank, end_all_ranks
@@ -32,7 +32,7 @@ def run_rank(folder: str | Path) -> None:
     try:
         # blocked until now, see perun_adapter.PERUN_PROGRAM
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        intent = json.loads((run_dir / "run.json").read_text())
+        intent = read_json(run_dir / "run.json")
         # "auto" is what the launcher found; a torch that sees no GPU does not train on a core then
         found = {"device": intent["device_kind"].split()[0]}
         named = intent["workload"]  # by who started the run
