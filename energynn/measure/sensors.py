@@ -485,6 +485,8 @@ class Sampler:
                 "and measure again",
                 file=sys.stderr,
             )
+        finally:
+            self.has_begun.set()  # who waits for it need not wait longer
 
     def _sample_until_stopped(self) -> None:
         self._watch_sensors()
