@@ -38,7 +38,7 @@ from energynn.measure.samples import (
 from energynn.measure.window import SIZE_FILE
 
 IDLE_BASELINE_S = 1.0  # before and after the command
-FILES_BEFORE_START_PATTERN = r"run\.json|\.(start|ranks-.*|sampler-.*)"
+FILES_BEFORE_START_PATTERN = r"run\.json|samples-.*|\.(start|ranks-.*|sampler-.*)"
 SHORTEST_PERIOD_S = 0.01  # a period that sensors can be read with
 LEFTOVER_GRACE_S = 8.0  # for a checkpoint of what the command has left behind
 CANNOT_START_EXIT_STATUS = 126  # as shells say it
