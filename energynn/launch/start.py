@@ -252,9 +252,7 @@ def begin_run(intent: dict, run_dir: Path) -> None:
             return
         if not (run_dir / "record.json").exists():  # its launcher was killed
             print_lines(records.recover_record(run_dir))
-        superseded = run_dir.parent / "superseded"
-        attempts = list(superseded.glob(f"{run_dir.name}.*"))
-        aside = superseded / f"{run_dir.name}.{len(attempts) + 1}"
+        aside = run_dir.parent / "superseded" / f"{run_dir.name}.{time.time_ns()}"
         aside.mkdir(parents=True)
         # not the folder itself: papermill may be writing its notebook there
         for path in run_dir.iterdir():

@@ -582,7 +582,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path):
     (run_dir / "checkpoint" / "5.pt").touch()
     start.begin_run(intent, run_dir)
     assert not list(run_dir.glob("segment-*"))
-    assert list(tmp_path.glob("local/superseded/run.1/checkpoint/5.pt"))
+    assert list(tmp_path.glob("local/superseded/run.*/checkpoint/5.pt"))
     many = prepared(run_dir, devices=64)
     assert "64 devices" in start.list_warnings(many)[0]
     checksum = run_dir / "checkpoint/5.sha256"
@@ -657,8 +657,8 @@ def test_a_run_started_twice_in_an_instant_goes_on_once(tmp_path, monkeypatch):
 def test_an_attempt_whose_launcher_was_killed_has_a_record_before_it_is_moved_aside(
     run_dir,
 ):
-    moved = run_dir.parent / "superseded" / f"{run_dir.name}.1"
     start.begin_run({}, run_dir)
+    (moved,) = run_dir.parent.glob(f"superseded/{run_dir.name}.*")
     record = records.read_record_if_any(moved)
     assert record.status == "killed" and record.energy_cpu_J > 0
     assert records.check(moved.parent) == []
