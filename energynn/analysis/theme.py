@@ -232,7 +232,7 @@ def log_axis(
     if base == 10 and (high < 50 * low or len(ticks) < 2):
         ticks = [step * power for power in powers for step in (1, 2, 5)]
         ticks = [tick for tick in ticks if low <= tick <= high]
-    ticks = ticks[:: 1 + (len(ticks) - 1) // 6]
+    ticks = ticks[:: 1 + len(ticks) // 7]
     channel = channel.scale(type="log", domain=[low, high], nice=False, padding=padding)
     return channel.axis(values=ticks, format="~g")
 
