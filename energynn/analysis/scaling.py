@@ -46,21 +46,19 @@ class ScalingPanels:
         """Draw the speed-up against the ratio of GPUs to the base run, and the ideal line."""
         rows = self.rows.query("devices > base_devices")
         rows = observations.std_bounds(rows, "speed_up")
-        rows = rows.assign(ratio=rows["devices"] / rows["base_devices"])
-        of_model = self._model_of("speed_up").rename(columns={"value": "speed_up"})
-        of_model["ratio"] = of_model["devices"] / of_model["base_devices"]
-        of_model = of_model.query("ratio >= 1")
+        of_model = self._model_of("speed_up").query("devices >= base_devices")
+        rows, of_model = (
+            part.assign(ratio=part["devices"] / part["base_devices"])
+            for part in (rows, of_model)
+        )
         ends = [1.0, max([*rows["ratio"], *of_model["ratio"]])]
         x = alt.X("ratio:Q", title="GPUs over the base's")
         x = theme.log_axis(x, ends, base=2.0, padding=6)
-        y = alt.Y("speed_up:Q", title="speed-up")
-        y = theme.log_axis(y, [*rows["speed_up"], *ends], base=2.0, padding=6)
-        points = alt.Chart(rows, title=title, **self.size).mark_point(filled=True)
-        points = points.encode(x, y, **self.channels)
-        ideal = alt.Chart(pd.DataFrame({"ratio": ends, "speed_up": ends})).encode(x, y)
+        ideal = alt.Chart(pd.DataFrame({"ratio": ends})).encode(x, y="ratio:Q")
         ideal = ideal.mark_line(color=theme.GREY_COLOUR, strokeWidth=1.3)
-        curves = theme.draw_model_curves(of_model, x, y, self.channels["color"])
-        return alt.layer(ideal, *curves, points)
+        return self._panel(
+            rows, of_model, x, "speed-up", title, ends, [ideal], base=2.0
+        )
 
     def against_hours(self, title: str, unit: str = "kWh") -> alt.LayerChart:
         """Draw energies in kWh or Wh over GPU hours, with one standard deviation to each side.
@@ -81,11 +79,12 @@ class ScalingPanels:
         return self._panel(over, of_model, x, f"energy ({unit})", title, between=lines)
 
     def _panel(
-        self, rows, of_model, x, y_title, title, extra_limits=(), between=()
+        self, rows, of_model, x, y_title, title, extra_limits=(), between=(), base=10.0
     ) -> alt.LayerChart:
         """Draw the model's curves, what stands between, and points with their bars."""
         ends = [*rows["low"], *rows["high"], *of_model["low"], *of_model["high"]]
-        y = theme.log_axis(alt.Y("value:Q", title=y_title), [*ends, *extra_limits])
+        y = alt.Y("value:Q", title=y_title)
+        y = theme.log_axis(y, [*ends, *extra_limits], base=base)
         points = theme.draw_points_with_error_bars(
             alt.Chart(rows, title=title, **self.size), x, y, **self.channels
         )
