@@ -53,7 +53,7 @@ PARAMETERS_THAT_MAY_DIFFER = {
 }
 
 
-class Observation(msgspec.Struct, frozen=True, dict=True):
+class Observation(msgspec.Struct, frozen=True):
     """What one configuration took, repeats as their mean.
 
     time_s: of the training. power_W: of one GPU, with its part of a node or alone, as the runs'
@@ -67,10 +67,6 @@ class Observation(msgspec.Struct, frozen=True, dict=True):
     repeats: int = 1
     spread: float = 0.0
     power_gpu_W: float | None = None
-
-    @functools.cached_property
-    def run(self) -> RunConfig:
-        return config.config_from_dict(self.config)
 
 
 class ObservedRuns(msgspec.Struct, frozen=True, dict=True):
@@ -93,7 +89,7 @@ class ObservedRuns(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def configs(self) -> list[RunConfig]:
-        return [each.run for each in self.taken]
+        return [config.config_from_dict(each.config) for each in self.taken]
 
     @functools.cached_property
     def work(self) -> np.ndarray:
