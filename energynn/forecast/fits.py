@@ -133,15 +133,11 @@ def conditional_covariance(covariance: np.ndarray, chosen: np.ndarray) -> np.nda
     return (result + result.T) / 2
 
 
-def jacobian(function, point: np.ndarray) -> np.ndarray:
-    """Differentiate a function of the parameters, (..., parameters), at a point or several."""
-    return value_and_jacobian(function, point)[1]
-
-
-def value_and_jacobian(
+def value_and_slopes(
     function: Callable, point: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute a function of the parameters at a point or several, and its ``jacobian``.
+    """Compute a function of the parameters at a point or several, and its slopes in each of them,
+    (..., parameters).
 
     It is asked once, for all points with their imaginary steps, (parameters, points, parameters).
     """
@@ -340,7 +336,7 @@ def _candidate_terms(fit: Fit) -> list[str]:
     names = []
     is_on_one_node = fit.runs.work["nodes"].max() == 1
     residuals = functools.partial(time_residuals, fit)
-    residual, slopes = value_and_jacobian(residuals, fit.point)
+    residual, slopes = value_and_slopes(residuals, fit.point)
     slope = -slopes.T @ residual / fit.errors[0] ** 2
     for index in np.flatnonzero(fit.open_terms):
         name = fit.names[index]
@@ -386,11 +382,14 @@ def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals)
         distance = (point - before.point) @ whiten
         return np.concatenate([data_residuals(point) / error, distance], axis=-1)
 
-    slopes_at = functools.partial(jacobian, residuals)
     for _ in range(MAX_ERROR_ITERATIONS):
         # parameters for an error, and the error for these parameters
         solution = optimize.least_squares(
-            residuals, free, slopes_at, method="lm", ftol=MIN_GAIN
+            residuals,
+            free,
+            lambda at: value_and_slopes(residuals, at)[1],
+            method="lm",
+            ftol=MIN_GAIN,
         )
         free = solution.x
         slopes = solution.jac
@@ -408,7 +407,7 @@ def _fit_one_outcome(before: Fit, row: int, is_free: np.ndarray, data_residuals)
     logdet_prior = np.linalg.slogdet(prior[np.ix_(is_free, is_free)])[1]
     deviance = (len(residual) + ERROR_WEIGHT) * np.log(squares) + distance @ distance
     deviance += logdet_posterior - logdet_prior
-    of_data = jacobian(data_residuals, point) / error
+    of_data = value_and_slopes(data_residuals, point)[1] / error
     precision = prior + of_data.T @ of_data
     errors = before.errors.copy()
     freedoms = before.freedom.copy()
@@ -475,7 +474,7 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     the others.
     """
     logs = functools.partial(log_times_and_powers, fit.names, work=work)
-    middle, slopes = value_and_jacobian(logs, fit.point)
+    middle, slopes = value_and_slopes(logs, fit.point)
     covariance = fit.conditional_covariance
     errors2 = np.maximum(fit.errors, scatter_of_runs(fit.runs)) ** 2
     # How wide priors are is known; only what follows from the errors needs Student's t.
@@ -496,7 +495,6 @@ def forecast_outcomes(fit: Fit, work: np.ndarray) -> dict[str, np.ndarray]:
     steps = np.array([*steps_of_open_terms(fit), *fit.rivals])
     shifts = logs(fit.point + steps) - middle
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
-    bends = np.zeros((2, len(work)))
     result = {}
     for name, parts in rows.items():
         has_time = 0 in parts
@@ -550,9 +548,9 @@ def profile_half_widths(fit: Fit, work: np.ndarray, quantile: np.ndarray) -> np.
     value = log_time_at(free)
     least = (residuals(free) ** 2).sum(axis=1)
     for part in INTERVAL_SEARCH_STEPS:
-        residual, slope = value_and_jacobian(residuals, free)
+        residual, slope = value_and_slopes(residuals, free)
         uphill = (residual[:, None] @ slope)[:, 0]
-        gradient = jacobian(log_time_at, free)
+        _, gradient = value_and_slopes(log_time_at, free)
         turned = np.swapaxes(slope, 1, 2)
         sides = np.stack([uphill, gradient], axis=2)
         to_best, direction = np.moveaxis(np.linalg.solve(turned @ slope, sides), 2, 0)
@@ -582,7 +580,7 @@ def has_unknown_exchange(fit: Fit, work: np.ndarray) -> np.ndarray:
     sizes = ["devices", "local_batch_size"]
     is_new = ~np.isin(work[sizes], fit.runs.work[sizes])
     is_elsewhere = fit.runs.where_made is not fit.runs
-    known = work["allreduce_s"] * work["local_batch_size"] * work["has_known_link"]
+    known = work["local_batch_size"] * work["has_known_link"]
     return (is_new | is_elsewhere) & (work["devices"] > 1) & (known == 0)
 
 

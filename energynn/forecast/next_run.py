@@ -45,8 +45,8 @@ def updated_fit(fit: Fit, made: RunConfig) -> Fit:
     outcomes = functools.partial(
         fits.log_times_and_powers, fit.names, work=fit.runs.work_of([made])
     )
-    slopes = fits.jacobian(outcomes, fit.point)[:, 0]
-    time_s = float(np.exp(outcomes(fit.point)[0, 0]))
+    logs, slopes = fits.value_and_slopes(outcomes, fit.point)
+    slopes = slopes[:, 0]
     # a power leaves the parameters of time, as in a fit
     slopes[1, ~np.isin(fit.names, [*POWER_PARAMETERS, "exchange"])] = 0.0
     covariance = fit.covariance
@@ -55,7 +55,10 @@ def updated_fit(fit: Fit, made: RunConfig) -> Fit:
         gain = covariance @ slopes[row]
         variance = fit.errors[row] ** 2 + slopes[row] @ gain
         covariance = covariance - np.outer(gain, gain) / variance
-    taken = [*fit.runs.taken, Observation(config.asdict(made), time_s)]
+    taken = [
+        *fit.runs.taken,
+        Observation(config.asdict(made), float(np.exp(logs[0, 0]))),
+    ]
     runs = msgspec.structs.replace(fit.runs, taken=taken)
     return dataclasses.replace(fit, runs=runs, covariance=covariance)
 
