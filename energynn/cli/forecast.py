@@ -19,7 +19,6 @@ from energynn.cli.options import (
     SystemOption,
     make_command_group,
     parse_parameters,
-    print_answer,
     print_json_or_text,
     require_finite,
     require_runs_dir,
@@ -163,10 +162,9 @@ def plan(
     advice = next_run.advise_next_run(
         made, [answer.runs[at] for at in answer.choices.values()]
     )
-    if as_json:
-        print_json_or_text(True, plan.plan_as_json(answer) | {"next_run": advice}, "")
-    else:
-        print_answer(f"{wording.plan_text(answer)}\n{advice['in_words']}")
+    table = plan.plan_as_json(answer) | {"next_run": advice}
+    words = f"{wording.plan_text(answer)}\n{advice['in_words']}"
+    print_json_or_text(as_json, table, words)
 
 
 @forecast.command()
