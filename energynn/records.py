@@ -396,7 +396,7 @@ def list_current_runs(runs_dir: Path) -> list[Path]:
     return [each for each in folders if each.parent.name != "superseded"]
 
 
-def check_labels(name: str = "", note: str = "") -> dict:
+def check_labels(name: str, note: str) -> dict:
     """Return what a person calls a run, for run.json; raises ValueError for no fit name."""
     if name and not re.fullmatch(RUN_NAME_PATTERN, name):
         raise ValueError(
