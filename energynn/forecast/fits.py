@@ -130,7 +130,7 @@ def conditional_covariance(covariance: np.ndarray, chosen: np.ndarray) -> np.nda
     result = np.zeros_like(covariance)
     part = np.ix_(chosen, chosen)
     result[part] = np.linalg.inv(np.linalg.inv(covariance)[part])
-    return (result + result.T) / 2
+    return result
 
 
 def value_and_slopes(
@@ -207,9 +207,13 @@ def default_priors(
     }
     if not seen.site.gpu:  # cores share memory, and two of them may be threads of one
         update_s = CPU_UPDATE_TIME_S_PER_B * run.epoch().gradient_bytes or 3e-3
-        priors |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
-        # chosen knowing what a network of our own took on two cores (docs/forecast.md)
-        priors |= {"efficiency": (7.0, 0.65), "kappa": (0.2, 1.0)}
+        priors |= {
+            "evaluation": (1 / 3, 0.15),
+            "t_update": (update_s, 1.0),
+            # chosen knowing what a network of our own took on two cores (docs/forecast.md)
+            "efficiency": (7.0, 0.65),
+            "kappa": (0.2, 1.0),
+        }
     if isinstance(run, command.Config):
         priors["t_start"] = 5.0, 1.5  # a whole command begins
         if np.ptp(work["epochs"]):  # else nothing tells it from samples
@@ -265,8 +269,7 @@ def prior_fit(seen: ObservedRuns, entered: tuple[str, ...] = ()) -> Fit:
         names = tuple(priors)
         centres, spreads = np.array(list(priors.values())).T
         point = np.array(centres)
-        is_log = ~np.isin(names, LINEAR)
-        point[is_log] = np.log(point[is_log])
+        np.log(point, out=point, where=~np.isin(names, LINEAR))
         covariance = np.diag(spreads**2)
     errors = np.array(
         PRIOR_MODEL_ERRORS if seen.site.gpu else [PRIOR_MODEL_ERROR_ON_CPU] * 2
@@ -677,7 +680,7 @@ def describe_parameters(fit: Fit) -> dict[str, dict]:
     # efficiency falls where what is fitted of it grows
     table[["low", "high"]] = np.sort(table[["low", "high"]])
     table["told_by_data"] = 1 - spreads**2 / np.diag(fit.prior_covariance)
-    of_terms = {name: (term.unit, term.meaning) for name, term in TERMS.items()}
+    of_terms = {name: term[:2] for name, term in TERMS.items()}
     about = pd.DataFrame(
         TIME_PARAMETERS | POWER_PARAMETERS | of_terms, index=["unit", "meaning"]
     ).T
