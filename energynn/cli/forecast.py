@@ -103,8 +103,9 @@ def predict(
         gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue
     )
     rows = predict.forecast_all_runs(asked, made, system, power_limit, factors)
-    for name, runs in studies.find_studies(names, site.name).items():
-        ids = {*map(config.run_id, runs)}
+    for name in studies.find_studies(names, site.name):
+        changed, _ = predict.runs_of_studies(site, [name], parameters)
+        ids = {*map(config.run_id, changed)}
         for row in rows:
             if row["run_id"] in ids:
                 row.setdefault("studies", []).append(name)
