@@ -132,13 +132,8 @@ def verify_data_of_run(config: RunConfig) -> None:
         raise ValueError(
             "local_batch_size: batch norm needs two values; take 2, or an image_size above 32"
         )
-    folder = root(config.dataset)
-    counted = isinstance(config, ResNet50Config) and config.dataset != "imagenet"
-    is_described = (DATA_MANIFESTS / config.dataset / "SHA256SUMS").is_file()
-    if counted and folder.is_dir() and not is_described:
-        imagenet.list_images(folder)  # describe would refuse what is misplaced
-    verify(config.dataset)
-    if counted:
+    folder = verify(config.dataset)
+    if isinstance(config, ResNet50Config) and config.dataset != "imagenet":
         imagenet.select_images_of_run(imagenet.list_images(folder), config)
 
 

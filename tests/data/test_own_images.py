@@ -5,6 +5,7 @@ is said.
 import base64
 import io
 import os
+import re
 import shutil
 import struct
 
@@ -168,9 +169,8 @@ def test_pictures_in_other_folders_than_their_classes_have_a_sentence(
     told = said(status=2)
     assert sums.read_bytes() == before
     shutil.rmtree(sums.parent)
-    with pytest.raises(ValueError, match=sentence) as error:
-        run()
-    assert str(error.value) in told
+    assert re.search(sentence, told)
+    refused("data describe pets", run)  # which says it
     for path in list((tree / "val").rglob("*.j*")):  # the remedy
         *_, folder, name = path.with_suffix(".jpg").parts
         place = tree / "val" / (name if folder == "val" else folder)[0]
