@@ -233,23 +233,7 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
         if any(limits_W):
             result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
     for of_start in by_segment.values():
-        # as of a node that died before its disk had them
-        ranks = {one["rank"] for one in events_of_kind(of_start, "rank_start")}
-        lost = 0 if is_command else intent["devices"] - len(ranks)
-        if lost > 0 and events_of_kind(of_start, "training_start"):
-            text = f"{lost} ranks of a start left no events: their energy is missing"
-            result["doubts"].append(energy.refusal("D", text))
-        # a training and its validation may tell of the same epoch, by other names
-        names = [
-            (one["epoch"], name)
-            for one in events_of_kind(of_start, "epoch")
-            for name in one.keys() - {*EVENT_FIELDS, "epoch"}
-        ]
-        if len({*names}) < len(names):
-            result["flags"].append(
-                "epochs were told more than once in one start, the last counts; measure each "
-                "training by a command of its own"
-            )
+        _judge_start(result, of_start, 0 if is_command else intent["devices"])
     for event in events_of_kind(events, "outlived"):
         result["flags"].append(leftover_processes_text(event["processes"]))
     _add_perun_results(result, run_dir, intent.get("perun_run"), trusted)
@@ -264,6 +248,26 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     record.invalid_reasons = reasons_not_valid(record)
     record.valid = not record.invalid_reasons
     return record
+
+
+def _judge_start(result: dict, events: list[dict], size: int) -> None:
+    """Add what one start lacks of its ranks, or tells twice; ``size`` ranks at least were there."""
+    # as of a node that died before its disk had them
+    lost = size - len({one["rank"] for one in events_of_kind(events, "rank_start")})
+    if lost > 0 and events_of_kind(events, "training_start"):
+        text = f"{lost} ranks of a start left no events: their energy is missing"
+        result["doubts"].append(energy.refusal("D", text))
+    # a training and its validation may tell of the same epoch, by other names
+    names = [
+        (one["epoch"], name)
+        for one in events_of_kind(events, "epoch")
+        for name in one.keys() - {*EVENT_FIELDS, "epoch"}
+    ]
+    if len({*names}) < len(names):
+        result["flags"].append(
+            "epochs were told more than once in one start, the last counts; measure each "
+            "training by a command of its own"
+        )
 
 
 def _join_epochs(events: list[dict]) -> list[dict]:

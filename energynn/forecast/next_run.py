@@ -109,7 +109,7 @@ def advise_next_run(fit: Fit, asked: list[RunConfig]) -> dict:
     words = f"none of {MAX_RUN_MINUTES:g} minutes narrows these intervals by a tenth"
     if run := then["run"]:
         samples = fit.runs.epoch(run).training_samples
-        words = f"{run.devices} GPU(s), {run.epochs} x {samples:,} samples"
+        words = f"{run.devices} device(s), {run.epochs} x {samples:,} samples"
         if run.local_batch_size:
             words += f", local batch {run.local_batch_size}"
         words += f": {then['gpu_hours']:.2g} GPU hours"

@@ -15,7 +15,7 @@ def prediction_text(rows: list[dict], left_out: str = "") -> str:
     """Show the total, the forecasts, and what the last one's time goes to: shares with ranges."""
     last = rows[-1]
     shares = pd.DataFrame(last["time_share_percent"]).T.round().astype(int)
-    heading = f"share of each cause in the time in %, GPUs: {last['devices']}"
+    heading = f"share of each cause in the time in %, devices: {last['devices']}"
     parts = [left_out, configuration_table_text(rows), f"{heading}\n{shares}"]
     if (number_of_runs := sum(row["runs"] for row in rows)) > 1:
         words = [
@@ -32,7 +32,7 @@ def comparison_text(rows: list[dict]) -> str:
     """Show the forecasts beside the facts, simulated ones by that name."""
     sizes = ["workload", "devices", "local_batch_size"]
     table = pd.DataFrame(rows).sort_values(sizes, kind="stable")
-    shown = table[sizes].set_axis(["", "GPUs", "LBS"], axis="columns")
+    shown = table[sizes].set_axis(["", "devices", "LBS"], axis="columns")
     for name in ("time_h", "energy_kWh"):
         shown[f"estimated {UNITS[name]}"] = table[name].map(interval_text)
         shown[f"fact, {UNITS[name]}"] = table[name].str.get("fact").astype(float)
@@ -156,7 +156,7 @@ def configuration_table_text(rows: list[dict]) -> str:
     has_names = any(row["runs"] > 1 or "studies" in row for row in rows)
     for row in rows:
         first = {"": row["choice"]} if "choice" in row else {"samples": row["samples"]}
-        line = first | {"GPUs": row["devices"], "LBS": row["local_batch_size"]}
+        line = first | {"devices": row["devices"], "LBS": row["local_batch_size"]}
         if has_names:
             of = ", ".join(row.get("studies", [row["workload"]]))
             line = {"": of, "runs": row["runs"]} | line

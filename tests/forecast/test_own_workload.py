@@ -370,7 +370,7 @@ def test_what_ran_on_several_gpus_is_fitted_though_nobody_told_of_their_link(siz
     few = fit_to(*found[:2])
     asked = [config.replace(few.runs.longest_run, devices=2)]
     advice = next_run.advise_next_run(few, asked)
-    assert "next run: 2 GPU(s)" in advice["in_words"]
+    assert "next run: 2 device(s)" in advice["in_words"]
     elsewhere = fit_to(*found, system="horeka-a100")
     assert "these runs are of GPU" in str(foretold(elsewhere, devices=2))
     spread = replace(found[2], nodes=2, valid=True)
