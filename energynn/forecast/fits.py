@@ -337,13 +337,12 @@ def _candidate_terms(fit: Fit) -> list[str]:
     more than was expected. What hides within a node need not between nodes: its term stays open.
     """
     names = []
-    is_on_one_node = fit.runs.work["nodes"].max() == 1
     residuals = functools.partial(time_residuals, fit)
     residual, slopes = value_and_slopes(residuals, fit.point)
     slope = -slopes.T @ residual / fit.errors[0] ** 2
     for index in np.flatnonzero(fit.open_terms):
         name = fit.names[index]
-        if name == "overlap" and is_on_one_node:
+        if name == "overlap" and fit.runs.work["nodes"].max() == 1:
             continue
         chosen = ~fit.open_terms
         chosen[index] = True

@@ -189,7 +189,7 @@ def _work_of_run(seen: ObservedRuns, run: RunConfig) -> dict[str, float]:
         "devices": run.devices,
         "nodes": nodes,
         "devices_of_node": run.devices / nodes,
-        "sharers": run.devices if is_shared else run.devices / nodes,
+        "sharers": run.devices / (1 if is_shared else nodes),
         "is_full": run.devices >= site.devices_per_node,
         "local_batch_size": run.local_batch_size,
         "workers": workers,
@@ -226,7 +226,7 @@ def published_runs(workload: str, system: str) -> ObservedRuns:
             f"{workload} on {seen.site.name}: nothing is published of it{hint}; fit runs of "
             "your own (`energynn forecast fit --runs-dir`) and give --fit; what other GPUs take: "
             "resnet50 and fourcastnet by --system horeka-a100, fourcastnet by horeka-h100; or by a "
-            "copy of this system's file with their published_as"
+            'copy of this system\'s file with their published_as, as "NVIDIA A100-40GB"'
         )
     every = [printed_runs(workload, name) for name in PUBLISHED_SYSTEMS]
     published_as = seen.site.published_as

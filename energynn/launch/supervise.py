@@ -164,7 +164,14 @@ def status_and_reason(
         who = f"rank {silent[0]}{hosts.get(silent[0], '')}"
     silence = f"{who} ended without a word{by}"
     if bad:
-        told = [end for end in bad if launchers.LOST_RANK_TEXT not in end["reason"]]
+        # srun stops all where one has died
+        told = [
+            end
+            for end in bad
+            if not re.search(
+                f"{launchers.LOST_RANK_TEXT}|stopped by SIG", end["reason"]
+            )
+        ]
         # who has the sampler of a command ends last, whatever came first
         ended = {
             one["rank"]: one["t_wall_ns"]

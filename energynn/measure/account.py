@@ -90,7 +90,7 @@ def account_for_run(
     starts = enumerate(events.items(), start=1)
     parts = [_read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
-    trained = list(filter(_has_trained, parts))
+    trained = [part for part in parts if any(host.time_s for host in part)]
     segments = list(map(_account_for_segment, trained))
     sensors = [sensor for host in hosts for sensor in host.sensors]
     doubts = [text for host in hosts for text in host.doubts]
@@ -151,10 +151,6 @@ def _total_cpu_times(events: dict[Path, list[dict]]) -> dict[str, float]:
     return {"cpu_time_s": own_s, "cpu_time_others_s": others_s} if own_s else {}
 
 
-def _has_trained(hosts: list[HostAccount]) -> bool:
-    return any(host.time_s for host in hosts)
-
-
 def _account_for_segment(hosts: list[HostAccount]) -> SegmentAccount:
     primary = [sensor for host in hosts for sensor in host.primary]
     return SegmentAccount(
@@ -193,7 +189,7 @@ def _read_segment(
 
 
 def _read_host(
-    path: Path, header: Header, events: list[dict], number: int, limits: dict
+    path: Path, header: Header, events, number: int, limits: dict
 ) -> HostAccount:
     """Account for one host: read its samples between the marks of its own ranks."""
     name = header.host

@@ -201,7 +201,8 @@ def judge_sensors(
         reasons += test_possible_readings(one, limits)
         reasons += _test_gaps(one, limits)
         for power in _powers_that_check(one, evidence):
-            reasons += _test_agreement(one, power, limits)
+            if not one.falls:
+                reasons += _test_agreement(one, power, limits)
     return reasons
 
 
@@ -314,8 +315,6 @@ def _powers_that_check(
     one: SensorEvidence, evidence: list[SensorEvidence]
 ) -> list[SensorEvidence]:
     """List the powers that check a counter and can tell: read, and not too slow."""
-    if one.falls:
-        return []
     return [
         other
         for other in evidence

@@ -153,10 +153,10 @@ def find_sensors(intent: dict, visible: str | None) -> sensors.SensorInventory:
     return inventory
 
 
-def wait_until(condition: Callable[[], bool], what: str, pause_s: float = 0.2) -> None:
+def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Wait for what others write. Raises ValueError after ``READY_LIMIT_S``."""
     deadline_s = time.monotonic() + READY_LIMIT_S
     while not condition():
         if time.monotonic() > deadline_s:
             raise ValueError(f"waited {READY_LIMIT_S:.0f} s for {what}")
-        time.sleep(pause_s)  # hundreds of ranks ask one disk
+        time.sleep(0.2)  # hundreds of ranks ask one disk
