@@ -610,15 +610,16 @@ def forecast_errors(fit: Fit, facts: ObservedRuns) -> pd.DataFrame:
     """
     known = {"time_s": facts.time_s, "energy_J": facts.time_s * facts.power_W}
     parts = []
-    told = forecast_outcomes(fit, facts.work)
+    work = fit.runs.work_of(facts.configs)
+    told = forecast_outcomes(fit, work)
     for quantity, fact in known.items():
         value, low, high = np.log(told[quantity].T / fact)
         half = value - np.where(value > 0, low, high)
         part = {
-            "devices": facts.work["devices"],
+            "devices": work["devices"],
             "quantity": quantity,
-            "local_batch_size": facts.work["local_batch_size"],
-            "samples": facts.work["trained"] * facts.work["devices"],
+            "local_batch_size": work["local_batch_size"],
+            "samples": work["trained"] * work["devices"],
             "value_percent": 100 * np.expm1(value),
             "low_percent": 100 * np.expm1(low),
             "high_percent": 100 * np.expm1(high),

@@ -36,7 +36,7 @@ from energynn.measure.samples import (
 from energynn.measure.stream import read_sensor_streams
 
 RUNNING_JOB_STATES = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
-UNFINISHED_RUN_STATES = ("queued", "running")
+UNFINISHED_RUN_STATES = ("queued", "running", "unknown")
 BAD_RUN_STATES = ("failed", "not valid")
 TABLE_HEADER = [
     "started UTC",

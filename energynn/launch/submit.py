@@ -339,7 +339,7 @@ def check_system(system: str) -> int:
     told = ""
     while True:
         (row,), _ = status.describe_runs([folder])
-        if row["state"] not in (*status.UNFINISHED_RUN_STATES, "unknown"):
+        if row["state"] not in status.UNFINISHED_RUN_STATES:
             break
         before = told
         told = f"{row['state']} {row['reason']}"

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from energynn.experiment import config
-from energynn.forecast import fits
+from energynn.forecast import fits, model
 from tests.forecast import clusters, worlds
 
 
@@ -99,6 +99,22 @@ def test_a_term_that_the_runs_ask_for_enters(of_study, term, size, most):
     assert fits.forecast_errors(fit, many)["is_inside"].all()
     plain, _ = split(of_study(), most)
     assert fits.fit_runs(plain).entered == ()
+
+
+@pytest.mark.parametrize(
+    "shown, beyond", [({"storage": 400.0}, {}), ({"overlap": 2.0}, {"overlap": 0.0})]
+)
+def test_what_one_node_shows_is_its_own(of_study, shown, beyond):
+    """Its loader's cores are at their limit, or NVLink hides what a network does not."""
+    few, many = split(of_study(**shown), 4)
+    few = worlds.taken("resnet50", few.site, few.configs, worlds.CLUSTER | shown)
+    work = few.work_of(many.configs)
+    values = worlds.CLUSTER | shown | beyond
+    powers = model.predict_times_and_powers(values, work)
+    told = fits.forecast_errors(
+        fits.fit_runs(few), worlds.with_results(many, *powers[:2])
+    )
+    assert told["is_inside"].all()
 
 
 @pytest.mark.parametrize("longer", [1.25, pytest.param(2.0, marks=pytest.mark.slow)])
