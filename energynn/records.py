@@ -233,7 +233,7 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
         if any(limits_W):
             result[f"power_limit_gpu{when}_W"] = min(filter(None, limits_W))
     for of_start in by_segment.values():
-        _judge_start(result, of_start, 0 if is_command else intent["devices"])
+        _judge_start(result, of_start)
     for event in events_of_kind(events, "outlived"):
         result["flags"].append(leftover_processes_text(event["processes"]))
     _add_perun_results(result, run_dir, intent.get("perun_run"), trusted)
@@ -250,10 +250,12 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
     return record
 
 
-def _judge_start(result: dict, events: list[dict], size: int) -> None:
-    """Add what one start lacks of its ranks, or tells twice; ``size`` ranks at least were there."""
+def _judge_start(result: dict, events: list[dict]) -> None:
+    """Add what one start lacks of its ranks, or tells twice."""
+    starts = events_of_kind(events, "rank_start")
+    sizes = {one["rank"]: one.get("world_size", 0) for one in starts}
     # as of a node that died before its disk had them
-    lost = size - len({one["rank"] for one in events_of_kind(events, "rank_start")})
+    lost = max(sizes.values(), default=0) - len(sizes)
     if lost > 0 and events_of_kind(events, "training_start"):
         text = f"{lost} ranks of a start left no events: their energy is missing"
         result["doubts"].append(energy.refusal("D", text))

@@ -122,9 +122,11 @@ def _selected_row(record: records.Record, run_dir: Path) -> dict:
     known.setdefault("dataset_samples", config.get("training_samples"))
     # a metric of one of these names is no energy of ours
     row |= {name: known.get(name) for name in TABLE_COLUMNS if name not in row}
-    told = record.metrics.items()
-    # None: a command told of no number, as where its loss diverged
-    metrics = {name: float(value) for name, value in told if value is not None}
+    metrics = {
+        name: float(value)
+        for name, value in record.metrics.items()
+        if value is not None  # a command told of no number, as where its loss diverged
+    }
     leads = re.findall(r"z500_rmse_(\d+)h_m\b", " ".join(metrics))
     if leads_h := sorted(map(int, leads)):
         # that a stage is trained for: the shortest of pre-training, the longest of fine-tuning

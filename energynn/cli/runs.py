@@ -61,9 +61,7 @@ def run(
     labels = records.check_labels(name, note)
     runs = studies.make_sweep(parameters)
     if len(runs) > 1:
-        return _report_failed_runs(
-            local.make_missing_runs(runs, runs_dir, labels=labels)
-        )
+        return _report_failed_runs(local.make_missing_runs(runs, runs_dir, **labels))
     try:
         start.make_run(runs[0], runs_dir, labels)
     except (InterruptedError, RuntimeError) as error:  # its record says more

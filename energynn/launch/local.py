@@ -29,7 +29,7 @@ def make_missing_runs(
     runs_dir: Path,
     minutes: float = math.inf,
     warm_up: bool = False,
-    labels: dict | None = None,
+    **labels: str,
 ) -> list[str]:
     """Make every run that has no valid record yet; returns a line for each that was not.
 
@@ -64,9 +64,7 @@ def make_missing_runs(
         while True:
             # a measured run of somebody else may have begun, or begin before this one
             supervise.lock_host(PATIENCE_WITH_OTHERS_S).close()
-            status, last_line = execute(
-                configuration.asdict(run) | (labels or {}), run_dir
-            )
+            status, last_line = execute(configuration.asdict(run) | labels, run_dir)
             if supervise.HOST_TAKEN_TEXT not in last_line:
                 break
         durations_s.append(time.monotonic() - begun_s - elapsed_s)

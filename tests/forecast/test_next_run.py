@@ -88,7 +88,7 @@ def test_the_cheapest_run_that_tells_is_chosen(published):
 
 
 @pytest.mark.parametrize(
-    "most, beginning", [(1, r"\d+ GPU.s., .*GPU hours"), (256, "none of 5 minutes ")]
+    "most, beginning", [(1, r"\d+ device.s., .*GPU hours"), (256, "none of 5 minutes ")]
 )
 def test_answers_say_what_to_do_next(published, tmp_path, most, beginning):
     """Which run, its GPU hours and the intervals then; or that none is worth it."""
