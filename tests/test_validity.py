@@ -27,6 +27,13 @@ def test_sixty_samples_are_enough(run_dir, samples, is_enough):
     assert ("power samples" in str(record.invalid_reasons)) != is_enough
 
 
+def test_a_rank_that_left_no_events_is_missed(run_dir):
+    assert built(run_dir).valid
+    (run_dir / "events-rank1.jsonl").unlink()
+    reasons = str(built(run_dir).invalid_reasons)
+    assert "1 ranks of a start left no events: their energy is missing" in reasons
+
+
 def test_a_metric_that_is_no_number_is_no_evidence(run_dir):
     def change(line):
         if "metrics" in line:

@@ -214,6 +214,7 @@ RIGHT = {
     "gpm": in_unit("z", "gpm", lambda values: values / GRAVITY_M_S2),
     "mb": in_unit("sp", "mb", lambda values: values / 100),
     "Kelvin": in_unit("t2m", "Kelvin", abs),
+    "degrees K": in_unit("t2m", "degrees K", abs),
     "GRIB": netcdf(with_gribs_names),
     "CMIP": netcdf(with_cmips_names),
     "expver": netcdf(expver),

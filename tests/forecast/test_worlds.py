@@ -3,6 +3,7 @@
 import secrets
 from functools import partial
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -104,17 +105,16 @@ def test_a_term_that_the_runs_ask_for_enters(of_study, term, size, most):
 @pytest.mark.parametrize(
     "shown, beyond", [({"storage": 400.0}, {}), ({"overlap": 2.0}, {"overlap": 0.0})]
 )
-def test_what_one_node_shows_is_its_own(of_study, shown, beyond):
-    """Its loader's cores are at their limit, or NVLink hides what a network does not."""
-    few, many = split(of_study(**shown), 4)
-    few = worlds.taken("resnet50", few.site, few.configs, worlds.CLUSTER | shown)
+def test_what_one_node_shows_is_its_own(a100, shown, beyond):
+    """Its loader's cores are at their limit, or its links hide what a network does not."""
+    site = msgspec.structs.replace(a100, gpu_link_GB_per_s=5.0)
+    values = worlds.CLUSTER | shown
+    configs = on_1_to_256_gpus(is_small=True)
+    few, many = split(worlds.taken("resnet50", site, configs, values), 4)
     work = few.work_of(many.configs)
-    values = worlds.CLUSTER | shown | beyond
-    powers = model.predict_times_and_powers(values, work)
-    told = fits.forecast_errors(
-        fits.fit_runs(few), worlds.with_results(many, *powers[:2])
-    )
-    assert told["is_inside"].all()
+    time_s, power_W, _ = model.predict_times_and_powers(values | beyond, work)
+    facts = worlds.with_results(many, time_s, power_W)
+    assert fits.forecast_errors(fits.fit_runs(few), facts)["is_inside"].all()
 
 
 @pytest.mark.parametrize("longer", [1.25, pytest.param(2.0, marks=pytest.mark.slow)])

@@ -481,8 +481,8 @@ def test_a_rank_without_a_word_is_named_and_not_who_misses_it(tmp_path):
         events.mark("rank_start", rank=rank, host=f"n{rank}")
         events.mark("rank_end", rank=rank, status="failed", reason=reason)
 
-    for rank in (0, 2):
-        ends(rank, f"{launchers.LOST_RANK_TEXT} (closed by peer)")
+    ends(0, f"{launchers.LOST_RANK_TEXT} (closed by peer)")
+    ends(2, "stopped by SIGTERM")
     samples.Events(tmp_path, 1).mark("rank_start", rank=1, host="n1")
     status, reason = supervise.status_and_reason(tmp_path, 3, "", ", srun with 137")
     assert status == "failed"
@@ -496,6 +496,11 @@ def test_a_rank_without_a_word_is_named_and_not_who_misses_it(tmp_path):
         )
     (more / "log.txt").write_text("=   PID 11 RUNNING AT n1\n")
     assert "rank 1 on n1 ended" in supervise.status_and_reason(more, 2, "", "")[1]
+    samples.Events(more, 0).mark("training_end", rank=0)
+    for rank, reason in ((1, "later"), (0, "first, with the sampler")):
+        end = {"rank": rank, "status": "failed", "reason": reason}
+        samples.Events(more, rank).mark("rank_end", **end)
+    assert supervise.status_and_reason(more, 2, "", "")[1].startswith("rank 0: first")
     ends(1, "loss is nan")
     failed = "failed", "rank 1: loss is nan"
     assert supervise.status_and_reason(tmp_path, 3, "", "") == failed

@@ -175,6 +175,15 @@ def test_movement_is_asked_of_what_is_used(tmp_path, kind, values, states, is_do
     assert ("energy_total_J" in found) != is_doubted
 
 
+def test_a_counter_that_fell_is_one_fault(tmp_path):
+    """What follows from its sum is none: no threshold helps."""
+    columns = (
+        (gpu("energy"), 300.0 * (T % 15)),
+        (gpu("power", checks="gpu_0_energy", primary=False), T),
+    )
+    assert letters(judge(tmp_path, *columns, beside())) == {"M"}
+
+
 def test_a_gpu_that_a_rank_names_is_used_whatever_it_says(tmp_path):
     about = gpu("energy")
     write_samples(tmp_path, T, [(about, 3.0 * T)], [(0, about["id"], IDLE)])
