@@ -252,13 +252,15 @@ def derive(run_dir: Path, trusted: Collection[str] = (), **given) -> Record:
 
 def _judge_start(result: dict, events: list[dict]) -> None:
     """Add what one start lacks of its ranks, or tells twice."""
-    starts = events_of_kind(events, "rank_start")
-    sizes = {one["rank"]: one.get("world_size", 0) for one in starts}
+    sizes = [one.get("world_size", 0) for one in events_of_kind(events, "rank_start")]
     # as of a node that died before its disk had them
-    lost = max(sizes.values(), default=0) - len(sizes)
+    lost = max(sizes, default=0) - len(sizes)
     if lost > 0 and events_of_kind(events, "training_start"):
-        text = f"{lost} ranks of a start left no events: their energy is missing"
-        result["doubts"].append(energy.refusal("D", text))
+        result["doubts"].append(
+            energy.refusal(
+                "D", f"{lost} ranks of a start left no events: their energy is missing"
+            )
+        )
     # a training and its validation may tell of the same epoch, by other names
     names = [
         (one["epoch"], name)

@@ -103,17 +103,17 @@ def predict(
         gco2_per_kwh, price_per_kwh, price_per_gpu_hour, pue
     )
     rows = predict.forecast_all_runs(asked, made, system, power_limit, factors)
-    for name in studies.find_studies(names, site.name):
-        changed, _ = predict.runs_of_studies(site, [name], parameters)
-        ids = {*map(config.run_id, changed)}
+    for name, runs in studies.find_studies(names, site.name).items():
+        ids = {config.run_id(predict.change_run(run, parameters)) for run in runs}
         for row in rows:
             if row["run_id"] in ids:
                 row.setdefault("studies", []).append(name)
-    advice = {"next_run": next_run.advise_next_run(made, asked)} if made else {}
-    words = [wording.prediction_text(rows, left_out)]
-    words += [each["in_words"] for each in advice.values()]
     answer = {"rows": rows, "total": predict.total_of_rows(rows), "left_out": left_out}
-    print_json_or_text(as_json, answer | advice, "\n\n".join(words))
+    words = wording.prediction_text(rows, left_out)
+    if made:
+        answer["next_run"] = next_run.advise_next_run(made, asked)
+        words += f"\n\n{answer['next_run']['in_words']}"
+    print_json_or_text(as_json, answer, words)
 
 
 @forecast.command()
@@ -188,7 +188,6 @@ def probe(
 
     site = systems.read_site(system)
     run = probe.target_run(workload, site, parse_parameters(p))
-    answer = {}
     words = []
     choose = probe.choose_next_runs
     if site.scheduler == "local":
@@ -200,20 +199,21 @@ def probe(
     with contextlib.redirect_stdout(sys.stderr):
         # lines of runs do not get into the answer
         chosen = choose(run, site, runs_dir, minutes)
+    answer = {"probes": chosen}
     if chosen and site.scheduler != "local":
         words.append(probe.write_probe_study(chosen, site, runs_dir))
     if known := probe.matching_runs(run, site, runs_dir):
         made = fits.fit_runs(known)
         rows = predict.forecasts(made, [run])
         advice = next_run.advise_next_run(made, [run])
-        answer = {"rows": rows, "next_run": advice}
+        answer |= {"rows": rows, "next_run": advice}
         words += [
             wording.prediction_text(rows),
             wording.fit_text(made),
             advice["in_words"],
         ]
     words += map(config.run_id, chosen)
-    print_json_or_text(as_json, answer | {"probes": chosen}, "\n\n".join(words))
+    print_json_or_text(as_json, answer, "\n\n".join(words))
 
 
 @forecast.command()

@@ -154,10 +154,11 @@ def convert_to_our_unit(name: str, values: np.ndarray, unit: str | None) -> np.n
         raise ValueError("units need packages: pip install 'energynn[era5]'") from error
     try:
         # names, but no symbols, in any letters: Kelvin, Pascals
-        unit = re.sub(r"\b[A-Z][a-z]{4,}", lambda word: word[0].lower(), unit)
-        unit = re.sub(r"\bmb\b", "hPa", unit)
-        unit = re.sub(r"\bdeg(ree)?s? ", "", unit)  # none of ours is an angle
-        quantity = registry.Quantity(values, unit)
+        name_of_unit = re.sub(r"\b[A-Z][a-z]{4,}", lambda word: word[0].lower(), unit)
+        name_of_unit = re.sub(r"\bmb\b", "hPa", name_of_unit)
+        # none of ours is an angle
+        name_of_unit = re.sub(r"\bdeg(ree)?s? ", "", name_of_unit)
+        quantity = registry.Quantity(values, name_of_unit)
         if ours == "m2/s2" and quantity.check("[length]"):
             quantity = quantity * registry.Quantity(GRAVITY_M_S2, "m/s2")
         return quantity.to(ours).magnitude

@@ -69,8 +69,10 @@ def cost_table(asked: list[RunConfig], site: Site) -> pd.DataFrame:
             {"training": training, "devices": run.devices, "runs": 1}
             | expected_cost(run, site.file)
         )
-    groups = pd.DataFrame(rows).groupby(["training", "devices"])
-    costs = groups.agg(lambda column: column.sum(skipna=False))  # of pandas 2, too
+    costs = pd.DataFrame(rows).groupby(["training", "devices"])
+    costs = costs.agg(
+        pd.Series.sum, skipna=False
+    )  # pandas 2 sums groups without skipna
     costs.loc[("total", ""), :] = costs.sum(skipna=False)
     scopes = {runs.printed_runs(run.workload, site.file).scope for run in asked}
     without = "".join(runs.SCOPES[scope] for scope in scopes)

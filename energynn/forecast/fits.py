@@ -318,15 +318,15 @@ def _fits_with_one_more(seen: ObservedRuns, best: Fit, names: list[str]) -> list
 
 
 def _is_term_shown(fit: Fit) -> bool:
-    """Tell whether the term that entered last is above 0; on one or two nodes a limit is one that
-    two numbers of devices reach, as the runs of one may have been disturbed.
+    """Tell whether the term that entered last is above 0; a limit is one that two runs reach, of
+    which one may have been disturbed, and within a node two numbers of devices.
     """
     name = fit.entered[-1]
     work = fit.runs.where_made.work
-    if fit.values[name] <= 0 or name != "storage" or work["nodes"].max() > 2:
+    if fit.values[name] <= 0 or name != "storage":
         return fit.values[name] > 0
-    is_limited = model.times_by_cause_s(fit.values, work)[name] > 0
-    return len(np.unique(work["devices"][is_limited])) > 1
+    limited = work["devices"][model.times_by_cause_s(fit.values, work)[name] > 0]
+    return len(limited if work["nodes"].max() > 1 else np.unique(limited)) > 1
 
 
 def _candidate_terms(fit: Fit) -> list[str]:
@@ -334,15 +334,16 @@ def _candidate_terms(fit: Fit) -> list[str]:
 
     A term is hinted at if one Newton step makes it larger than HINT_RATIO times its error. The
     exchange's power has no slope. Nor has storage, which is tried where the times are missed by
-    more than was expected. What hides within a node need not between nodes: its term stays open.
+    more than was expected. What hides within a node need not between nodes, where there are any.
     """
     names = []
+    is_part = fit.runs.work["nodes"].max() == 1 != fit.runs.site.nodes
     residuals = functools.partial(time_residuals, fit)
     residual, slopes = value_and_slopes(residuals, fit.point)
     slope = -slopes.T @ residual / fit.errors[0] ** 2
     for index in np.flatnonzero(fit.open_terms):
         name = fit.names[index]
-        if name == "overlap" and fit.runs.work["nodes"].max() == 1:
+        if name == "overlap" and is_part:
             continue
         chosen = ~fit.open_terms
         chosen[index] = True

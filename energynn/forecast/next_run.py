@@ -42,8 +42,11 @@ def updated_fit(fit: Fit, made: RunConfig) -> Fit:
 
     Its parameters and errors stay; its covariance is that to come.
     """
+    taken = [*fit.runs.taken, Observation(config.asdict(made), 1.0)]
+    runs = msgspec.structs.replace(fit.runs, taken=taken)
+    # it may be the first on several nodes
     outcomes = functools.partial(
-        fits.log_times_and_powers, fit.names, work=fit.runs.work_of([made])
+        fits.log_times_and_powers, fit.names, work=runs.work[-1:]
     )
     logs, slopes = fits.value_and_slopes(outcomes, fit.point)
     slopes = slopes[:, 0]
@@ -55,11 +58,7 @@ def updated_fit(fit: Fit, made: RunConfig) -> Fit:
         gain = covariance @ slopes[row]
         variance = fit.errors[row] ** 2 + slopes[row] @ gain
         covariance = covariance - np.outer(gain, gain) / variance
-    taken = [
-        *fit.runs.taken,
-        Observation(config.asdict(made), float(np.exp(logs[0, 0]))),
-    ]
-    runs = msgspec.structs.replace(fit.runs, taken=taken)
+    taken[-1] = Observation(config.asdict(made), float(np.exp(logs[0, 0])))
     return dataclasses.replace(fit, runs=runs, covariance=covariance)
 
 

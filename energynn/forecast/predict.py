@@ -131,7 +131,7 @@ def runs_of_studies(
     Returns also what is left out, as ``systems.select_runs_that_fit`` does.
     """
     planned = studies.list_runs_of_studies(names, site.name)
-    made = [_change_run(run, parameters) for run in planned]
+    made = [change_run(run, parameters) for run in planned]
     # parameters may have made some alike
     return systems.select_runs_that_fit(site, list(dict.fromkeys(made)))
 
@@ -141,10 +141,10 @@ def longest_run_changed(fit: Fit, parameters: dict) -> RunConfig:
     run = config.replace(fit.runs.longest_run, devices=1, accumulation_steps=1)
     if "preset" in parameters:  # it gives all that is not given
         run = config.make(run.workload, **{"system": fit.runs.site.name} | parameters)
-    return _change_run(run, parameters)
+    return change_run(run, parameters)
 
 
-def _change_run(run: RunConfig, parameters: dict) -> RunConfig:
+def change_run(run: RunConfig, parameters: dict) -> RunConfig:
     """Set parameters; the sizes, and the number of devices, make the global batch anew."""
     anew = {"global_batch_size": None} if parameters else {}
     if "global_batch_size" in parameters:

@@ -90,7 +90,7 @@ def account_for_run(
     starts = enumerate(events.items(), start=1)
     parts = [_read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
-    trained = [part for part in parts if any(host.time_s for host in part)]
+    trained = list(filter(_has_trained, parts))
     segments = list(map(_account_for_segment, trained))
     sensors = [sensor for host in hosts for sensor in host.sensors]
     doubts = [text for host in hosts for text in host.doubts]
@@ -149,6 +149,10 @@ def _total_cpu_times(events: dict[Path, list[dict]]) -> dict[str, float]:
         own_s += sum(own_of.values())
         others_s += sum(max(0.0, whole_of[host] - own_of[host]) for host in whole_of)
     return {"cpu_time_s": own_s, "cpu_time_others_s": others_s} if own_s else {}
+
+
+def _has_trained(hosts: list[HostAccount]) -> bool:
+    return any(host.time_s for host in hosts)
 
 
 def _account_for_segment(hosts: list[HostAccount]) -> SegmentAccount:

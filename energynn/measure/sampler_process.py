@@ -49,7 +49,8 @@ def start_sampler(
             lambda: has_samples(folder, host), f"the first sample of {host} in {folder}"
         )
         return ours.close, 0
-    held = [owner, take_host()]
+    held = take_host()
+    held.enter_context(owner)
     here = min(size, count_ranks_of_this_host(size))
     program = "from energynn.measure.sampler_process import sample_for_parent; "
     sampler = subprocess.Popen(
@@ -76,8 +77,7 @@ def start_sampler(
             sampler.communicate(b"stop\n", timeout=STOP_TIMEOUT_S)
         sampler.kill()
         sampler.wait()
-        for each in held:
-            each.close()
+        held.close()
 
     return stop_sampler_process, sampler.pid
 
@@ -153,10 +153,10 @@ def find_sensors(intent: dict, visible: str | None) -> sensors.SensorInventory:
     return inventory
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str, pause_s: float = 0.2) -> None:
     """Wait for what others write. Raises ValueError after ``READY_LIMIT_S``."""
     deadline_s = time.monotonic() + READY_LIMIT_S
     while not condition():
         if time.monotonic() > deadline_s:
             raise ValueError(f"waited {READY_LIMIT_S:.0f} s for {what}")
-        time.sleep(0.2)  # hundreds of ranks ask one disk
+        time.sleep(pause_s)  # hundreds of ranks ask one disk
