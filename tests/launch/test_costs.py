@@ -24,6 +24,8 @@ def priced(names, system, folder):
         assert whole["total"][field] == pytest.approx(table[unit].iloc[-1])
     dry = answer(f"submit {studied} --dry-run --runs-dir", folder)
     assert costs.cost_text(table) in dry
+    for text in (answer(f"forecast predict {studied}"), dry):
+        assert (", energies without memory" in text) == (system == "horeka-h100")
     return runs, whole, table
 
 
@@ -60,14 +62,6 @@ def test_a_run_of_several_studies_counts_once(tmp_path):
     repeats = {run.repeat for run in runs}
     (row,) = told(alike)["rows"]
     assert row["runs"] == len(repeats)
-
-
-def test_energies_without_memory_say_so(tmp_path):
-    for system, without in (("horeka-h100", True), ("horeka-a100", False)):
-        words = f"F5 --system {system}"
-        dry = answer(f"submit {words} --dry-run --runs-dir", tmp_path)
-        for text in (answer(f"forecast predict {words}"), dry):
-            assert (", energies without memory" in text) == without
 
 
 def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_path):
