@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from unittest import mock
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from energynn.experiment import config, systems
 from energynn.host.files import REPOSITORY
 from energynn.launch import slurm, submit
 from energynn.measure import samples
-from tests.launch.test_launch import python_words, started_by
+from tests.launch.test_launch import TINY, python_words, started_by
 from tests.processes import (
     ENERGYNN,
     kill,
@@ -30,7 +31,7 @@ from tests.processes import (
 from tests.run_files import last_sample_ns, newest_start
 
 MARK = "ENERGYNN_TEST_MARK"  # in the environment of all that a test starts
-SHORT = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=4)
+SHORT = TINY | dict(epochs=4)
 LATEST_S = {"measure": 5, "run": 8, "batch job": 12}  # until the sampler samples, about
 # a run that takes as long to begin, or to end, hangs, however busy the machine is
 NEVER_S = 1200
@@ -50,15 +51,11 @@ def run(folder, devices, launcher):
 def batch_job(folder, devices):
     """The job of one run, as Slurm starts it on one node, without Slurm."""
     made = config.make(**SHORT, devices=devices, device="cpu")
-    original, slurm.call_slurm = slurm.call_slurm, lambda *_: "1"
-    try:
-        run_dir = folder / "runs" / "local" / config.run_id(made)
-        site = replace(systems.read_site("local"), devices_per_node=devices)
+    run_dir = config.folder(made, folder / "runs")
+    site = replace(systems.read_site("local"), devices_per_node=devices)
+    with mock.patch.object(slurm, "call_slurm", return_value="1"):
         submit.submit_job_array(submit.JobArray({run_dir: made}, 10), site, "x")
-    finally:
-        slurm.call_slurm = original
-    script = folder / "runs" / "local" / config.run_id(made) / "job" / "job.sh"
-    return ["bash", str(script), "0"]
+    return ["bash", str(run_dir / "job" / "job.sh"), "0"]
 
 
 WAYS = {
@@ -155,7 +152,7 @@ def test_a_kill_in_the_first_seconds_leaves_nothing(tmp_path, seed):
 
 
 KILLS = int(os.environ.get("ENERGYNN_TEST_KILLS", 50))
-LONG = SHORT | dict(devices=2, epochs=36, sampling_period_s=0.02, save_weights=True)
+LONG = SHORT | dict(devices=2, epochs=36, save_weights=True)
 CHECKPOINT_S = 0.3
 KILLED_WITHIN_S = 2.5  # of a start's training
 
@@ -164,8 +161,7 @@ def go_on(folder, checkpoint_s):
     """`energynn run`: makes the run, or goes on with it."""
     words = ["run", "--runs-dir", str(folder / "runs")]
     given = LONG | {"checkpoint_period_s": checkpoint_s}
-    for name, value in given.items():
-        words.append(f"{name}={value}")
+    words += [f"{name}={value}" for name, value in given.items()]
     return started_in(folder, [*ENERGYNN, *words])
 
 
