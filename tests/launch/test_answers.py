@@ -79,8 +79,9 @@ def test_all_that_a_script_asks_for_is_given_as_options_and_one_s_own_too(
     fake_slurm, tmp_path
 ):
     fake_slurm.runs_dir = tmp_path / '50%jobs it\'s "ä" done'
-    own = ["--account=mine", "--exclude=cn[1-2]", "-p long"]
-    fake_slurm.submit("--account", "mine", "--", *own[1:])
+    own = ["--account=mine", "--exclude=cn[1-2]", "-C a100&ib"]
+    words = ["--exclude", "cn[1-2]", "-C", "a100&ib", "--exclusive"]
+    fake_slurm.submit("--account", "mine", "--", *words)
     *options, script = fake_slurm.given["sbatch"]
     (output,) = [word for word in options if word.startswith("--output=")]
     log = str(fake_slurm.runs_dir).replace("%", "%%")
@@ -88,8 +89,8 @@ def test_all_that_a_script_asks_for_is_given_as_options_and_one_s_own_too(
         rf"--output={re.escape(log)}/two-nodes/.*/job/slurm-%A_%a.txt", output
     )
     expected = ["--requeue", "--array=0-0", "--open-mode=append", *own[:2]]
-    assert {*expected, "-p", "long"} <= {*options}
-    assert options.index("long") == options.index("-p") + 1
+    assert {*expected, "-C", "a100&ib"} <= {*options}
+    assert options.index("a100&ib") == options.index("-C") + 1
     comments = re.findall("^#SBATCH (.*)", open(script).read(), re.M)
     assert {*own} < {*comments} and len(comments) > 9
     names = {re.split("[ =]", comment)[0] for comment in comments}

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -23,7 +22,7 @@ from energynn.launch import slurm, status, submit
 from energynn.measure import machine
 from tests.conftest import minimal_record
 from tests.launch.conftest import TWO_NODES
-from tests.processes import ENERGYNN, answer, printed, refused
+from tests.processes import ENERGYNN, answer, ended, printed, refused
 from tests.run_files import text_of
 
 GUIDE = text_of("docs/cluster.md")
@@ -208,7 +207,7 @@ def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, line, status):
         " -m energynn.launch.job", " -c 'print(\"made\")' #"
     )
     (tmp_path / "run-0" / "job").mkdir(parents=True)
-    done = subprocess.run(["bash", "-c", text], env={"PATH": os.environ["PATH"]})
+    done = ended("bash", "-c", text, env={"PATH": os.environ["PATH"]})
     log = (tmp_path / "run-0" / "job" / "log.txt").read_text()
     assert done.returncode == status and ("made" in log) == (status == 0)
     said = " ".join(line.split())
@@ -280,10 +279,9 @@ def test_a_machines_own_file_goes_before_that_of_its_system(tmp_path, monkeypatc
 
 @pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no git here")
 def test_git_sees_no_file_of_a_machine():
-    words = ["git", "-C", str(REPOSITORY), "check-ignore", "runs/any/system.toml"]
-    assert subprocess.run(words, capture_output=True).returncode == 0
-    words = ["git", "-C", str(REPOSITORY), "ls-files", "runs/*/system.toml"]
-    assert subprocess.run(words, capture_output=True, text=True).stdout == ""
+    git = "git", "-C", REPOSITORY
+    printed(*git, "check-ignore", "runs/any/system.toml")
+    assert printed(*git, "ls-files", "runs/*/system.toml") == ""
 
 
 def test_the_containers_hold_all_that_their_commands_need(tmp_path):
@@ -337,13 +335,6 @@ def test_what_costs_more_than_allowed_is_refused(fake_slurm):
     assert not fake_slurm.queue
     fake_slurm.submit(*TWO, "--max-gpu-hours", "1")
     assert len(fake_slurm.queue) == 2
-
-
-def test_what_stands_behind_two_dashes_is_of_sbatch(fake_slurm):
-    words = ["--", "--partition", "gpu", "-C", "a100&ib", "--exclusive"]
-    fake_slurm.submit("-p", "devices", "2", *words)
-    assert " ".join(fake_slurm.given["sbatch"]).count("--partition=gpu -C a100&ib") == 1
-    assert len(fake_slurm.queue) == 1
 
 
 def test_a_sweep_is_every_combination_and_each_value_is_checked_before(fake_slurm):
