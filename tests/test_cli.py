@@ -4,14 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 
 from energynn import cli
 from energynn.host import files
 from energynn.host.files import REPOSITORY
-from energynn.host.reading import read_json
 from tests.conftest import built, write_perun_hdf5, write_runs
 from tests.processes import ENERGYNN, answer, ended, printed, refusal, said
 from tests.run_files import edit
@@ -157,16 +155,6 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     )
     started.stdout.close()
     assert started.stderr.read() == "" and started.wait() == 1
-
-
-def test_a_notebook_opened_in_jupyterlab_writes_where_the_others_read(monkeypatch):
-    cells = read_json(REPOSITORY / "notebooks" / "run_training.ipynb")["cells"]
-    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    monkeypatch.chdir(REPOSITORY / "notebooks")
-    monkeypatch.setenv("ENERGYNN_RUNS", "/somewhere/runs")
-    made = {"get_ipython": MagicMock(), "In": sources[:2]}
-    exec("\n".join(sources[:2]), made)  # parameters and configuration; nothing is run
-    assert os.getcwd() == str(REPOSITORY) and str(made["runs_dir"]) == "/somewhere/runs"
 
 
 def test_parameters_are_taken_as_papermill_takes_them_but_not_those_of_a_command_measured():

@@ -1,7 +1,9 @@
 """The parameters of notebooks/run_training.ipynb: by papermill, and by who executes it again."""
 
+import os
 import shlex
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import nbformat
 import pytest
@@ -82,6 +84,17 @@ def made(parameters):
     """The run of a notebook's parameters, as its further cells make it."""
     own = parameters.keys() - {"name", "note", "runs_dir"}
     return config.make(**{name: parameters[name] for name in own})
+
+
+def test_opened_in_jupyterlab_it_writes_where_the_others_read(monkeypatch):
+    monkeypatch.chdir(NOTEBOOK.parent)
+    monkeypatch.setenv("ENERGYNN_RUNS", "/somewhere/runs")
+    kernel = Kernel()
+    kernel.parameters()
+    kernel.namespace["get_ipython"] = MagicMock()
+    kernel.cell(kernel.namespace["In"][-1])
+    assert os.getcwd() == str(REPOSITORY)
+    assert str(kernel.namespace["runs_dir"]) == "/somewhere/runs"
 
 
 def test_what_papermill_gives_is_the_run_s_and_a_slip_is_refused(prepared):
