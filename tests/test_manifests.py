@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from energynn.data import describe, era5_sources, manifests, photographs
 from energynn.host import files
 from energynn.host.reading import read_json
+from tests.data.test_imagenet import tree  # noqa: F401
 from tests.processes import answer, printed, refused
 
 
@@ -108,45 +109,32 @@ def test_what_cannot_be_described_is_refused():
     refused("cats has no files; put its files into it", describe.build_manifest, "cats")
 
 
-@pytest.fixture
-def imagenet_tree(copies):
-    """Three classes of few files; verification does not decode them."""
-    for split, counts in (("train", (5, 2, 4)), ("val", (1, 1, 1))):
-        for label, count in enumerate(counts):
-            folder = copies / "imagenet" / split / f"n{label}"
-            folder.mkdir(parents=True)
-            for k in range(count):
-                (folder / f"n{label}_{k}.JPEG").write_bytes(
-                    f"{split} {label} {k}".encode()
-                )
-    return copies / "imagenet"
-
-
-def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch):
-    answer("data describe imagenet --root", imagenet_tree)
+def test_imagenet_is_described_and_verified(tree, copies, monkeypatch):  # noqa: F811
+    answer("data describe imagenet --root", tree)
     sums = copies / "data_manifests" / "imagenet" / "SHA256SUMS"
-    printed("sha256sum", "-c", sums, cwd=imagenet_tree)
+    printed("sha256sum", "-c", sums, cwd=tree)
     manifest = read_json(sums.with_name("manifest.json"))
-    assert manifest["energynn:files"] == 11 + 3
+    assert manifest["energynn:files"] == 11 + 6
 
     refused("set ENERGYNN_IMAGENET", manifests.verify, "imagenet")
-    monkeypatch.setenv("ENERGYNN_IMAGENET", str(imagenet_tree))
-    victim = imagenet_tree / "train" / "n2" / "n2_3.JPEG"
-    victim.write_bytes(b"TRAIN 2 3")
-    assert manifests.verify("imagenet") == imagenet_tree  # names only
-    said = answer("data verify imagenet --root", imagenet_tree, status=2)
-    assert "train/n2/n2_3.JPEG differs from its sha256" in said
+    monkeypatch.setenv("ENERGYNN_IMAGENET", str(tree))
+    victim = tree / "train" / "n02" / "n02_3.JPEG"
+    sound = victim.read_bytes()
+    victim.write_bytes(sound[::-1])
+    assert manifests.verify("imagenet") == tree  # names only
+    said = answer("data verify imagenet --root", tree, status=2)
+    assert "train/n02/n02_3.JPEG differs from its sha256" in said
     victim.unlink()
-    refused("1 images are only .* train/n2/n2_3.JPEG", manifests.verify, "imagenet")
-    victim.with_name("n2_9.JPEG").write_bytes(b"")
-    refused("2 images are only .* train/n2/n2_3.JPEG", manifests.verify, "imagenet")
-    victim.with_name("n2_9.JPEG").rename(victim)
-    victim.write_bytes(b"train 2 3")
-    (imagenet_tree / "ILSVRC2012_img_val.tar").write_bytes(b"other")
+    refused("1 images are only .* train/n02/n02_3.JPEG", manifests.verify, "imagenet")
+    victim.with_name("n02_9.JPEG").write_bytes(b"")
+    refused("2 images are only .* train/n02/n02_3.JPEG", manifests.verify, "imagenet")
+    victim.with_name("n02_9.JPEG").rename(victim)
+    victim.write_bytes(sound)
+    (tree / "ILSVRC2012_img_val.tar").write_bytes(b"other")
     refused(
         "img_val.tar differs from its md5 29b22e",
         manifests.verify,
         "imagenet",
-        imagenet_tree,
+        tree,
         every_byte=True,
     )
