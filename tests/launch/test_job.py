@@ -37,19 +37,14 @@ def start(tmp_path, monkeypatch, signals):
     return begin
 
 
-def test_three_failures_in_a_row_end_a_run_and_a_new_submission_begins_anew(start):
-    assert [start(), start()] == [RESUMABLE_STATUS, RESUMABLE_STATUS]
-    assert start() == 1
-    why = "failed: 3 starts in a row came to no new checkpoint, the last with: "
-    assert start.last() == f"{why}RuntimeError: out of memory"
-    assert start(submitted_at="later") == RESUMABLE_STATUS
-    assert start.last() == "failed: RuntimeError: out of memory"
-
-
-@pytest.mark.parametrize("signalled", [None, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "signalled, why",
+    [(None, "the last with: RuntimeError: out of memory"), (signal.SIGUSR1, "--time")],
+)
 def test_a_run_that_fails_or_is_longer_than_any_job_goes_on_while_it_comes_further(
-    start, signalled
+    start, signalled, why
 ):
+    """Three starts in a row end it that do not, and a new submission begins anew."""
     assert [start(signalled, checkpoint=n) for n in range(14)] == [
         RESUMABLE_STATUS
     ] * 14
@@ -59,8 +54,10 @@ def test_a_run_that_fails_or_is_longer_than_any_job_goes_on_while_it_comes_furth
         RESUMABLE_STATUS,
         1,
     ]
-    assert "came to no new checkpoint" in start.last()
-    assert ("longer --time" in start.last()) == bool(signalled)
+    assert "failed: 3 starts in a row came to no new checkpoint" in start.last()
+    assert why in start.last()
+    assert start(submitted_at="later") == RESUMABLE_STATUS
+    assert start.last() == "failed: RuntimeError: out of memory"
 
 
 def test_who_cancels_or_preempts_a_run_does_not_make_it_fail(start):
