@@ -1,7 +1,5 @@
 """Power over time: within the training, and as one picture of one run."""
 
-import json
-
 import pytest
 
 import energynn
@@ -10,7 +8,7 @@ from energynn.experiment import config
 from energynn.host.reading import read_json
 from tests.analysis.conftest import POWER_W, write_run
 from tests.processes import answer
-from tests.run_files import nanoseconds
+from tests.run_files import write_marks
 
 
 def test_own_traces_lie_within_the_training(tmp_path):
@@ -31,11 +29,6 @@ def test_own_traces_lie_within_the_training(tmp_path):
 ENERGY = {"time (s)", "energy (Wh)"}
 
 
-def an_epoch(number, at_s):
-    event = dict(rank=0, event="epoch", epoch=number, t_wall_ns=0)
-    return json.dumps(event | {"t_mono_ns": nanoseconds(at_s)}) + "\n"
-
-
 def drawn(run_dir):
     """Return the tables of the picture of a run by the columns that they have."""
     tables = one_run.draw_run(run_dir).to_dict()["datasets"].values()
@@ -49,9 +42,9 @@ def test_the_picture_of_a_run_has_its_energy_and_the_error_at_each_epoch(tmp_pat
         for number, error in ((1, 0.9), (2, 0.7))
     ]
     run = write_run(tmp_path, config.make("resnet50"), time_s=30.0, history=history)
-    with open(run / "events-rank0.jsonl", "a") as file:
-        # the second epoch was made again, from a checkpoint
-        file.write(an_epoch(1, 10) + an_epoch(2, 18) + an_epoch(2, 20))
+    # the second epoch was made again, from a checkpoint
+    ends = [("epoch", s, dict(epoch=n)) for n, s in ((1, 10), (2, 18), (2, 20))]
+    write_marks(run, [("training_start", 0, {}), *ends, ("training_end", 30, {})])
     tables = drawn(run)
     (epochs,) = [table for names, table in tables.items() if "epoch" in names]
     assert [row["top1_error"] for row in epochs] == [0.9, 0.7]
