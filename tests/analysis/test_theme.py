@@ -18,13 +18,8 @@ def _look():
 
 
 def chart(width=240):
-    table = pd.DataFrame(
-        {
-            "x": range(len(theme.PROVENANCE_SHAPES)),
-            "y": [float(k * k) for k in range(len(theme.PROVENANCE_SHAPES))],
-            "provenance": list(theme.PROVENANCE_SHAPES),
-        }
-    )
+    table = pd.DataFrame({"provenance": list(theme.PROVENANCE_SHAPES)})
+    table = table.assign(x=table.index, y=table.index**2.0)
     base = alt.Chart(table, width=width).mark_point(filled=True)
     return base.encode(
         x="x:Q", y="y:Q", color="provenance:N", shape=theme.provenance_shape(table)
