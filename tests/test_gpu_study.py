@@ -23,11 +23,6 @@ def recipe(run):
     return config.recipe(config.asdict(run), ["step_period_s"])
 
 
-def images_on_device(runs):
-    """The runs that differ from the anchor in scale and pace only."""
-    return [run for run in runs if recipe(run) == recipe(GRID[0])]
-
-
 def correlation_of_rates(runs):
     """How far samples and updates a second go together, if a step takes 8 ms and 0.7 ms a sample,
     or its pace.
@@ -109,7 +104,9 @@ def test_a_loan_makes_all_anchors_and_tells_samples_from_updates(
     assert made.pop(0) == made[0], "to warm up"
     anchors = [run for run in study if config.replace(run, repeat=0) == study[0]]
     assert set(anchors) <= set(made) and len(made) >= least_runs
-    assert correlation_of_rates(images_on_device(made)) < 0.75
+    # that differ from the anchor in scale and pace only
+    alike = [run for run in made if recipe(run) == recipe(GRID[0])]
+    assert correlation_of_rates(alike) < 0.75
 
 
 def test_a_cold_first_run_leaves_out_no_others(tmp_path, clock):

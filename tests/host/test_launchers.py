@@ -69,14 +69,7 @@ def test_srun_calls_the_python_of_a_container_and_the_record_names_it(
     srun = f'echo "$*" >> {tmp_path}/sruns\nshift 3\nexec "$@"'
     write_program(tmp_path / "srun", srun)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    words = [
-        f"{tmp_path}/apptainer",
-        "exec",
-        "--nv",
-        "--bind",
-        "/project",
-        sys.executable,
-    ]
+    options = f"exec --nv --bind /project {sys.executable}"
     monkeypatch.setenv(launchers.SRUN_VARIABLE, "--mpi=pmix")
     intent = {
         "launcher": "srun",
@@ -87,14 +80,13 @@ def test_srun_calls_the_python_of_a_container_and_the_record_names_it(
     alone = supervise.ranks_command(tmp_path, intent)
     assert alone[alone.index("--mpi=pmix") + 1] == sys.executable
     monkeypatch.setenv("A_DISK", str(tmp_path))
-    monkeypatch.setenv(
-        launchers.PYTHON_VARIABLE, "$A_DISK/apptainer " + " ".join(words[1:])
-    )
+    monkeypatch.setenv(launchers.PYTHON_VARIABLE, f"$A_DISK/apptainer {options}")
     ranks = supervise.ranks_command(tmp_path, intent)
     begin = ranks.index("--mpi=pmix") + 1
+    words = [f"{tmp_path}/apptainer", *options.split()]
     assert ranks[begin:] == words + alone[alone.index(sys.executable) + 1 :]
     assert launchers.find_launcher(8) == "srun"  # perun is in there, if not here
-    assert machine.package_versions()["container"].endswith(" ".join(words[1:]))
+    assert machine.package_versions()["container"].endswith(options)
 
 
 def test_a_rank_writes_each_line_by_one_call():
