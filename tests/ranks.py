@@ -35,13 +35,6 @@ FORKS.set_forkserver_preload(
 )
 
 
-def start_ranks(ranks: int, script: str | Path, *arguments: str):
-    """Run a script in so many ranks to the end; returns the first status but 0, and what all of
-    them printed.
-    """
-    return Ranks(ranks, script, *arguments).wait()
-
-
 class Ranks:
     """A script in so many ranks, which go on while the test looks at them."""
 
@@ -74,23 +67,17 @@ class Ranks:
             process.start()
         return process
 
-    def are_alive(self) -> bool:
-        return any(process.is_alive() for process in self.processes)
-
     def wait(self) -> subprocess.CompletedProcess:
         """Until all have ended; when one has failed, those that do not end by themselves are
-        ended.
+        ended. Returns the first status but 0, and what all of them printed.
         """
         deadline = time.monotonic() + PATIENCE_S
-        while self.are_alive():
+        while alive := [each.sentinel for each in self.processes if each.is_alive()]:
             if any(process.exitcode for process in self.processes):
                 deadline = min(deadline, time.monotonic() + GRACE_S)
             if time.monotonic() > deadline:
                 for process in self.processes:
                     process.kill()
-            alive = [
-                process.sentinel for process in self.processes if process.is_alive()
-            ]
             multiprocessing.connection.wait(alive, 1.0)
         self.output.seek(0)
         failed = [process.exitcode for process in self.processes if process.exitcode]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from energynn.experiment import config as configuration
 from energynn.measure.samples import events_of_kind, read_events, read_phases
 from energynn.train.distributed import World
-from tests.ranks import start_ranks
+from tests.ranks import Ranks
 
 # trainings of seconds
 AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4)
@@ -75,7 +75,7 @@ def train():
             script = run_dir / "patched.py"
             script.write_text(f"{patch}\n{run}")
         words = script, run_dir, settings, dtype
-        done = start_ranks(ranks or config.devices, *words)
+        done = Ranks(ranks or config.devices, *words).wait()
         assert bool(done.returncode) == is_refused, done.stdout
         return Run(run_dir, done.stdout)
 

@@ -2,12 +2,11 @@
 batch: ResNet50. FourCastNet does so in test_traces.py.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from tests.ranks import start_ranks
+from tests.ranks import Ranks
+from tests.train.conftest import HERE
 
 
 @pytest.fixture(scope="module")
@@ -15,11 +14,8 @@ def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gradients")
     results = []
     for ranks in (1, 2):
-        done = start_ranks(
-            ranks,
-            Path(__file__).with_name("rank_gradients.py"),
-            folder / f"{ranks}.npz",
-        )
+        words = HERE / "rank_gradients.py", folder / f"{ranks}.npz"
+        done = Ranks(ranks, *words).wait()
         assert done.returncode == 0, done.stdout
         results.append(dict(np.load(folder / f"{ranks}.npz")))
     return results

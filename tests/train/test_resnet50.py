@@ -121,14 +121,8 @@ def test_top_5_errors_are_the_same_counted_by_sample_and_by_batch(alone):
         and slow[1] == 37
         and 0 < slow[0]["top5_error"] < slow[0]["top1_error"] < 1
     )
-    with torch.no_grad():
-        logits, labels = (
-            torch.cat(parts)
-            for parts in zip(
-                *[(model(images), its) for images, its in batches], strict=True
-            )
-        )
-    mean_loss = float(torch.nn.functional.cross_entropy(logits, labels))
+    images, labels = map(torch.cat, zip(*batches, strict=True))
+    mean_loss = torch.nn.functional.cross_entropy(model(images), labels).item()
     assert slow[0]["validation_loss"] == pytest.approx(mean_loss), (
         "batches of 30 and 7 count by their samples"
     )

@@ -52,8 +52,9 @@ runpy.run_path(%r)
 """
 
 
-def start(run_dir, settings, devices, script=HERE / "rank_main.py", **environment):
-    return Ranks(devices, script, run_dir, settings, "float32", extra=environment)
+def start(run_dir, config, script=HERE / "rank_main.py", **environment):
+    words = script, run_dir, json.dumps(configuration.asdict(config)), "float32"
+    return Ranks(config.devices, *words, extra=environment)
 
 
 def newest(run_dir) -> int:
@@ -79,15 +80,6 @@ def assert_same(one, other):
     assert losses == other_losses
 
 
-def assert_each_start_went_on_from(steps, run_dir, config):
-    """The trainings began after these optimizer steps, every rank of them."""
-    starts = events_of_kind(read_events(run_dir), "training_start")
-    done = sorted(event["samples_done"] for event in starts)
-    assert done == sorted(
-        config.devices * [n * config.global_batch_size for n in steps]
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
@@ -98,16 +90,15 @@ def test_kills_at_named_points_change_no_bit(tmp_path, name):
     parameters, points = CASES[name]
     parameters = parameters | dict(save_weights=True, checkpoint_period_s=0.001)
     config = configuration.make(**parameters)
-    settings = json.dumps(configuration.asdict(config))
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     unbroken.mkdir()
     broken.mkdir()
-    undisturbed = start(unbroken, settings, config.devices)
+    undisturbed = start(unbroken, config)
     expected = [0]
     for point, rank in points:
         about = dict(DIES_AT=point, DYING_RANK=str(min(rank, config.devices - 1)))
         script = HERE / "killed_rank.py"
-        ended = start(broken, settings, config.devices, script, **about).wait()
+        ended = start(broken, config, script, **about).wait()
         assert ended.returncode != 0
         assert (ended.returncode == 75) == point.startswith("asked"), ended.stdout
         assert "Traceback" not in ended.stdout, ended.stdout
@@ -117,9 +108,12 @@ def test_kills_at_named_points_change_no_bit(tmp_path, name):
         assert bool(temporary) == (point == HALF_A_FILE), temporary
         newest_file = max(broken.glob("checkpoint/*.pt")).stem
         assert (int(newest_file) > expected[-1]) == (point == UNFINISHED)
-    last = start(broken, settings, config.devices)
+    last = start(broken, config)
     outputs = [started.wait().stdout for started in (undisturbed, last)]
-    assert_each_start_went_on_from(expected, broken, config)
+    starts = events_of_kind(read_events(broken), "training_start")
+    done = sorted(event["samples_done"] for event in starts)
+    steps = config.global_batch_size
+    assert done == sorted(config.devices * [n * steps for n in expected])
     assert_same(outcome(unbroken, outputs[0]), outcome(broken, outputs[1]))
 
 
@@ -129,7 +123,6 @@ def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
     sizes = IMAGES | dict(epochs=1, training_samples=20, validation_samples=120)
     sizes |= dict(evaluate_training_set=True, checkpoint_period_s=0, save_weights=True)
     config = configuration.make("resnet50", **sizes)
-    settings = json.dumps(configuration.asdict(config))
     (tmp_path / "program.py").write_text(
         STOPPED_IN_EVALUATION % str(HERE / "rank_main.py")
     )
@@ -138,13 +131,13 @@ def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
         run_dir = tmp_path / str(stopped)
         run_dir.mkdir()
         if stopped:
-            started = start(run_dir, settings, 1, script=tmp_path / "program.py")
+            started = start(run_dir, config, script=tmp_path / "program.py")
             wait_until((run_dir / "evaluating").exists, pause_s=0.01)
             os.kill(ranks_of(run_dir)[0], signal.SIGTERM)
             ended = started.wait()
             assert ended.returncode == 75, ended.stdout
             assert "interrupted: checkpoint after 5 of 5 steps" in ended.stdout
-        output = start(run_dir, settings, 1).wait().stdout
+        output = start(run_dir, config).wait().stdout
         assert ("goes on after 5 optimizer steps" in output) == stopped
         outcomes.append(outcome(run_dir, output))
         (end,) = events_of_kind(read_events(run_dir), "training_end")
@@ -157,8 +150,8 @@ def saved(checkpoints) -> list[int]:
 
 
 def checkpoints_in(folder, world):
-    model = torch.nn.Linear(1, 1)
-    return checkpoint.Checkpoints(folder, world, 0, {"model": model})
+    parts = {"model": torch.nn.Linear(1, 1)}
+    return checkpoint.Checkpoints(folder, world, 0, parts)
 
 
 def test_runs_that_share_a_folder_of_checkpoints_leave_all_others_alone(
@@ -198,8 +191,8 @@ def test_a_checkpoint_of_another_run_is_one_sentence(tmp_path, alone, ranks, ste
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, alone):
-    model = torch.nn.Linear(1, 1)
-    checkpoints = checkpoint.Checkpoints(tmp_path, alone, 0, {"model": model})
+    checkpoints = checkpoints_in(tmp_path, alone)
+    model = checkpoints.parts["model"]
     assert checkpoints.load() is None
     for steps in (10, 20, 30):
         model.weight.data[:] = steps
