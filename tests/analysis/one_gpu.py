@@ -29,12 +29,8 @@ NOISE = 0.01
 
 
 def speed(run: RunConfig) -> float:
-    changed = {
-        "precision": run.precision == "bfloat16",
-        "channels_last": getattr(run, "channels_last", False),
-        "fused_optimizer": run.fused_optimizer,
-    }
-    return math.prod(SPEEDS[name] for name, is_there in changed.items() if is_there)
+    chosen = [name for name in SPEEDS if getattr(run, name, 0) in (True, "bfloat16")]
+    return math.prod(SPEEDS[name] for name in chosen)
 
 
 def steps_of(run: RunConfig) -> int:

@@ -16,7 +16,7 @@ MPI = doctor.Finding("MPI", doctor.GOOD, "taken as given")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(doctor, "_examine_mpi", lambda: MPI)
-    monkeypatch.setattr(doctor, "SAMPLING_TIME_S", 1.0)
+    monkeypatch.setattr(doctor, "SAMPLING_TIME_S", 0.3)
 
 
 def of(findings, subject):

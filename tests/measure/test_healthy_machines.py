@@ -3,8 +3,8 @@
 import pytest
 
 from energynn.launch import doctor
-from energynn.measure import energy, kernel, machine, sensors
-from tests.launch.test_doctor import MPI, of
+from energynn.measure import energy, kernel, machine
+from tests.launch.test_doctor import of, quick  # noqa: F401
 from tests.measure.healthy_machines import (
     BUSES,
     DEFENDED,
@@ -66,9 +66,6 @@ def test_a_device_on_the_bus_is_missed_only_if_it_could_train(
         pci(tmp_path, *device)
     (tmp_path / "cpuinfo").write_text(f"model name\t: {bus['cpu']}\n")
     monkeypatch.setattr(kernel, "CPU_INFO_FILE", tmp_path / "cpuinfo")
-    monkeypatch.setattr(doctor, "_examine_mpi", lambda: MPI)
-    monkeypatch.setattr(doctor, "SAMPLING_TIME_S", 0.3)
-    monkeypatch.setattr(sensors, "SENSOR_WATCH_TIMES_S", (0.1,))
     findings = doctor.examine_machine()
     said = of(findings, "sensor")
     addresses = [address for address, _, _ in bus["devices"]]
