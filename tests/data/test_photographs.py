@@ -1,5 +1,5 @@
 import importlib.util
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,14 +16,8 @@ def crops(tmp_path_factory):
 
 def test_crops_are_the_same_each_time_and_for_two_at_once(crops, tmp_path):
     target = tmp_path / "photographs"
-    threads = [
-        threading.Thread(target=photographs.write_crops, args=(target,))
-        for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(photographs.write_crops, [target] * 2))
     # no temporary folder is left
     assert [path.name for path in tmp_path.iterdir()] == ["photographs"]
     files = [path.relative_to(crops) for path in sorted(crops.rglob("*.jpg"))]

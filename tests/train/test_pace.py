@@ -2,11 +2,11 @@
 
 import pytest
 
+from tests.train.conftest import AFNO
+
 
 def test_steps_keep_their_distance_and_use_one_batch(train, tmp_path):
-    sizes = dict(
-        patch_size=12, embed_dim=32, depth=1, num_blocks=4, epochs=3, local_batch_size=4
-    )
+    sizes = AFNO | dict(epochs=3, local_batch_size=4)
     pace = dict(
         step_period_s=0.2,
         idle_ready_s=0.4,
