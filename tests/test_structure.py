@@ -52,23 +52,18 @@ def test_no_module_imports_itself_in_a_circle():
 
 @modules
 def test_training_and_analysis_meet_on_disk_only(path):
-    names = imported(path)
+    names, at_top = imported(path), imported(path, at_top_only=True)
     if part(path) in TRAINING:
         assert not tops(names) & ANALYSIS_LIBRARIES
     else:  # what trains is imported by the trainers, and found by name in train/rank.py
-        at_top = imported(path, at_top_only=True)
         assert not tops(names) & {"torch", "torchvision"}
         assert not tops(at_top) & TRAINING_LIBRARIES
         assert not any(name.startswith("energynn.train") for name in names)
     if part(path) == "analysis":
         assert not tops(names) & TRAINING_LIBRARIES
     if part(path) == "cli":
-        at_top = [
-            name
-            for name in imported(path, at_top_only=True)
-            if name.startswith("energynn")
-        ]
-        assert all(name.startswith("energynn.cli") for name in at_top), (
+        own = [name for name in at_top if name.startswith("energynn")]
+        assert all(name.startswith("energynn.cli") for name in own), (
             "cli imports lazily"
         )
     if "perun" in tops(names):
