@@ -20,8 +20,7 @@ def own_runs(runs_dir):
 
 
 def test_times_of_a_run_with_estimated_energy_are_measured(tmp_path):
-    table = observations.load(write_study(tmp_path, "estimated"))
-    own = table.query("origin == 'own'")
+    own = own_runs(write_study(tmp_path, "estimated"))
     expected = {"energy_total_kWh": "estimated", "mean_power_cpu_socket_W": "estimated"}
     expected |= {"training_time_h": "measured", "top1_error_percent": "measured"}
     for quantity, provenance in expected.items():
@@ -131,6 +130,6 @@ def test_energies_by_perun_go_with_perun_s_hours(tmp_path):
 
 def test_what_was_trained_has_a_name_also_where_nothing_was(tmp_path):
     run = write_run(tmp_path, config.make("fourcastnet", stage="pretrain"))
-    runs = observations.load(run.parents[1]).query("origin == 'own'")
+    runs = own_runs(run.parents[1])
     assert [*observations.training_names(runs)] == ["FourCastNet pre-training"]
     assert [*observations.training_names(runs[:0])] == []
