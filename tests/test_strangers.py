@@ -19,7 +19,7 @@ from energynn.forecast import fits, runs
 from energynn.host import files
 from energynn.host.reading import read_json
 from tests.conftest import built, forge
-from tests.processes import ENERGYNN, answer, refusal
+from tests.processes import ENERGYNN, answer, energynn, refusal
 from tests.run_files import edit
 
 # ----------------------------------------------------------------------------------- modules
@@ -194,7 +194,7 @@ def test_what_the_system_refuses_is_a_record_that_says_why(tmp_path, content, wh
     script = tmp_path / "script"
     script.write_bytes(content)
     script.chmod(0o755)
-    words = [*ENERGYNN, "measure", "--out", tmp_path / "run", "--", script]
-    assert subprocess.run(words).returncode == 126
+    done = energynn("measure --out", tmp_path / "run", "--", script)
+    assert done.returncode == 126
     reason = records.read_record_if_any(tmp_path / "run").status_reason
     assert f"cannot be started: {why}; of a script" in reason
