@@ -20,8 +20,7 @@ def execute(name: str, build_dir: Path, **parameters) -> dict:
     returns its globals, and as ``told`` the numbers that it leaves, if any.
 
     What a cell shows at its end is asked for its ``repr``. Charts are not drawn for that:
-    ``theme.save_chart`` draws them. Raises ValueError for a parameter that the notebook does not
-    have.
+    ``theme.save_chart`` draws them.
     """
     parameters["build_dir"] = str(build_dir)
     cells = read_json(REPOSITORY / "notebooks" / f"{name}.ipynb")["cells"]
@@ -38,11 +37,7 @@ def execute(name: str, build_dir: Path, **parameters) -> dict:
                     namespace,
                 )
             if "parameters" in cell["metadata"].get("tags", []):
-                unknown = parameters.keys() - namespace.keys()
-                if unknown:
-                    raise ValueError(
-                        f"{name}: has no parameter {', '.join(sorted(unknown))}"
-                    )
+                assert parameters.keys() <= namespace.keys(), name
                 namespace |= parameters
     finally:
         os.chdir(where)

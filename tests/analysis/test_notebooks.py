@@ -4,7 +4,6 @@ compiles from either.
 
 import re
 import sys
-import tomllib
 
 import pytest
 
@@ -12,8 +11,9 @@ from energynn.analysis import numbers, paper, theme
 from energynn.experiment import published_values
 from energynn.forecast import fits, scaling_cost
 from energynn.host.files import REPOSITORY
-from energynn.host.reading import read_json
+from energynn.host.reading import read_json, read_toml
 from tests.analysis.notebook import execute
+from tests.analysis.test_paper import MANUSCRIPT
 from tests.processes import printed
 from tests.run_files import text_of
 
@@ -117,9 +117,8 @@ def test_numbers_name_the_rows_they_rest_on(built):
 def test_all_that_the_manuscripts_ask_for_is_there(built):
     """Also what they ask only where there are own runs of a kind."""
     _, merged = built
-    manuscript = "".join(path.read_text() for path in paper.MANUSCRIPT_SOURCES.values())
     asked = r'\b(num|value|range)\("([^"]+)", "([^"]+)"(?:, "([^"]+)")?'
-    places = re.findall(asked, manuscript)
+    places = re.findall(asked, MANUSCRIPT)
     assert len(places) > 100
     for call, table, row, column in places:
         columns = {"low", "high"} if call == "range" else {column}
@@ -129,7 +128,7 @@ def test_all_that_the_manuscripts_ask_for_is_there(built):
 def test_first_cells_give_the_answers(built):
     """Each number is followed by its place in numbers.json: 0.284<!--slope[R4][value]-->."""
     _, merged = built
-    answers = tomllib.loads((paper.PAPER_FOLDER / "results.toml").read_text())
+    answers = read_toml(paper.PAPER_FOLDER / "results.toml")
     for one in answers["result"] + answers["answer"]:
         path = REPOSITORY / f"notebooks/{one['notebook']}.ipynb"
         first, *_ = read_json(path)["cells"]
@@ -150,7 +149,7 @@ SAID = {
 def test_sentences_of_readme_and_abstract_say_what_their_numbers_hold_for(built):
     """Each is printed with the conditions of its numbers; `pytest -s` shows them."""
     _, merged = built
-    answers = tomllib.loads((paper.PAPER_FOLDER / "results.toml").read_text())["result"]
+    answers = read_toml(paper.PAPER_FOLDER / "results.toml")["result"]
     asked = [(one["answer"], r"\{([^\[}]+)\[([^\]]+)\]") for one in answers]
     manuscript = paper.MANUSCRIPT_SOURCES["paper.pdf"].read_text()
     abstract = re.search(r"abstract: \[\n(.*?)\n  \],", manuscript, re.DOTALL)[1]

@@ -5,7 +5,6 @@ import json
 import math
 import re
 import shutil
-import tomllib
 
 import pytest
 import vl_convert
@@ -13,7 +12,7 @@ import vl_convert
 from energynn.analysis import numbers, report
 from energynn.experiment import config
 from energynn.forecast import wording
-from energynn.host.reading import read_json
+from energynn.host.reading import read_json, read_toml
 from tests.analysis.conftest import write_run
 from tests.analysis.notebook import execute
 from tests.processes import answer, told
@@ -96,9 +95,7 @@ def test_the_report_shows_results_statements_and_captions_without_network(built)
     tables = read_json(built.parent / "numbers.json")
     readme = text_of("README.md")
     readme = re.sub(r"<!--\w+-->| \(\[[^)]*\)\)", "", readme)
-    for result in tomllib.loads((report.PAPER_FOLDER / "results.toml").read_text())[
-        "result"
-    ]:
+    for result in read_toml(report.PAPER_FOLDER / "results.toml")["result"]:
         answer = numbers.fill_sentence(result["answer"], tables)
         assert (
             html.escape(answer.replace("*", ""), quote=False) in text
