@@ -88,17 +88,28 @@ def test_the_cheapest_run_that_tells_is_chosen(published):
 
 
 @pytest.mark.parametrize(
-    "most, beginning", [(1, r"\d+ device.s., .*GPU hours"), (256, "none of 5 minutes ")]
+    "most, values, beginning",
+    [
+        (1, {}, r"\d+ device.s., .*GPU hours"),
+        (256, {}, "none of 5 minutes "),
+        (
+            4,
+            {"storage": 700.0},
+            "(?:8|16) device.s., .*GPU hours",
+        ),  # of its own, or of all?
+    ],
 )
-def test_answers_say_what_to_do_next(published, tmp_path, most, beginning):
+def test_answers_say_what_to_do_next(published, tmp_path, most, values, beginning):
     """Which run, its GPU hours and the intervals then; or that none is worth it."""
     path = tmp_path / "fit.json"
-    fits.write_fit(
-        path, fits.fit_runs(published.subset(published.work["devices"] <= most))
-    )
+    seen = published.subset(published.work["devices"] <= most)
+    if values:
+        values = worlds.CLUSTER | values
+        seen = worlds.taken("resnet50", seen.site, seen.configs, values)
+    fits.write_fit(path, fits.fit_runs(seen))
     words = f"forecast predict -p devices=64 --fit {path}"
     (line,) = re.findall("^next run: .*", answer(words), re.MULTILINE)
-    found = rf"next run: {beginning}.*; hours \+-(\S+) -> (\S+) %; kWh"
+    found = rf"next run: (?:{beginning}).*; hours \+-(\S+) -> (\S+) %; kWh"
     now, then = map(float, re.match(found, line).groups())
     after = told(words)["next_run"]
     assert after["in_words"] == line

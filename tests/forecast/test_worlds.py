@@ -86,7 +86,12 @@ def test_a_slow_network_is_not_read_as_storage(of_study):
 
 @pytest.mark.parametrize(
     "term, size, most",
-    [("kappa_storage", 0.05, 64), ("start_device", 0.5, 16), ("storage", 40.0, 64)],
+    [
+        ("kappa_storage", 0.05, 64),
+        ("start_device", 0.5, 16),
+        ("storage", 40.0, 64),
+        ("storage", 240.0, 8),
+    ],
 )
 def test_a_term_that_the_runs_ask_for_enters(of_study, term, size, most):
     """Nodes that slow each other down, passes that start later, and a storage that is at its limit.
@@ -103,7 +108,7 @@ def test_a_term_that_the_runs_ask_for_enters(of_study, term, size, most):
 
 
 @pytest.mark.parametrize(
-    "shown, beyond", [({"storage": 400.0}, {}), ({"overlap": 2.0}, {"overlap": 0.0})]
+    "shown, beyond", [({"storage": 700.0}, {}), ({"overlap": 2.0}, {"overlap": 0.0})]
 )
 def test_what_one_node_shows_is_its_own(a100, shown, beyond):
     """Its loader's cores are at their limit, or its links hide what a network does not."""
@@ -112,9 +117,12 @@ def test_what_one_node_shows_is_its_own(a100, shown, beyond):
     configs = on_1_to_256_gpus(is_small=True)
     few, many = split(worlds.taken("resnet50", site, configs, values), 4)
     work = few.work_of(many.configs)
+    assert set(work["sharers"]) == {4}  # that share a limit
     time_s, power_W, _ = model.predict_times_and_powers(values | beyond, work)
     facts = worlds.with_results(many, time_s, power_W)
     assert fits.forecast_errors(fits.fit_runs(few), facts)["is_inside"].all()
+    alone = msgspec.structs.replace(few, site=msgspec.structs.replace(site, nodes=1))
+    assert fits.fit_runs(alone).entered == tuple(shown)  # there is no network
 
 
 @pytest.mark.parametrize("longer", [1.25, pytest.param(2.0, marks=pytest.mark.slow)])

@@ -92,6 +92,8 @@ def test_a_study_is_priced_at_ones_own_terms_on_the_nodes_that_there_are(tmp_pat
     refused = answer(f"{submitted} -p devices=24", status=2)
     assert "left out: 1 run(s) on 24 devices" in refused
     assert "these runs are of" not in answer(words)
+    # R3 has no run for so few
+    assert told("forecast predict R3 R1 --system", own)["rows"][0]["studies"] == ["R1"]
     # nodes of one's own are asked for, and change nothing that was learnt on the study's
     (mine,) = [row for row in rows if row["devices"] == 1]
     (study,) = told("forecast predict R1 --system horeka-a100")["rows"][:1]
