@@ -51,7 +51,8 @@ def run_rank(folder: str | Path) -> None:
         reason = " ".join(str(error).split()) or type(error).__name__
         if "out of memory" in reason:
             reason = f"choose a smaller local_batch_size: {reason}"
-        if not isinstance(error, ValueError | LostRank):  # these explain themselves
+        # these explain themselves
+        if not isinstance(error, ValueError | LostRank | KeyboardInterrupt):
             traceback.print_exc()
     try:
         Events(folder, rank).mark("rank_end", status=status, reason=reason)
