@@ -1,5 +1,6 @@
 """Twenty seeded training steps on the CPU, through the trainers' own ``main``, are those that
-were stored.
+were stored, of the torch of requirements.lock: FourCastNet's begin otherwise with torch 2.7, whose
+``trunc_normal_`` draws other numbers.
 
 After a change of a trainer that is meant to change the numbers, write what the test prints to
 tests/train/traces/*.json; say why in the commit.
